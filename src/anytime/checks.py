@@ -1,0 +1,228 @@
+"""Every check of a caller's tensors, once.
+
+Functions here return what they were given, ready for use (a tensor of at least float32), or raise a typed
+error. They never change their input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytime.errors import DeviceError, DtypeError, LabelError, NonFiniteError, OptionError, ScaleError, ShapeError
+
+_SHAPE = "logits of shape (exits, batch, classes)"
+_STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
+
+
+def as_tensor(values: Any, name: str) -> Tensor:
+    """A tensor that shares memory with `values` where it can.
+
+    >>> as_tensor(np.zeros(3, dtype=np.float32), "zeros").shape
+    torch.Size([3])
+    """
+    if isinstance(values, Tensor):
+        return values
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "fiub":
+            raise DtypeError(
+                f"{name} is a NumPy array of {values.dtype}",
+                expected="an array of numbers",
+                fix="convert it, e.g. with .astype('float32')",
+            )
+        # torch refuses foreign byte orders and negative strides, and warns about read-only memory.
+        native = values.astype(values.dtype.newbyteorder("="), copy=False)
+        usable = native.flags.writeable and all(stride >= 0 for stride in native.strides)
+        return torch.from_numpy(native if usable else native.copy())
+    raise DtypeError(
+        f"{name} is {_describe(values)}",
+        expected="a torch.Tensor or a numpy.ndarray",
+        fix="convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor an exit",
+    )
+
+
+def check_logits(values: Any, *, name: str = "logits", finite: bool = True) -> Tensor:
+    """Logits of all exits, `(exits, batch, classes)`, as float32 or float64.
+
+    Args:
+        values: A tensor or array.
+        name: What to call it in an error.
+        finite: Whether to look for NaN and infinity (one pass over the data).
+    """
+    logits = as_tensor(values, name)
+    if logits.ndim != 3:
+        raise ShapeError(
+            f"{name} has shape {tuple(logits.shape)}: rank {logits.ndim}",
+            expected=_SHAPE,
+            fix="stack the exits along the first dimension, e.g. torch.stack([exit_1, exit_2])"
+            + ("; for the logits of a single exit, logits[None]" if logits.ndim == 2 else ""),
+        )
+    exits, _, classes = logits.shape
+    if exits == 0 or classes == 0:
+        raise ShapeError(
+            f"{name} has shape {tuple(logits.shape)}: no {'exits' if exits == 0 else 'classes'}",
+            expected=f"{_SHAPE} with at least one exit and one class",
+            fix="check how the logits were collected",
+        )
+    logits = _as_float(logits, name)
+    if finite:
+        _check_finite(logits, name, first_exit=0)
+    return logits
+
+
+def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logits") -> Tensor:
+    """Logits of one exit, `(batch, classes)`, fitting what earlier exits gave.
+
+    Args:
+        values: A tensor or array.
+        exit: Index of this exit, from 0, for the message.
+        like: A `(batch, classes)` tensor of an earlier exit, if there was one.
+        name: What to call it in an error.
+    """
+    logits = as_tensor(values, name)
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise ShapeError(
+            f"{name} of exit {exit} has shape {tuple(logits.shape)}",
+            expected=f"{_STEP_SHAPE} with at least one class",
+            fix="call step once an exit; the rule itself takes all exits at once: rule(logits)",
+        )
+    if like is not None:
+        if logits.shape != like.shape:
+            raise ShapeError(
+                f"{name} of exit {exit} has shape {tuple(logits.shape)}",
+                expected=f"{tuple(like.shape)}, as the exits before it",
+                fix="step all exits of the same inputs; begin other inputs with rule.start(exits)",
+            )
+        if logits.device != like.device:
+            raise DeviceError(
+                f"{name} of exit {exit} lies on {logits.device}",
+                expected=f"{like.device}, where the exits before it lie",
+                fix=f"move it there: logits.to('{like.device}')",
+            )
+    logits = _as_float(logits, name)
+    _check_finite(logits[None], name, first_exit=exit)
+    return logits
+
+
+def check_labels(values: Any, *, batch: int, classes: int, device: torch.device | None = None) -> Tensor:
+    """Labels of shape `(batch,)` as int64, each in `[0, classes)`."""
+    labels = as_tensor(values, "labels")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DtypeError(
+            f"labels have element type {labels.dtype}",
+            expected="integers, one class index an input",
+            fix="convert them: labels.long()" + (", or labels.argmax(1) if they are one-hot" if labels.ndim == 2 else ""),
+        )
+    if labels.ndim != 1:
+        raise ShapeError(
+            f"labels have shape {tuple(labels.shape)}",
+            expected=f"shape ({batch},), one class index an input",
+            fix="use labels.argmax(1) for one-hot labels, labels.squeeze() for a column",
+        )
+    if labels.shape[0] != batch:
+        raise LabelError(
+            f"{labels.shape[0]} labels came with the logits of {batch} inputs",
+            expected=f"{batch} labels",
+            fix="make sure both come from the same rows, in the same order",
+        )
+    if device is not None and labels.device != device:
+        raise DeviceError(
+            f"labels lie on {labels.device}",
+            expected=f"{device}, where the logits lie",
+            fix=f"move them there: labels.to('{device}')",
+        )
+    labels = labels.long()
+    if batch:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
+            one_based = low >= 1 and high == classes
+            raise LabelError(
+                f"labels range from {low} to {high} with {classes} classes (first misfit: row {row}, {int(labels[row])})",
+                expected=f"class indices from 0 to {classes - 1}",
+                fix="these look counted from 1: subtract 1"
+                if one_based
+                else "check that labels and logits share the class list",
+            )
+    return labels
+
+
+def check_scale(logits: Tensor, *, name: str = "logits") -> None:
+    """Refuse probabilities and log-probabilities where logits belong.
+
+    Rows of probabilities lie in [0, 1] and sum to one at every exit; rows of log-probabilities are at most zero and
+    their exponentials sum to one. Real logits do neither, save by an accident of measure zero.
+    """
+    if logits.numel() == 0 or logits.shape[-1] < 2:
+        return
+    high = float(logits.max())
+    if high > 1.0:
+        return
+    if float(logits.min()) >= 0.0:
+        kind, sums = "probabilities", logits.sum(-1, dtype=torch.float64)
+    elif high <= 0.0:
+        kind, sums = "log-probabilities", logits.double().exp().sum(-1)
+    else:
+        return
+    if bool((sums - 1.0).abs().max() < 0.02):
+        raise ScaleError(
+            f"{name} look like {kind}: values from {float(logits.min()):.4g} to {high:.4g}, each row "
+            f"{'sums' if kind == 'probabilities' else 'of exponentials sums'} to 1",
+            expected="logits, the raw scores before any softmax; the product reads their sign and size",
+            fix="save the scores before the softmax; if only probabilities are left, "
+            "say so with probabilities=True (--probabilities), and the ReLU product will report collapse",
+        )
+
+
+def check_costs(values: Any, *, exits: int) -> Tensor:
+    """Cumulative costs per exit: positive, finite, strictly increasing, as float64."""
+    costs = torch.as_tensor(np.asarray(values, dtype=np.float64))
+    if costs.shape != (exits,):
+        raise ShapeError(
+            f"costs have shape {tuple(costs.shape)}",
+            expected=f"{exits} numbers, the cumulative cost (FLOPs, milliseconds) up to each exit",
+            fix="give one number an exit",
+        )
+    if not bool(torch.isfinite(costs).all()) or bool((costs <= 0).any()) or bool((costs.diff() <= 0).any()):
+        raise OptionError(
+            f"costs are {[float(c) for c in costs]}",
+            expected="positive and strictly increasing numbers: the cost up to and including each exit",
+            fix="sum the costs of the stages: numpy.cumsum(stage_costs)",
+        )
+    return costs
+
+
+def _as_float(logits: Tensor, name: str) -> Tensor:
+    if not logits.is_floating_point():
+        raise DtypeError(
+            f"{name} have element type {logits.dtype}",
+            expected="floating point numbers",
+            fix="logits are raw scores; class indices or booleans cannot be combined",
+        )
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def _check_finite(logits: Tensor, name: str, *, first_exit: int) -> None:
+    # One cheap pass: a sum is finite unless a value is not, or the sum itself overflows.
+    if logits.numel() == 0 or bool(torch.isfinite(logits.sum())):
+        return
+    bad = ~torch.isfinite(logits)
+    if not bool(bad.any()):
+        return
+    exit, row, column = (int(i) for i in bad.nonzero()[0])
+    raise NonFiniteError(
+        f"{name} hold {int(bad.sum())} values that are NaN or infinite, "
+        f"the first {float(logits[exit, row, column])} at exit {first_exit + exit}, row {row}, class {column} (counted from 0)",
+        expected="finite logits",
+        fix="look for overflow in half precision or a diverged training run; mask a class with a large negative number",
+        exit=first_exit + exit,
+        row=row,
+    )
+
+
+def _describe(value: object) -> str:
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"a {type(value).__name__}{size}"

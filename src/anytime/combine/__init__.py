@@ -1,0 +1,39 @@
+"""The method: activations, rules and intervals. Pure functions and small states, nothing else."""
+
+from anytime.combine.activations import (
+    Activation,
+    ClippedReLU,
+    Exponential,
+    Heaviside,
+    ReLU,
+    Sigmoid,
+    Softplus,
+    ThresholdReLU,
+)
+from anytime.combine.intervals import Intersection, Interval, IntervalState
+from anytime.combine.named import rule
+from anytime.combine.rules import Caching, Latest, Mixture, Prediction, Product, Rule, State
+from anytime.combine.thresholds import AdaptiveReLU
+
+__all__ = [
+    "Activation",
+    "AdaptiveReLU",
+    "Caching",
+    "ClippedReLU",
+    "Exponential",
+    "Heaviside",
+    "Intersection",
+    "Interval",
+    "IntervalState",
+    "Latest",
+    "Mixture",
+    "Prediction",
+    "Product",
+    "ReLU",
+    "Rule",
+    "Sigmoid",
+    "Softplus",
+    "State",
+    "ThresholdReLU",
+    "rule",
+]

@@ -1,0 +1,145 @@
+"""From logits to evidence: the activations of the paper's products and mixtures.
+
+An activation maps the logits of one exit to non-negative evidence per class. All of them are given as the logarithm
+of the evidence, so that zero evidence is `-inf` and nothing overflows. A factor common to all classes cancels when a
+rule normalises, so it may be left out (the paper's constant C_b of the clipped ReLU is).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from anytime.errors import OptionError
+
+Gate = Literal["gate", "clamp"]
+
+
+@runtime_checkable
+class Activation(Protocol):
+    """Anything with `log_evidence`."""
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        """Logarithm of the evidence, of the shape of `logits`; `-inf` where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReLU:
+    """max(f, 0): the paper's choice. Ranks survivors, drops classes with a negative logit for good."""
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        return torch.log(logits.clamp(min=0))
+
+
+@dataclass(frozen=True)
+class Heaviside:
+    """[f > threshold]: the hard product, monotone for every class of the final support."""
+
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        _finite("threshold", self.threshold)
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        return torch.log((logits > self.threshold).to(logits.dtype))
+
+
+@dataclass(frozen=True)
+class ClippedReLU:
+    """max(min(f, limit), 0): the Heaviside as `limit` goes to 0, the ReLU as it goes to infinity."""
+
+    limit: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("limit", self.limit)
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        return torch.log(logits.clamp(min=0, max=self.limit))
+
+
+@dataclass(frozen=True)
+class Softplus:
+    """log(1 + e^f): full support; the likelihood for finetuning with the product."""
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        # log(softplus(f)) = f - e^f/2 + ... for very negative f, where softplus itself underflows.
+        return torch.where(logits < -15.0, logits, torch.log(F.softplus(logits.clamp(min=-15.0))))
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """1 / (1 + e^-f): tested by the paper and rejected."""
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        return F.logsigmoid(logits)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """e^f: the product of softmaxes."""
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        # The best class at zero: sums over exits then cannot overflow.
+        return logits - logits.amax(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class ThresholdReLU:
+    """A ReLU with a static threshold b in place of zero.
+
+    Args:
+        threshold: b, at least 0.
+        mode: `gate` is f·[f > b]: classes at or under b leave the support, as the paper's text says. `clamp` is
+            max(f, b), the paper's printed formula and its released code, by which nothing leaves when b > 0.
+    """
+
+    threshold: float
+    mode: Gate = "gate"
+
+    def __post_init__(self) -> None:
+        _not_negative("threshold", self.threshold)
+        check_mode(self.mode)
+
+    def log_evidence(self, logits: Tensor) -> Tensor:
+        return log_above(logits, self.threshold, self.mode)
+
+
+def log_above(logits: Tensor, threshold: float | Tensor, mode: Gate) -> Tensor:
+    """Logarithm of f·[f > b] (`gate`) or of max(f, b) (`clamp`), for b ≥ 0."""
+    floor = torch.as_tensor(threshold, dtype=logits.dtype, device=logits.device)
+    if mode == "clamp":
+        return torch.log(torch.maximum(logits, floor))
+    return torch.log(torch.where(logits > floor, logits, 0.0))
+
+
+def _finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise OptionError(f"{name} is {value}", expected="a finite number", fix=f"give {name} a number")
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0 or math.isnan(value):
+        raise OptionError(f"{name} is {value}", expected="a positive number", fix=f"give {name} a number above 0")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not (value >= 0 and math.isfinite(value)):
+        raise OptionError(
+            f"{name} is {value}",
+            expected="a finite number, at least 0 (evidence cannot be negative)",
+            fix="use Heaviside(threshold=...) for a negative threshold",
+        )
+
+
+def check_mode(value: str) -> None:
+    """Refuse anything but `gate` and `clamp`."""
+    if value not in ("gate", "clamp"):
+        raise OptionError(
+            f"mode is {value!r}", expected="'gate' or 'clamp'", fix="'gate' is the paper's text, 'clamp' its code"
+        )

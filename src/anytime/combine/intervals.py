@@ -1,0 +1,142 @@
+"""Anytime regression: the product of uniform densities is the uniform density on the intersection (appendix B.6).
+
+Each exit gives an interval; after m exits the answer is [max of the lower ends, min of the upper ends]. It can only
+shrink, and the density at any point still inside can only rise.
+
+Where the intersection is empty no point has evidence from all exits. As with a collapsed product the answer falls back:
+it is the current exit's own interval, at that exit and at all later ones, and `fell_back` says so. An intersection in a
+single point is not empty: its width is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.checks import as_tensor
+from anytime.errors import DtypeError, InputError, OptionError, ShapeError, StateError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The answer at one exit, or at all with one more dimension in front.
+
+    Attributes:
+        lower, upper: The ends, any shape; the density is 1/width between them.
+        fell_back: Same shape, true where the intersection was empty.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    fell_back: Tensor
+
+    @property
+    def width(self) -> Tensor:
+        """Length of the interval."""
+        return self.upper - self.lower
+
+    @property
+    def middle(self) -> Tensor:
+        """The mean of the uniform density."""
+        return self.lower + self.width / 2
+
+    def log_density(self, target: Tensor) -> Tensor:
+        """Logarithm of the density at `target`; `-inf` outside, `inf` at a single point."""
+        inside = (self.lower <= target) & (target <= self.upper)
+        return torch.where(inside, -self.width.log(), -math.inf)
+
+
+@dataclass(frozen=True)
+class IntervalState:
+    """The intersection of the first `seen` of `exits` intervals, empty where lower > upper."""
+
+    exits: int
+    seen: int = 0
+    lower: Tensor | None = None
+    upper: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Intersection:
+    """The product of uniform intervals, exit by exit or over all of them at once.
+
+    Example:
+        >>> ends = torch.tensor([[0.0], [1.0]]), torch.tensor([[4.0], [9.0]])
+        >>> Intersection()(*ends).lower.tolist(), Intersection()(*ends).upper.tolist()
+        ([[0.0], [1.0]], [[4.0], [4.0]])
+    """
+
+    def start(self, exits: int) -> IntervalState:
+        """The state before the first of `exits` exits."""
+        if isinstance(exits, bool) or not isinstance(exits, int) or exits < 1:
+            raise OptionError(f"exits is {exits!r}", expected="a whole number, at least 1", fix="pass the number of exits")
+        return IntervalState(exits)
+
+    def step(self, state: IntervalState, lower: Any, upper: Any) -> tuple[IntervalState, Interval]:
+        """Take the interval of the next exit, give the new state and the intersection so far."""
+        if state.seen >= state.exits:
+            raise StateError(
+                f"a step after the last of {state.exits} exits",
+                expected=f"at most {state.exits} steps",
+                fix="begin the next inputs with start(exits)",
+            )
+        low, high = _check_ends(lower, upper, exit=state.seen)
+        if state.lower is None or state.upper is None:
+            new_low, new_high = low, high
+        elif low.shape != state.lower.shape:
+            raise ShapeError(
+                f"intervals of exit {state.seen} have shape {tuple(low.shape)}",
+                expected=f"{tuple(state.lower.shape)}, as the exits before it",
+                fix="step all exits of the same inputs",
+            )
+        else:
+            new_low, new_high = torch.maximum(state.lower, low), torch.minimum(state.upper, high)
+        empty = new_low > new_high
+        answer = Interval(torch.where(empty, low, new_low), torch.where(empty, high, new_high), empty)
+        return IntervalState(state.exits, state.seen + 1, new_low, new_high), answer
+
+    def __call__(self, lower: Any, upper: Any) -> Interval:
+        """The answer at every exit from ends of shape `(exits, ...)`."""
+        low, high = as_tensor(lower, "lower"), as_tensor(upper, "upper")
+        if low.ndim == 0 or low.shape != high.shape or low.shape[0] == 0:
+            raise ShapeError(
+                f"lower has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
+                expected="two tensors of one shape (exits, ...)",
+                fix="stack the exits along the first dimension",
+            )
+        state, answers = self.start(low.shape[0]), []
+        for now_low, now_high in zip(low, high, strict=True):
+            state, answer = self.step(state, now_low, now_high)
+            answers.append(answer)
+        return Interval(
+            torch.stack([answer.lower for answer in answers]),
+            torch.stack([answer.upper for answer in answers]),
+            torch.stack([answer.fell_back for answer in answers]),
+        )
+
+
+def _check_ends(lower: Any, upper: Any, *, exit: int) -> tuple[Tensor, Tensor]:
+    low, high = as_tensor(lower, "lower"), as_tensor(upper, "upper")
+    if low.shape != high.shape:
+        raise ShapeError(
+            f"lower of exit {exit} has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
+            expected="one shape for both",
+            fix="give one lower and one upper end an input",
+        )
+    if not (low.is_floating_point() and high.is_floating_point()):
+        raise DtypeError(
+            f"ends are {low.dtype} and {high.dtype}", expected="floating point numbers", fix="convert with .float()"
+        )
+    wrong = ~(torch.isfinite(low) & torch.isfinite(high) & (low <= high))
+    if bool(wrong.any()):
+        row = int(wrong.reshape(wrong.shape[0] if wrong.ndim else 1, -1).any(-1).nonzero()[0])
+        raise InputError(
+            f"{int(wrong.sum())} intervals of exit {exit} are not intervals, the first in row {row}",
+            expected="finite ends with lower ≤ upper",
+            fix="check the order of the two arguments",
+        )
+    return low, high

@@ -1,0 +1,105 @@
+"""Rules by name, for command lines and files: `product`, `product(softplus, weights=ones)`, `caching(ties=later)`.
+
+The language is what `repr(rule)` prints, with names in any case, so a rule survives being written down and read back.
+It is parsed, never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anytime.combine.activations import ClippedReLU, Exponential, Heaviside, ReLU, Sigmoid, Softplus, ThresholdReLU
+from anytime.combine.rules import Caching, Latest, Mixture, Product, Rule
+from anytime.combine.thresholds import AdaptiveReLU
+from anytime.errors import OptionError
+
+RULES: Mapping[str, Callable[..., Rule[Any]]] = {
+    "latest": Latest,
+    "caching": Caching,
+    "product": Product,
+    "mixture": Mixture,
+}
+ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
+    "relu": ReLU,
+    "heaviside": Heaviside,
+    "clipped": ClippedReLU,
+    "clippedrelu": ClippedReLU,
+    "softplus": Softplus,
+    "sigmoid": Sigmoid,
+    "exponential": Exponential,
+    "threshold": ThresholdReLU,
+    "thresholdrelu": ThresholdReLU,
+    "adaptive": AdaptiveReLU,
+    "adaptiverelu": AdaptiveReLU,
+}
+_KNOWN = {**RULES, **ACTIVATIONS}
+_HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"
+
+
+def rule(text: str) -> Rule[Any]:
+    """The rule that `text` names.
+
+    Args:
+        text: A name, or a name with arguments, as `repr` of a rule prints it.
+
+    Example:
+        >>> rule("product(softplus, weights=ones)")
+        Product(activation=Softplus(), weights='ones', shift=0.0)
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unreadable(text) from None
+    found = _build(tree, text)
+    if isinstance(found, str) or not isinstance(found, Rule):
+        raise _unknown(text, text.strip(), RULES)
+    return found
+
+
+def _build(node: ast.expr, text: str) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Tuple(elts=parts) | ast.List(elts=parts):
+            return tuple(_build(part, text) for part in parts)
+        case ast.Name(id=name):
+            known = _KNOWN.get(name.lower())
+            return name if known is None else _make(known, name, (), {}, text)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if all(word.arg for word in keywords):
+            known = _KNOWN.get(name.lower())
+            if known is None:
+                raise _unknown(text, name, _KNOWN)
+            values = {str(word.arg): _build(word.value, text) for word in keywords}
+            return _make(known, name, tuple(_build(arg, text) for arg in args), values, text)
+    raise _unreadable(text)
+
+
+def _make(known: Callable[..., Any], name: str, args: tuple[Any, ...], values: dict[str, Any], text: str) -> Any:
+    try:
+        return known(*args, **values)
+    except TypeError as error:
+        raise OptionError(
+            f"rule {text!r}: {name} does not take these arguments ({error})",
+            expected=f"a rule {_HELP}",
+            fix=f"see help(anytime.{getattr(known, '__name__', name)})",
+        ) from None
+
+
+def _unknown(text: str, name: str, among: Mapping[str, Any]) -> OptionError:
+    close = difflib.get_close_matches(name.lower(), among, n=1)
+    return OptionError(
+        f"rule {text!r}: there is no {name!r}",
+        expected=f"one of {', '.join(among)}",
+        fix=f"did you mean {close[0]!r}?" if close else f"a rule is written {_HELP}",
+    )
+
+
+def _unreadable(text: str) -> OptionError:
+    return OptionError(
+        f"rule {text!r} cannot be read", expected=f"a name or a name with arguments, {_HELP}", fix="check the brackets"
+    )

@@ -1,0 +1,120 @@
+"""Every error this library raises on purpose.
+
+```
+AnytimeError
+├── InputError          a tensor or array that cannot be used (also a ValueError)
+│   ├── ShapeError
+│   ├── DtypeError      (also a TypeError)
+│   ├── DeviceError
+│   ├── NonFiniteError  NaN or infinity; knows `exit` and `row`
+│   ├── LabelError
+│   └── ScaleError      probabilities or log-probabilities where logits belong
+├── OptionError         a setting outside its range, an unknown name (also a ValueError)
+├── StateError          a rule stepped beyond its exits, or with another rule's state
+├── FileError           a file that cannot be used; knows `path`
+│   ├── MissingFileError  (also a FileNotFoundError)
+│   ├── FormatError     readable, but not what was expected
+│   └── IntegrityError  damaged: checksum, length or structure is off
+├── MissingExtraError   an optional dependency is absent (also an ImportError)
+└── CheckError          `anytime.testing` found a broken law (also an AssertionError)
+```
+
+Each one says what came, what was expected and what to do about it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class AnytimeError(Exception):
+    """Base of all errors of this library.
+
+    Args:
+        came: What was given, in the caller's words.
+        expected: What would have been accepted.
+        fix: What the caller can do now.
+    """
+
+    def __init__(self, came: str, *, expected: str, fix: str) -> None:
+        super().__init__(came)
+        self.came = came
+        self.expected = expected
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}"
+
+
+class InputError(AnytimeError, ValueError):
+    """A tensor or array that cannot be used as it is."""
+
+
+class ShapeError(InputError):
+    """The rank or a dimension is wrong."""
+
+
+class DtypeError(InputError, TypeError):
+    """The type or the element type is wrong."""
+
+
+class DeviceError(InputError):
+    """Tensors that belong together lie on different devices."""
+
+
+class NonFiniteError(InputError):
+    """NaN or infinity among the logits; `exit` and `row` say where (counted from 0)."""
+
+    def __init__(self, came: str, *, expected: str, fix: str, exit: int, row: int) -> None:
+        super().__init__(came, expected=expected, fix=fix)
+        self.exit = exit
+        self.row = row
+
+
+class LabelError(InputError):
+    """Labels that do not fit the logits."""
+
+
+class ScaleError(InputError):
+    """Numbers that are probabilities or log-probabilities, not logits."""
+
+
+class OptionError(AnytimeError, ValueError):
+    """A setting outside its range, or a name nobody knows."""
+
+
+class StateError(AnytimeError, RuntimeError):
+    """A streaming state used in a way it cannot be."""
+
+
+class FileError(AnytimeError):
+    """A file that cannot be used."""
+
+    def __init__(self, came: str, *, expected: str, fix: str, path: str | Path) -> None:
+        super().__init__(came, expected=expected, fix=fix)
+        self.path = Path(path)
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """There is no such file."""
+
+    # FileNotFoundError brings a __str__ of its own, made for errno.
+    __str__ = AnytimeError.__str__
+
+
+class FormatError(FileError):
+    """The file can be read but does not hold what was expected."""
+
+
+class IntegrityError(FileError):
+    """The file is damaged."""
+
+
+class MissingExtraError(AnytimeError, ImportError):
+    """An optional dependency is not installed."""
+
+    __str__ = AnytimeError.__str__
+
+
+class CheckError(AnytimeError, AssertionError):
+    """A law that every rule or model must keep is broken."""
