@@ -44,13 +44,13 @@ def as_tensor(values: Any, name: str) -> Tensor:
     )
 
 
-def check_logits(values: Any, *, name: str = "logits", finite: bool = True) -> Tensor:
+def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Tensor:
     """Logits of all exits, `(exits, batch, classes)`, as float32 or float64.
 
     Args:
         values: A tensor or array.
         name: What to call it in an error.
-        finite: Whether to look for NaN and infinity (one pass over the data).
+        first_row: Where these rows begin in the whole, for the message.
     """
     logits = as_tensor(values, name)
     if logits.ndim != 3:
@@ -68,8 +68,7 @@ def check_logits(values: Any, *, name: str = "logits", finite: bool = True) -> T
             fix="check how the logits were collected",
         )
     logits = _as_float(logits, name)
-    if finite:
-        _check_finite(logits, name, first_exit=0)
+    _check_finite(logits, name, first_exit=0, first_row=first_row)
     return logits
 
 
@@ -103,7 +102,7 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
                 fix=f"move it there: logits.to('{like.device}')",
             )
     logits = _as_float(logits, name)
-    _check_finite(logits[None], name, first_exit=exit)
+    _check_finite(logits[None], name, first_exit=exit, first_row=0)
     return logits
 
 
@@ -151,30 +150,46 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
 
 
 def check_scale(logits: Tensor, *, name: str = "logits") -> None:
-    """Refuse probabilities and log-probabilities where logits belong.
+    """Refuse probabilities and log-probabilities where logits belong, `(exits, batch, classes)`.
 
-    Rows of probabilities lie in [0, 1] and sum to one at every exit; rows of log-probabilities are at most zero and
-    their exponentials sum to one. Real logits do neither, save by an accident of measure zero.
+    Rows of probabilities lie in [0, 1] and sum to one; rows of log-probabilities are at most zero and their exponentials
+    sum to one. Real logits do neither in every row of an exit, save by accident.
     """
-    if logits.numel() == 0 or logits.shape[-1] < 2:
+    if logits.shape[1] == 0 or logits.shape[2] < 2:
         return
-    high = float(logits.max())
-    if high > 1.0:
-        return
-    if float(logits.min()) >= 0.0:
-        kind, sums = "probabilities", logits.sum(-1, dtype=torch.float64)
-    elif high <= 0.0:
-        kind, sums = "log-probabilities", logits.double().exp().sum(-1)
-    else:
-        return
-    if bool((sums - 1.0).abs().max() < 0.02):
+    for exit, rows in enumerate(logits):
+        low, high = float(rows.min()), float(rows.max())
+        if low >= 0 and high <= 1:
+            kind, sums = "probabilities", rows.sum(-1, dtype=torch.float64)
+        elif high <= 0:
+            kind, sums = "log-probabilities", rows.double().exp().sum(-1)
+        else:
+            continue
+        if bool((sums - 1.0).abs().max() < 0.01):
+            raise ScaleError(
+                f"{name} of exit {exit} look like {kind}: from {low:.4g} to {high:.4g}, and each row "
+                f"{'sums' if kind == 'probabilities' else 'of exponentials sums'} to 1",
+                expected="logits, the raw scores before any softmax: the product reads their sign and size",
+                fix="save the scores from before the softmax; where only probabilities are left, say so with "
+                "probabilities=True (--probabilities): the ReLU product then collapses, the other rules work",
+            )
+
+
+def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tensor:
+    """Log-probabilities from probabilities (rows sum to one) or from log-probabilities, told apart by their sign."""
+    if values.numel() == 0:
+        return values
+    low, high = float(values.min()), float(values.max())
+    log_probs = values.log() if low >= 0 else values
+    sums = log_probs.double().exp().sum(-1)
+    if high > 1.0 + 1e-3 or (low < 0 < high) or bool((sums - 1.0).abs().max() > 0.01):
         raise ScaleError(
-            f"{name} look like {kind}: values from {float(logits.min()):.4g} to {high:.4g}, each row "
-            f"{'sums' if kind == 'probabilities' else 'of exponentials sums'} to 1",
-            expected="logits, the raw scores before any softmax; the product reads their sign and size",
-            fix="save the scores before the softmax; if only probabilities are left, "
-            "say so with probabilities=True (--probabilities), and the ReLU product will report collapse",
+            f"{name} range from {low:.4g} to {high:.4g} with rows that sum to {float(sums.min()):.4g} or {float(sums.max()):.4g}",
+            expected="rows of probabilities, or of their logarithms, that sum to 1",
+            fix="leave probabilities=True (--probabilities) out if these are logits",
         )
+    # A class that underflowed to zero keeps a finite logarithm: these stand in for logits, which are finite.
+    return log_probs.clamp(min=torch.finfo(torch.float32).min / 4)
 
 
 def check_costs(values: Any, *, exits: int) -> Tensor:
@@ -205,7 +220,7 @@ def _as_float(logits: Tensor, name: str) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
-def _check_finite(logits: Tensor, name: str, *, first_exit: int) -> None:
+def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int) -> None:
     # One cheap pass: a sum is finite unless a value is not, or the sum itself overflows.
     if logits.numel() == 0 or bool(torch.isfinite(logits.sum())):
         return
@@ -215,11 +230,11 @@ def _check_finite(logits: Tensor, name: str, *, first_exit: int) -> None:
     exit, row, column = (int(i) for i in bad.nonzero()[0])
     raise NonFiniteError(
         f"{name} hold {int(bad.sum())} values that are NaN or infinite, "
-        f"the first {float(logits[exit, row, column])} at exit {first_exit + exit}, row {row}, class {column} (counted from 0)",
+        f"the first {float(logits[exit, row, column])} at exit {first_exit + exit}, row {first_row + row}, class {column} (counted from 0)",
         expected="finite logits",
         fix="look for overflow in half precision or a diverged training run; mask a class with a large negative number",
         exit=first_exit + exit,
-        row=row,
+        row=first_row + row,
     )
 
 

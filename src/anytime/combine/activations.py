@@ -34,7 +34,7 @@ class ReLU:
     """max(f, 0): the paper's choice. Ranks survivors, drops classes with a negative logit for good."""
 
     def log_evidence(self, logits: Tensor) -> Tensor:
-        return torch.log(logits.clamp(min=0))
+        return log_above(logits, 0.0, "gate")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Heaviside:
         _finite("threshold", self.threshold)
 
     def log_evidence(self, logits: Tensor) -> Tensor:
-        return torch.log((logits > self.threshold).to(logits.dtype))
+        return torch.where(logits > self.threshold, 0.0, -math.inf).to(logits.dtype)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ClippedReLU:
         _positive("limit", self.limit)
 
     def log_evidence(self, logits: Tensor) -> Tensor:
-        return torch.log(logits.clamp(min=0, max=self.limit))
+        return log_above(logits, 0.0, "gate").clamp(max=math.log(self.limit))
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,15 @@ class ThresholdReLU:
 
 def log_above(logits: Tensor, threshold: float | Tensor, mode: Gate) -> Tensor:
     """Logarithm of f·[f > b] (`gate`) or of max(f, b) (`clamp`), for b ≥ 0."""
-    floor = torch.as_tensor(threshold, dtype=logits.dtype, device=logits.device)
+    if isinstance(threshold, Tensor):
+        if mode == "clamp":
+            return torch.maximum(logits, threshold).clamp(min=0).log()
+        return torch.where(logits > threshold, logits, 0.0).log()
     if mode == "clamp":
-        return torch.log(torch.maximum(logits, floor))
-    return torch.log(torch.where(logits > floor, logits, 0.0))
+        return logits.clamp(min=threshold).log()
+    # The logarithm of zero is many times slower than of other numbers. As log f < f, a minimum puts -inf in after it.
+    survivors = F.threshold(logits, threshold, 1.0).log()
+    return torch.minimum(survivors, F.threshold(logits, threshold, -math.inf))
 
 
 def _finite(name: str, value: float) -> None:

@@ -59,6 +59,15 @@ def rule(text: str) -> Rule[Any]:
     return found
 
 
+def name_of(known: Rule[Any]) -> str:
+    """The shortest text that `rule` reads as this rule, or its `repr`.
+
+    >>> name_of(Product()), name_of(Caching(ties="later"))
+    ('product', "Caching(ties='later')")
+    """
+    return next((name for name, make in RULES.items() if make() == known), repr(known))
+
+
 def _build(node: ast.expr, text: str) -> Any:
     match node:
         case ast.Constant(value=bool() | int() | float() | str() as value):

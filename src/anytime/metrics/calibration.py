@@ -1,0 +1,108 @@
+"""Calibration: are the probabilities worth their name (section 5.3 and appendix B.3 of the paper)?
+
+Histograms over confidence are sums over inputs, so they can be gathered block by block and added.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from anytime.errors import OptionError
+
+ECE_BINS = 15
+ORACLE_BINS = 10_000
+NLL_FLOOR = 1e-12
+ORACLE_FRACTION = 0.005
+
+
+def nll(label: Tensor) -> Tensor:
+    """Negative log-likelihood from the logarithm of the label's probability, which is floored at 1e-12.
+
+    Without the floor one label outside a product's support would make the mean infinite; how often that happens is
+    told by the support's coverage.
+    """
+    return -label.clamp(min=math.log(NLL_FLOOR))
+
+
+def brier(square: Tensor, label_probability: Tensor) -> Tensor:
+    """Squared distance between the distribution and the label's one-hot vector, in [0, 2]."""
+    return square - 2 * label_probability + 1
+
+
+def histogram(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
+    """Count, sum of confidences and number right in equal-width bins of confidence.
+
+    Bins are closed on the left; a confidence of exactly 1 belongs to the last.
+
+    Args:
+        confidence: `(exits, batch)` in [0, 1].
+        correct: `(exits, batch)` booleans.
+        bins: How many.
+
+    Returns:
+        `(exits, bins, 3)` in float64.
+    """
+    index = (confidence.double() * bins).long().clamp(0, bins - 1)
+    values = torch.stack((torch.ones_like(confidence), confidence, correct.to(confidence.dtype)), -1).double()
+    table = torch.zeros(confidence.shape[0], bins, 3, dtype=torch.float64, device=confidence.device)
+    return table.scatter_add_(1, index[..., None].expand(values.shape), values)
+
+
+def ece(table: Tensor) -> Tensor:
+    """Expected calibration error per exit from a histogram: mean |accuracy - confidence| of a bin, weighted by its count."""
+    count, confidence, right = table.unbind(-1)
+    return (confidence - right).abs().sum(-1) / count.sum(-1).clamp(min=1)
+
+
+def oracle_accuracy(table: Tensor, *, fraction: float = ORACLE_FRACTION) -> Tensor:
+    """Accuracy per exit after the least confident `fraction` of inputs were handed to an oracle that knows the answer.
+
+    This is the sound form of the paper's oracle-collaborative figure: whom a model defers to the oracle depends on the
+    order of its confidences alone. Within the last bin that is partly handed over, its errors are taken in proportion.
+
+    Args:
+        table: A histogram over confidence with many bins, `(exits, bins, 3)`.
+        fraction: Share of inputs the oracle answers.
+    """
+    if not 0 <= fraction <= 1:
+        raise OptionError(f"fraction is {fraction}", expected="a share between 0 and 1", fix="the paper uses 0.005")
+    count, _, right = table.unbind(-1)
+    total = count.sum(-1, keepdim=True).clamp(min=1)
+    before = count.cumsum(-1) - count
+    taken = (fraction * total - before).clamp(min=0).minimum(count) / count.clamp(min=1)
+    mended = ((count - right) * taken).sum(-1)
+    return (right.sum(-1) + mended) / total.squeeze(-1)
+
+
+def oracle_auroc_as_released(
+    confidence: Tensor, answer: Tensor, labels: Tensor, *, fraction: float = ORACLE_FRACTION
+) -> Tensor:
+    """The figure that the paper's released code plots as oracle-collaborative AUROC, for comparison only.
+
+    That code feeds class indices to a metric for binary problems: a "positive" is any label but class 0, a "score" is the
+    index of the answer. All thresholds inside (0, 1) give one point of the curve, the ends give two more, and the area
+    is close to the recall of class 0 after the oracle's help.
+
+    Args:
+        confidence: `(exits, batch)`.
+        answer: `(exits, batch)` class indices.
+        labels: `(batch,)` class indices.
+        fraction: Share of inputs the oracle answers.
+    """
+    helped = round(fraction * labels.shape[0])
+    given = answer.clone()
+    rows = confidence.argsort(dim=1, stable=True)[:, :helped]
+    given.scatter_(1, rows, labels.expand(answer.shape).gather(1, rows))
+    positive = labels != 0
+    true_rate, false_rate = _rates(given >= 1, positive)
+    true_last, false_last = _rates(given >= 2, positive)
+    return (1 - false_rate) * (1 + true_rate) / 2 + (false_rate - false_last) * (true_rate + true_last) / 2
+
+
+def _rates(said: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    hits = (said & positive).sum(1) / positive.sum().clamp(min=1)
+    alarms = (said & ~positive).sum(1) / (~positive).sum().clamp(min=1)
+    return hits, alarms

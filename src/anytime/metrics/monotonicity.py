@@ -1,0 +1,67 @@
+"""Conditional monotonicity: does an input get worse on the way (section 3 and appendices B.1, B.5 and B.7 of the paper)?
+
+All functions take trajectories of shape `(exits, batch)` and give one value an input or, with `exits` values, one an
+exit; shares over inputs are taken by the caller, block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+DROPS = (0.01, 0.05, 0.1, 0.2, 0.25, 0.33, 0.5)
+ENTROPY_RISES = (0.01, 0.1, 0.5, 1.0)
+SIZE_RISES = (1, 2, 5, 10)
+
+
+def drop(trajectory: Tensor) -> Tensor:
+    """The largest decrease between any earlier and any later exit, `(batch,)`; 0 if it never falls (the paper's MPD).
+
+    >>> drop(torch.tensor([[0.2], [0.9], [0.5], [0.6]])).item()
+    0.3999999761581421
+    """
+    return (trajectory.cummax(0).values - trajectory).amax(0)
+
+
+def rise(trajectory: Tensor) -> Tensor:
+    """The largest increase between any earlier and any later exit, `(batch,)` (the paper's MUI, of an uncertainty)."""
+    return (trajectory - trajectory.cummin(0).values).amax(0)
+
+
+def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) -> Tensor:
+    """How many of `values` reach each threshold (≥, the paper's text) or, strictly, exceed it (>, its released code)."""
+    limits = torch.tensor(list(thresholds), dtype=torch.float64, device=values.device)
+    over = values.double()[:, None] > limits if strict else values.double()[:, None] >= limits
+    return over.sum(0)
+
+
+def is_monotone(correct: Tensor) -> Tensor:
+    """Inputs that never go from right to wrong, `(batch,)`; those never right are among them."""
+    return (~correct[:-1] | correct[1:]).all(0)
+
+
+def improvable(correct: Tensor) -> Tensor:
+    """Wrong now, right at some exit before: `(exits, batch)`. Its share of all that is wrong is hindsight improvability."""
+    before = torch.zeros_like(correct)
+    before[1:] = correct[:-1].cummax(0).values
+    return ~correct & before
+
+
+def learned(correct: Tensor) -> Tensor:
+    """The exit at which an input is right for the first time, as a one-hot `(exits, batch)`."""
+    return _first(correct)
+
+
+def forgot(correct: Tensor) -> Tensor:
+    """The first exit that is wrong after an earlier right one, as a one-hot `(exits, batch)`.
+
+    The paper speaks of points "incorrectly classified for the first time"; counted literally that would include every
+    input that is wrong at the first exit and forgot nothing.
+    """
+    return _first(improvable(correct))
+
+
+def _first(event: Tensor) -> Tensor:
+    return event & (event.cumsum(0) == 1)
