@@ -1,0 +1,185 @@
+"""Rows in blocks: what is read at a time, who works on it, and what comes of it.
+
+A *block* fits the cache and is what the rules see. A *chunk* is some blocks, worked on by one thread; what is left of it
+are trajectories, without the dimension of the classes. The threads are our own, each with one of torch's: on a busy
+machine torch's own threads wait for each other after every small operation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytime.checks import check_logits, check_probabilities
+from anytime.combine import Prediction
+from anytime.conformal import Raps, rank_of, sort_rows
+from anytime.metrics import Trajectories, follow
+
+_CACHE_BYTES = 1 << 20
+_CHUNK_BYTES = 32 << 20
+_MOST_THREADS = 16
+
+Combine = Callable[[Tensor], Prediction]
+MapInOrder = Callable[..., Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows: logits, perhaps mapped from a file, and labels if there are any."""
+
+    logits: Tensor
+    labels: Tensor | None
+    probabilities: bool
+
+    def block(self, rows: slice | Tensor, first_row: int) -> Tensor:
+        """Some rows, checked, in float32 or float64."""
+        block = check_logits(self.logits[:, rows], first_row=first_row)
+        return check_probabilities(block) if self.probabilities else block
+
+    def labels_of(self, rows: slice | Tensor) -> Tensor | None:
+        """The labels of some rows."""
+        return None if self.labels is None else self.labels[rows]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows calibrate the prediction sets (a fifth, by lot); none if they would be too few."""
+
+    calibration: Tensor
+    is_calibration: Tensor
+    seed: int
+
+    @staticmethod
+    def draw(samples: int, sets: Raps | None, seed: int, *, labelled: bool) -> Split:
+        """The split that `seed` gives."""
+        chosen = samples // 5
+        if sets is None or not labelled or chosen < math.ceil(1 / sets.alpha) - 1:
+            chosen = 0
+        rows = torch.from_numpy(np.sort(np.random.default_rng([seed, 0]).permutation(samples)[:chosen]))
+        mask = torch.zeros(samples, dtype=torch.bool)
+        mask[rows] = True
+        return Split(rows, mask, seed)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Trajectories of some rows under one rule, and their prediction sets: sizes, and whether they hold the label."""
+
+    seen: Trajectories
+    size: Tensor | None = None
+    covered: Tensor | None = None
+
+    @staticmethod
+    def join(parts: Sequence[Followed]) -> Followed:
+        """The same rows in one piece."""
+        sizes = [part.size for part in parts if part.size is not None]
+        covered = [part.covered for part in parts if part.covered is not None]
+        return Followed(
+            Trajectories.join([part.seen for part in parts]),
+            torch.cat(sizes, 1) if sizes else None,
+            torch.cat(covered, 1) if covered else None,
+        )
+
+
+def block_size(exits: int, classes: int) -> int:
+    """How many rows of float32 logits fit the cache."""
+    return max(1, _CACHE_BYTES // (4 * exits * classes))
+
+
+def chunks(samples: int, block: int, row_values: int) -> list[slice]:
+    """Rows in chunks of whole blocks, each of moderate size."""
+    rows = max(block, min(1 << 16, _CHUNK_BYTES // (4 * row_values)))
+    rows -= rows % block
+    return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
+
+
+def uniforms(chunks: Sequence[slice], exits: int, seed: Sequence[int]) -> Iterator[Tensor]:
+    """One draw an exit and row, `(exits, rows)` a chunk; the same rows get the same draws however they are cut."""
+    generator = np.random.default_rng(seed)
+    for chunk in chunks:
+        yield torch.from_numpy(generator.random((chunk.stop - chunk.start, exits), dtype=np.float32)).T
+
+
+@contextmanager
+def workers(most: int) -> Iterator[MapInOrder]:
+    """A `map` that runs in a few threads and yields in order, never far ahead of its consumer."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, min(available, most, _MOST_THREADS))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def map_in_order(work: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
+        waiting: deque[Future[Any]] = deque()
+        for each in zip(*arguments, strict=True):
+            waiting.append(pool.submit(work, *each))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    try:
+        yield map_in_order
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(before)
+
+
+def set_thresholds(
+    rows: Rows, combiners: Mapping[str, Combine], sets: Raps, split: Split, block: int, map_in_order: MapInOrder
+) -> dict[str, Tensor]:
+    """The threshold of the prediction sets at each exit, `(exits,)`, for each rule."""
+    count = split.calibration.numel()
+    blocks = [slice(start, min(start + block, count)) for start in range(0, count, block)]
+
+    def scores(chosen: slice, uniform: Tensor) -> dict[str, Tensor]:
+        picked = split.calibration[chosen]
+        logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
+        assert labels is not None
+        found = {}
+        for name, combine in combiners.items():
+            log_probs = combine(logits).log_probs
+            ascending = sort_rows(log_probs)
+            rank = rank_of(log_probs, ascending, labels)
+            found[name] = sets.label_score(ascending, rank, uniform.to(logits.device))
+        return found
+
+    parts = list(map_in_order(scores, blocks, uniforms(blocks, len(rows.logits), [split.seed, 1])))
+    return {name: sets.threshold(torch.cat([part[name] for part in parts], 1)) for name in combiners}
+
+
+def follow_chunk(
+    rows: Rows,
+    combiners: Mapping[str, Combine],
+    block: int,
+    sets: Raps | None,
+    thresholds: Mapping[str, Tensor],
+    chunk: slice,
+    uniform: Tensor,
+) -> dict[str, Followed]:
+    """What becomes of the rows of a chunk under each rule."""
+    parts: dict[str, list[Followed]] = {name: [] for name in combiners}
+    for start in range(chunk.start, chunk.stop, block):
+        some = slice(start, min(start + block, chunk.stop))
+        logits, labels = rows.block(some, start), rows.labels_of(some)
+        draws = uniform[:, some.start - chunk.start : some.stop - chunk.start].to(logits.device)
+        for name, combine in combiners.items():
+            prediction = combine(logits)
+            seen = follow(prediction, labels)
+            if sets is None or labels is None or name not in thresholds:
+                parts[name].append(Followed(seen))
+                continue
+            ascending = sort_rows(prediction.log_probs)
+            size = sets.size(ascending, thresholds[name], draws)
+            parts[name].append(Followed(seen, size, rank_of(prediction.log_probs, ascending, labels) < size))
+    return {name: Followed.join(followed) for name, followed in parts.items()}
