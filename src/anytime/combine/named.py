@@ -59,6 +59,23 @@ def rule(text: str) -> Rule[Any]:
     return found
 
 
+def rules_in(text: str) -> dict[str, Rule[Any]]:
+    """The rules in a list with commas, each under the text that names it.
+
+    >>> list(rules_in("latest, product(clipped(2), weights=ones)"))
+    ['latest', 'product(clipped(2), weights=ones)']
+    """
+    try:
+        tree = ast.parse(f"({text.strip()},)", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unreadable(text) from None
+    parts = [ast.unparse(part) for part in tree.elts] if isinstance(tree, ast.Tuple) else []
+    twice = next((part for part in parts if parts.count(part) > 1), None)
+    if twice is not None:
+        raise OptionError(f"rule {twice!r} is named twice", expected="each rule once", fix="leave one out")
+    return {part: rule(part) for part in parts}
+
+
 def name_of(known: Rule[Any]) -> str:
     """The shortest text that `rule` reads as this rule, or its `repr`.
 
@@ -91,6 +108,8 @@ def _build(node: ast.expr, text: str) -> Any:
 def _make(known: Callable[..., Any], name: str, args: tuple[Any, ...], values: dict[str, Any], text: str) -> Any:
     try:
         return known(*args, **values)
+    except OptionError as error:
+        raise OptionError(f"rule {text!r}: {error.came}", expected=error.expected, fix=error.fix) from None
     except TypeError as error:
         raise OptionError(
             f"rule {text!r}: {name} does not take these arguments ({error})",

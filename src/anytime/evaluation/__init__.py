@@ -1,6 +1,7 @@
 """From logits to figures: reads files, runs the rules block by block, gathers what the metrics say."""
 
-from anytime.evaluate.evaluation import DEFAULT_RULES, Evaluation, Example, evaluate
-from anytime.evaluate.source import LogitsFile, open_logits
+from anytime.evaluation.examples import Example
+from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, evaluate
+from anytime.evaluation.source import LogitsFile, open_logits
 
 __all__ = ["DEFAULT_RULES", "Evaluation", "Example", "LogitsFile", "evaluate", "open_logits"]

@@ -20,9 +20,9 @@ from anytime.combine import Rule, rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import OptionError, ShapeError
-from anytime.evaluate.blocks import Combine, Rows, Split, block_size, chunks, follow_chunk, set_thresholds, uniforms, workers
-from anytime.evaluate.examples import Example, Worst, examples
-from anytime.evaluate.source import LogitsFile, open_logits
+from anytime.evaluation.blocks import Combine, Rows, Split, block_size, chunks, follow_chunk, set_thresholds, uniforms, workers
+from anytime.evaluation.examples import Example, Worst, examples
+from anytime.evaluation.source import LogitsFile, open_logits
 from anytime.metrics import Summary, drop
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 

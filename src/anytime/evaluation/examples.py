@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anytime.evaluate.blocks import Combine, Rows
+from anytime.evaluation.blocks import Combine, Rows
 from anytime.metrics import drop, follow
 
 

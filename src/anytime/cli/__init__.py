@@ -1,0 +1,53 @@
+"""The command line: `anytime VERB`.
+
+Each verb is a module with a thin function over something importable, loaded when it is called: `anytime --help` imports
+neither torch nor NumPy. Results go to stdout, talk to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong call or input.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from anytime import __version__
+from anytime.errors import AnytimeError
+
+app = App(
+    name="anytime",
+    help="Neural networks that answer by a deadline, and are never worse for having thought longer.",
+    version=__version__,
+    result_action="return_value",
+)
+app.command("anytime.cli.demo:demo", help="Train a small network with exits on real digits and show what the rules do.")
+app.command("anytime.cli.evaluate:evaluate", help="Measure how anytime a model is, from the logits of its exits.")
+app.command("anytime.cli.doctor:doctor", help="Show versions, threads, devices and optional packages.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; give its exit code."""
+    try:
+        code = app(list(arguments), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        print(f"anytime: {_plain(error)}\n  to do: see 'anytime --help' or 'anytime VERB --help'", file=sys.stderr)
+        return 2
+    except AnytimeError as error:
+        print(f"anytime: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("anytime: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as in `anytime ... | head`
+        sys.stderr.close()
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _plain(error: CycloptsError) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

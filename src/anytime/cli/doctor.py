@@ -1,0 +1,310 @@
+"""What is installed here and what this machine offers: the `doctor` verb, and `environment.json` of a run folder.
+
+Requirements and extras are read from the installed distribution itself, so that nothing here must be kept in step
+with pyproject.toml. torch is imported only when asked, and only to learn of threads and devices.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_NAME = "anytime"
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(\[(?P<extras>[^]]*)])?\s*\(?(?P<versions>[^;)]*)\)?\s*(;\s*(?P<marker>.*))?")
+_MINIMUM = re.compile(r"(?:>=|==|~=)\s*([\w.]+)")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that is needed, the version found (None without one) and the lowest that will do."""
+
+    name: str
+    version: str | None
+    minimum: str | None = None
+
+    @property
+    def state(self) -> Literal["ok", "missing", "too old"]:
+        """Whether it will do."""
+        if self.version is None:
+            return "missing"
+        return "too old" if self.minimum and _release(self.version) < _release(self.minimum) else "ok"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An optional part of the library and the packages it stands on."""
+
+    name: str
+    packages: tuple[Package, ...]
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Names of the packages that are missing or too old."""
+        return tuple(package.name for package in self.packages if package.state != "ok")
+
+    @property
+    def command(self) -> str:
+        """What adds it."""
+        return f"pip install '{_NAME}[{self.name}]'"
+
+
+@dataclass(frozen=True)
+class Device:
+    """Something that computes; memory in bytes, where it is known."""
+
+    kind: Literal["cpu", "cuda", "mps"]
+    name: str
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where this runs: `cores` are in the machine, `usable_cores` are those this process may use."""
+
+    system: str
+    processor: str
+    cores: int
+    usable_cores: int
+    memory: int | None
+    threads: int | None
+    interop_threads: int | None
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True)
+class Health:
+    """All that `doctor` finds."""
+
+    python: Package
+    packages: tuple[Package, ...]
+    extras: tuple[Extra, ...]
+    machine: Machine
+    notes: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether Python and every package of the core will do; extras may be missing."""
+        return all(package.state == "ok" for package in (self.python, *self.packages))
+
+
+def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
+    """Show versions, devices, threads and extras, and what to do about what is missing.
+
+    Args:
+        json: Print one JSON document in place of a table.
+
+    Returns:
+        0, or 1 when something the core needs is missing or too old.
+    """
+    health = examine()
+    if json:
+        print(to_json(health))
+    else:
+        from rich.console import Console
+
+        Console().print(render(health))
+    return 0 if health.healthy else 1
+
+
+def examine() -> Health:
+    """Look at this installation and this machine. Takes no network, and no longer than importing torch."""
+    try:
+        distribution = metadata.distribution(_NAME)
+        needs, python = distribution.requires or [], distribution.metadata["Requires-Python"]
+        names = distribution.metadata.get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        needs, python, names = [], "", []
+    machine, notes = _machine()
+    if _version(_NAME) is None:
+        notes.append(f"{_NAME} is not installed as a package, so its requirements are unknown: pip install -e .")
+    return Health(
+        python=Package("python", platform.python_version(), _minimum(python or "")),
+        packages=(Package(_NAME, _version(_NAME)), *_packages(needs, None)),
+        extras=tuple(Extra(name, _packages(needs, name)) for name in names),
+        machine=machine,
+        notes=tuple(notes),
+    )
+
+
+def environment() -> dict[str, Any]:
+    """What a run depends on, for `environment.json`: versions and machine, no paths, no names of users or hosts."""
+    health = examine()
+    found = {package.name: package.version for extra in health.extras for package in extra.packages if package.version}
+    found |= {package.name: package.version for package in health.packages if package.version}
+    return {"python": health.python.version, "packages": dict(sorted(found.items())), "machine": asdict(health.machine)}
+
+
+def to_json(health: Health) -> str:
+    """One JSON document with all of it."""
+    document = {
+        "healthy": health.healthy,
+        "packages": [{**asdict(package), "state": package.state} for package in (health.python, *health.packages)],
+        "extras": [
+            {
+                "name": extra.name,
+                "lacking": extra.lacking,
+                "command": extra.command,
+                "packages": list(map(asdict, extra.packages)),
+            }
+            for extra in health.extras
+        ],
+        "machine": asdict(health.machine),
+        "notes": health.notes,
+    }
+    return dumps(document, indent=1)
+
+
+def render(health: Health) -> RenderableType:
+    """A table for people."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    for rows in (_package_rows(health), _extra_rows(health), _machine_rows(health.machine)):
+        for mark, style, name, value in rows:
+            table.add_row(Text(mark, style), Text(name), Text(value))
+        table.add_section()
+    for note in health.notes:
+        table.add_row(Text("note", "yellow"), "", Text(note))
+    return table
+
+
+Row = tuple[str, str, str, str]
+
+
+def _package_rows(health: Health) -> Iterable[Row]:
+    for package in (health.python, *health.packages):
+        ok = package.state == "ok"
+        wanted = "" if ok else f" ({package.minimum} or later is needed)" if package.minimum else " (it is needed)"
+        yield package.state, "green" if ok else "red", package.name, f"{package.version or 'not found'}{wanted}"
+
+
+def _extra_rows(health: Health) -> Iterable[Row]:
+    for extra in health.extras:
+        name = f"{_NAME}[{extra.name}]"
+        if extra.lacking:
+            yield "missing", "yellow", name, f"optional: {', '.join(extra.lacking)}; {extra.command}"
+        else:
+            yield "ok", "green", name, "optional"
+
+
+def _machine_rows(machine: Machine) -> Iterable[Row]:
+    yield "", "", "system", machine.system
+    yield "", "", "cores", f"{machine.usable_cores} usable of {machine.cores}"
+    if machine.threads is not None:
+        yield "", "", "torch threads", f"{machine.threads} within an operation, {machine.interop_threads} between"
+    for device in machine.devices:
+        memory = "" if device.memory is None else f", {device.memory / 2**30:.1f} GiB"
+        yield "", "", device.kind, f"{device.name}{memory}"
+
+
+def _machine() -> tuple[Machine, list[str]]:
+    threads, interop_threads, devices, notes = _torch()
+    memory = _memory()
+    cores = os.cpu_count() or 1
+    machine = Machine(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        processor=_processor(),
+        cores=cores,
+        usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        memory=memory,
+        threads=threads,
+        interop_threads=interop_threads,
+        devices=(Device("cpu", _processor(), memory), *devices),
+    )
+    return machine, notes
+
+
+def _torch() -> tuple[int | None, int | None, list[Device], list[str]]:
+    """Threads, devices beside the CPU, and what to say about them."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            import torch
+
+            threads, interop_threads = torch.get_num_threads(), torch.get_num_interop_threads()
+            properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+            devices = [Device("cuda", each.name, each.total_memory) for each in properties]
+            if torch.backends.mps.is_available():
+                devices.append(Device("mps", "Apple GPU", None))
+            plain = torch.version.cuda is None and torch.version.hip is None
+        except Exception as error:  # a broken installation fails in many ways, and telling of it is the point here
+            return None, None, [], [f"torch cannot be used: {type(error).__name__}: {error}"]
+    notes = [f"torch warns: {warning.message}" for warning in said]
+    if plain and _version("torchvision"):
+        notes.append(
+            "torchvision is installed beside a CPU build of torch: it may fail to import, and its presence alone can break "
+            "torchmetrics; if so, pip uninstall torchvision"
+        )
+    return threads, interop_threads, devices, notes
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _packages(needs: Iterable[str], extra: str | None) -> tuple[Package, ...]:
+    """The requirements of the core (None) or of an extra; those for other systems or Pythons are left out."""
+    found: list[Package] = []
+    for need in needs:
+        parts = _REQUIREMENT.match(need)
+        marker = (parts["marker"] or "") if parts else ""
+        if parts is None or _EXTRA.findall(marker) != ([] if extra is None else [extra]) or _EXTRA.sub("", marker).strip("() "):
+            continue
+        if parts["name"] == _NAME:  # an extra made of others: anytime[serve,fast]
+            for other in re.findall(r"[\w.-]+", parts["extras"] or ""):
+                found += _packages(needs, other)
+        else:
+            found.append(Package(parts["name"], _version(parts["name"]), _minimum(parts["versions"])))
+    return tuple(dict.fromkeys(found))
+
+
+def _minimum(versions: str) -> str | None:
+    found = _MINIMUM.search(versions)
+    return found[1] if found else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, without trailing zeros.
+
+    >>> _release("2.13.0+cpu") < _release("2.13.1") < _release("10.0rc1") == _release("10")
+    True
+    """
+    found = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(number) for number in found[0].split(".")] if found else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,205 @@
+"""Networks by name, and networks in folders.
+
+`create("msdnet-cifar", classes=10)` makes one, `save` and `load` carry it through a folder with `config.json` (which network),
+`model.safetensors` (its weights) and a manifest of checksums, and `load_weights` takes weights that came from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
+from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
+from anytime.models import msdnet
+from anytime.models.base import MultiExit
+
+_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    network: type[Any]
+    config: type[Any]
+    presets: Mapping[str, Any]
+
+
+_ARCHITECTURES = {"msdnet": _Architecture(msdnet.MSDNet, msdnet.MSDNetConfig, msdnet.PRESETS)}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `create` knows."""
+    return tuple(name for architecture in _ARCHITECTURES.values() for name in architecture.presets)
+
+
+def create(name: str, *, classes: int, **options: Any) -> MultiExit:
+    """A new network with untrained weights.
+
+    Args:
+        name: One of `names()`.
+        classes: How many classes it tells apart.
+        options: Fields of the network's config to change.
+
+    Example:
+        >>> create("msdnet-cifar", classes=10, exits=3).num_exits
+        3
+    """
+    for architecture in _ARCHITECTURES.values():
+        if name in architecture.presets:
+            known = [field.name for field in fields(architecture.config) if field.name != "classes"]
+            for option in options:
+                if option not in known:
+                    raise _unknown("option", option, known)
+            network: MultiExit = architecture.network(replace(architecture.presets[name], classes=classes, **options))
+            return network
+    raise _unknown("network", name, names())
+
+
+def save(model: MultiExit, folder: str | Path) -> None:
+    """Write a network of this library to a folder, all of it or nothing. What `load` gives back is equal."""
+    for name, architecture in _ARCHITECTURES.items():
+        if type(model) is architecture.network:
+            settings: Any = model.config
+            document = {"version": 1, "architecture": name, "config": asdict(settings)}
+            config = (json.dumps(document, indent=1) + "\n").encode()
+            write_bundle(folder, {_CONFIG: config, _WEIGHTS: tensors_to_bytes(model.state_dict())})
+            return
+    raise OptionError(
+        f"the model is a {type(model).__name__}",
+        expected=f"a network of this library: {', '.join(a.network.__name__ for a in _ARCHITECTURES.values())}",
+        fix="unwrap it (model.module), or store your own with anytime.artifacts.write_bundle",
+    )
+
+
+def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
+    """The network that `save` wrote to a folder, on the CPU, in eval mode and in the number format it was saved in.
+
+    Args:
+        folder: Where it lies.
+        classes: How many classes it must have; not checked where None.
+    """
+    files = read_bundle(folder)
+    for name in (_CONFIG, _WEIGHTS):
+        if name not in files:
+            raise FormatError(
+                f"{folder} holds {', '.join(sorted(files)) or 'nothing'}",
+                expected=f"{_CONFIG} and {_WEIGHTS}",
+                fix="give a folder that anytime.models.save wrote",
+                path=folder,
+            )
+    architecture, config = _read_config(files[_CONFIG], Path(folder) / _CONFIG)
+    if classes is not None and config.classes != classes:
+        raise FormatError(
+            f"{folder} holds a network for {config.classes} classes",
+            expected=f"one for {classes} classes",
+            fix="load the network that was trained on this data, or train a new one with create",
+            path=folder,
+        )
+    try:
+        with torch.device("meta"):
+            network: MultiExit = architecture.network(config)
+    except RuntimeError as error:  # sizes that overflow
+        raise _unreadable(Path(folder) / _CONFIG, f"describes a network that cannot be built: {error}") from error
+    path = Path(folder) / _WEIGHTS
+    weights = tensors_from_bytes(files[_WEIGHTS], path=path)
+    try:
+        _check_fit(network, weights)
+    except InputError as error:
+        raise FormatError(
+            f"{path} does not fit {_CONFIG}: {error.came}", expected=error.expected, fix="save the network again", path=path
+        ) from error
+    network.load_state_dict(weights, assign=True)
+    return network.eval()
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into a model: all of them, or none and an error that says what does not fit.
+
+    Args:
+        model: What takes them.
+        weights: Tensors by name. Prefixes of DataParallel (`module.`) and torch.compile are taken off.
+    """
+    bare = {_bare(name): tensor for name, tensor in weights.items()}
+    if len(bare) != len(weights):
+        raise InputError(
+            "some names are the same without their prefixes",
+            expected=f"names either with or without {' and '.join(_WRAPPERS)}",
+            fix="give the weights of one model only",
+        )
+    _check_fit(model, bare)
+    model.load_state_dict(bare)
+
+
+def _bare(name: str) -> str:
+    while name.startswith(_WRAPPERS):
+        name = name.partition(".")[2]
+    return name
+
+
+def _check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    own: Mapping[str, Tensor] = model.state_dict()
+    missing = [name for name in own if name not in weights]
+    unknown = [name for name in weights if name not in own]
+    if missing or unknown:
+        told = [f"{len(odd)} {what}: {_some(odd)}" for what, odd in (("missing", missing), ("unknown", unknown)) if odd]
+        raise InputError(
+            f"the names of the weights do not fit a {type(model).__name__}; " + "; ".join(told),
+            expected=f"its {len(own)} names",
+            fix="create the network with the settings the weights were trained with",
+        )
+    for name, tensor in weights.items():
+        if tensor.shape != own[name].shape:
+            raise ShapeError(
+                f"{name} has shape {tuple(tensor.shape)}",
+                expected=f"shape {tuple(own[name].shape)}",
+                fix="create the network with the settings the weights were trained with, the number of classes among them",
+            )
+        if tensor.is_floating_point() != own[name].is_floating_point():
+            raise DtypeError(
+                f"{name} is {tensor.dtype}", expected=f"the kind of {own[name].dtype}", fix="convert it, e.g. with .float()"
+            )
+
+
+def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, f"is not JSON: {error}") from error
+    if not isinstance(document, dict) or set(document) != {"version", "architecture", "config"}:
+        raise _unreadable(path, "does not describe a network")
+    if document["version"] != 1:
+        raise _unreadable(path, f"has version {document['version']!r}", expected="version 1")
+    if not isinstance(document["architecture"], str) or document["architecture"] not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise _unreadable(path, f"names the architecture {document['architecture']!r}", expected=f"one of {known}")
+    architecture, settings = _ARCHITECTURES[document["architecture"]], document["config"]
+    known_keys = {field.name for field in fields(architecture.config)}
+    if not isinstance(settings, dict) or "classes" not in settings or not set(settings) <= known_keys:
+        came = f"has the settings {_some(list(settings))}" if isinstance(settings, dict) else "has no settings"
+        raise _unreadable(path, came, expected=f"classes, and others of {', '.join(sorted(known_keys))}")
+    try:
+        return architecture, architecture.config(**settings)
+    except OptionError as error:
+        raise _unreadable(path, f"has a wrong setting: {error.came}", expected=error.expected) from error
+
+
+def _unreadable(path: Path, came: str, *, expected: str = "what anytime.models.save writes") -> FormatError:
+    return FormatError(f"{path} {came}", expected=expected, fix="save the network again with this version", path=path)
+
+
+def _unknown(what: str, name: object, known: list[str] | tuple[str, ...]) -> OptionError:
+    close = get_close_matches(str(name), known, n=3, cutoff=0.5)
+    fix = f"did you mean {' or '.join(repr(match) for match in close)}?" if close else "choose one of those"
+    return OptionError(f"no {what} is called {name!r}", expected=f"one of {', '.join(known)}", fix=fix)
+
+
+def _some(items: list[str], most: int = 5) -> str:
+    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

@@ -1,0 +1,203 @@
+"""The laws every rule keeps, as one call: `check_rule(my_rule)`.
+
+A rule is anything with `start(exits)`, `step(state, logits)` and a call over all exits, as `anytime.Rule` describes. Each
+law is a function below whose docstring says what must hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.combine import Prediction
+from anytime.errors import CheckError, InputError, NonFiniteError, StateError
+
+_SHAPES = ((1, 1, 1), (1, 4, 3), (2, 0, 5), (3, 7, 2), (4, 5, 10), (8, 3, 101))
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LARGE = torch.finfo(torch.float32).max / 2
+
+Law = Callable[[Any], None]
+
+
+def check_rule(rule: Any) -> None:
+    """Run every law on a rule; raise `CheckError` at the first that is broken.
+
+    Example:
+        >>> from anytime import Product
+        >>> check_rule(Product())
+    """
+    for law in LAWS:
+        try:
+            law(rule)
+        except CheckError:
+            raise
+        except Exception as error:
+            raise _broken(law, rule, f"it raised {type(error).__name__}: {error}") from error
+
+
+def gives_distributions(rule: Any) -> None:
+    """Predictions have the right shape, are never NaN, never negative, and sum to one."""
+    for logits in _cases():
+        _check_prediction(gives_distributions, rule, rule(logits), logits)
+
+
+def survives_hostile_values(rule: Any) -> None:
+    """Huge, tiny, equal, zero and opposite logits give distributions too."""
+    for value in (0.0, -0.0, 1e8, -1e8, 1e-40, 1e-45, -1e-45, _LARGE, -_LARGE):
+        logits = torch.full((3, 4, 5), value)
+        logits[:, 0, 0] = -value
+        logits[1, 1, 2] = 1.0
+        logits[2, 2] = -logits[2, 2]
+        _check_prediction(survives_hostile_values, rule, rule(logits), logits)
+
+
+def steps_as_it_calls(rule: Any) -> None:
+    """Stepping exit by exit gives exactly what the call over all exits gives."""
+    for logits in _cases():
+        whole = rule(logits)
+        for exit, prediction in enumerate(_stepped(rule, logits)):
+            _equal(steps_as_it_calls, rule, prediction.log_probs, whole.log_probs[exit], f"log_probs at exit {exit}")
+            _equal(steps_as_it_calls, rule, prediction.fell_back, whole.fell_back[exit], f"fell_back at exit {exit}")
+
+
+def steps_are_pure(rule: Any) -> None:
+    """A step changes neither its state nor its input: taken twice it gives the same, and the past stays as it was."""
+    logits = _random(3, 4, 6)
+    kept = logits.clone()
+    state = rule.start(3)
+    for now in logits:
+        _, first = rule.step(state, now)
+        state, again = rule.step(state, now)
+        _equal(steps_are_pure, rule, first.log_probs, again.log_probs, "the same step taken twice")
+    rule(logits)
+    _equal(steps_are_pure, rule, logits, kept, "the input")
+
+
+def looks_only_back(rule: Any) -> None:
+    """What is said at an exit does not depend on later exits."""
+    logits, other = _random(5, 6, 7), _random(5, 6, 7, seed=1)
+    for exit in range(5):
+        mixed = torch.cat((logits[: exit + 1], other[exit + 1 :]))
+        _equal(looks_only_back, rule, rule(mixed).log_probs[exit], rule(logits).log_probs[exit], f"exit {exit}")
+
+
+def treats_rows_alone(rule: Any) -> None:
+    """A row's answer does not depend on the other rows of the batch, nor on their order."""
+    logits = _random(4, 9, 11)
+    whole = rule(logits).log_probs
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
+    _close(treats_rows_alone, rule, rule(logits[:, order]).log_probs, whole[:, order], "rows in another order")
+    _close(treats_rows_alone, rule, rule(logits[:, 3:5]).log_probs, whole[:, 3:5], "rows 3 and 4 alone")
+
+
+def treats_classes_alike(rule: Any) -> None:
+    """Renaming the classes renames the answers and changes nothing else."""
+    logits = _random(4, 9, 11)
+    order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
+    _close(
+        treats_classes_alike, rule, rule(logits[..., order]).log_probs, rule(logits).log_probs[..., order], "renamed classes"
+    )
+
+
+def computes_in_full_precision(rule: Any) -> None:
+    """Half precision logits are computed on in float32, float64 ones in float64."""
+    logits = _random(3, 4, 5)
+    for dtype in (torch.float16, torch.bfloat16):
+        half = logits.to(dtype)
+        _equal(computes_in_full_precision, rule, rule(half).log_probs, rule(half.float()).log_probs, f"{dtype} against float32")
+    if rule(logits.double()).log_probs.dtype != torch.float64:
+        raise _broken(computes_in_full_precision, rule, "float64 logits gave less than float64 log-probabilities")
+
+
+def refuses_what_is_not_finite(rule: Any) -> None:
+    """NaN and infinity raise `NonFiniteError` that names exit and row, in the call and in a step."""
+    for value in (float("nan"), float("inf"), -float("inf")):
+        logits = _random(3, 4, 5)
+        logits[2, 1, 3] = value
+        for attempt in (lambda logits=logits: rule(logits), lambda logits=logits: list(_stepped(rule, logits))):
+            error = _raised(refuses_what_is_not_finite, rule, attempt, NonFiniteError, f"{value} at exit 2, row 1")
+            if (error.exit, error.row) != (2, 1):
+                raise _broken(refuses_what_is_not_finite, rule, f"said exit {error.exit}, row {error.row}, not 2 and 1")
+
+
+def refuses_what_does_not_fit(rule: Any) -> None:
+    """Wrong ranks, changing shapes and steps beyond the last exit raise typed errors."""
+    _raised(refuses_what_does_not_fit, rule, lambda: rule(torch.zeros(4, 5)), InputError, "logits of rank 2")
+    _raised(refuses_what_does_not_fit, rule, lambda: rule(torch.zeros(2, 4, 5).long()), InputError, "integer logits")
+    state, _ = rule.step(rule.start(2), _random(1, 4, 5)[0])
+    _raised(refuses_what_does_not_fit, rule, lambda: rule.step(state, torch.zeros(3, 5)), InputError, "another batch size")
+    _raised(refuses_what_does_not_fit, rule, lambda: rule.step(state, torch.zeros(4, 6)), InputError, "other classes")
+    last, _ = rule.step(state, _random(1, 4, 5)[0])
+    _raised(refuses_what_does_not_fit, rule, lambda: rule.step(last, torch.zeros(4, 5)), StateError, "a step too many")
+
+
+LAWS: tuple[Law, ...] = (
+    gives_distributions,
+    survives_hostile_values,
+    steps_as_it_calls,
+    steps_are_pure,
+    looks_only_back,
+    treats_rows_alone,
+    treats_classes_alike,
+    computes_in_full_precision,
+    refuses_what_is_not_finite,
+    refuses_what_does_not_fit,
+)
+
+
+def _cases() -> Iterator[Tensor]:
+    for seed, shape in enumerate(_SHAPES):
+        for dtype in _FLOATS:
+            yield _random(*shape, seed=seed).to(dtype)
+
+
+def _random(exits: int, batch: int, classes: int, *, seed: int = 0) -> Tensor:
+    return 4 * torch.randn(exits, batch, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def _stepped(rule: Any, logits: Tensor) -> Iterator[Prediction]:
+    state = rule.start(len(logits))
+    for now in logits:
+        state, prediction = rule.step(state, now)
+        yield prediction
+
+
+def _check_prediction(law: Law, rule: Any, prediction: Any, logits: Tensor) -> None:
+    log_probs, fell_back = prediction.log_probs, prediction.fell_back
+    where = f"for {logits.dtype} logits of shape {tuple(logits.shape)}"
+    if log_probs.shape != logits.shape or fell_back.shape != logits.shape[:2] or fell_back.dtype != torch.bool:
+        raise _broken(law, rule, f"{where} log_probs are {tuple(log_probs.shape)}, fell_back {tuple(fell_back.shape)}")
+    if log_probs.dtype not in (torch.float32, torch.float64):
+        raise _broken(law, rule, f"{where} log_probs are {log_probs.dtype}")
+    if bool(log_probs.isnan().any()) or bool((log_probs > 1e-6).any()):
+        raise _broken(law, rule, f"{where} log-probabilities are NaN or above zero")
+    off = (log_probs.double().exp().sum(-1) - 1).abs()
+    if off.numel() and float(off.max()) > 1e-4:
+        raise _broken(law, rule, f"{where} probabilities sum to one only within {float(off.max()):.2g}")
+
+
+def _equal(law: Law, rule: Any, given: Tensor, wanted: Tensor, what: str) -> None:
+    if not torch.equal(given, wanted):
+        raise _broken(law, rule, f"{what}: differs")
+
+
+def _close(law: Law, rule: Any, given: Tensor, wanted: Tensor, what: str) -> None:
+    if not torch.allclose(given.exp(), wanted.exp(), atol=1e-5, rtol=1e-4):
+        raise _broken(law, rule, f"{what}: differs by {float((given.exp() - wanted.exp()).abs().max()):.2g}")
+
+
+def _raised(law: Law, rule: Any, attempt: Callable[[], Any], kind: type[Any], what: str) -> Any:
+    try:
+        attempt()
+    except kind as error:
+        return error
+    except Exception as error:
+        raise _broken(law, rule, f"{what} raised {type(error).__name__}, not {kind.__name__}") from error
+    raise _broken(law, rule, f"{what} was accepted")
+
+
+def _broken(law: Law, rule: Any, how: str) -> CheckError:
+    return CheckError(f"{rule!r} breaks the law '{law.__name__}': {how}", expected=str(law.__doc__), fix="mend the rule")

@@ -1,0 +1,89 @@
+"""Prediction sets against the plain formulas of both variants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anytime.conformal import Raps, rank_of, sort_rows
+from anytime.errors import OptionError, ShapeError
+
+
+def plain_rank(probs: np.ndarray, label: int) -> int:
+    return int(np.argsort(-probs, kind="stable").tolist().index(label))
+
+
+def plain_score(raps: Raps, probs: np.ndarray, rank: int, u: float) -> float:
+    ordered = np.sort(probs)[::-1]
+    if raps.variant == "original":
+        return ordered[:rank].sum() + u * ordered[rank] + raps.penalty * max(rank + 1 - raps.free, 0)
+    steps = ordered + raps.penalty * (np.arange(1, len(ordered) + 1) > raps.free)
+    return steps[: rank + 1].sum() - u * steps[rank]
+
+
+def plain_size(raps: Raps, probs: np.ndarray, q: float, u: float) -> int:
+    classes = len(probs)
+    if raps.variant == "paper":
+        return sum(plain_score(raps, probs, rank, u) <= q for rank in range(classes))
+    if q == 1:
+        return classes
+    ordered = np.sort(probs)[::-1]
+    reach = np.cumsum(ordered) + raps.penalty * np.maximum(np.arange(1, classes + 1) - raps.free, 0)
+    size = min(classes, 1 + int((reach <= q).sum()))
+    chance = (q - ordered[: size - 1].sum() - raps.penalty * max(size - raps.free, 0)) / ordered[size - 1]
+    return max(1, size - int(u >= chance))
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    variant=st.sampled_from(["paper", "original"]),
+    penalty=st.sampled_from([0.0, 0.01, 0.3]),
+    free=st.integers(0, 6),
+    ties=st.booleans(),
+)
+def test_scores_and_sizes_are_the_formulas(seed, variant, penalty, free, ties) -> None:
+    rng = np.random.default_rng(seed)
+    raps = Raps(penalty=penalty, free=free, variant=variant)
+    logits = rng.normal(size=(2, 6, 9)) * 2
+    logits = torch.from_numpy(np.round(logits) if ties else logits)
+    log_probs = logits.log_softmax(-1)
+    labels = torch.from_numpy(rng.integers(0, 9, 6))
+    uniform = torch.from_numpy(rng.random((2, 6)))
+    ascending = sort_rows(log_probs)
+    rank = rank_of(log_probs, ascending, labels)
+    scores = raps.label_score(ascending, rank, uniform)
+    threshold = torch.from_numpy(rng.random(2) * 1.2)
+    sizes = raps.size(ascending, threshold, uniform)
+    for m in range(2):
+        for n in range(6):
+            probs, u = log_probs[m, n].exp().numpy(), float(uniform[m, n])
+            assert rank[m, n].item() == plain_rank(log_probs[m, n].numpy(), int(labels[n]))
+            assert scores[m, n].item() == pytest.approx(plain_score(raps, probs, int(rank[m, n]), u))
+            assert sizes[m, n].item() == plain_size(raps, probs, float(threshold[m]), u)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 19, 20, 100, 101])
+def test_thresholds_are_the_quantiles_of_numpy(rows: int) -> None:
+    scores = torch.rand(2, rows, dtype=torch.float64)
+    plain = np.quantile(scores.numpy(), 0.95, axis=1, method="higher")
+    assert Raps(variant="original").threshold(scores).numpy() == pytest.approx(plain)
+    level = min(1.0, np.ceil((rows + 1) * 0.95) / rows)
+    assert Raps().threshold(scores).numpy() == pytest.approx(np.quantile(scores.numpy(), level, axis=1, method="higher"))
+
+
+def test_classes_without_probability_are_ranked_by_index() -> None:
+    log_probs = torch.tensor([[[0.0, -torch.inf, -torch.inf, -torch.inf]]])
+    for label in range(4):
+        assert rank_of(log_probs, sort_rows(log_probs), torch.tensor([label])).item() == label
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for bad in ({"alpha": 0}, {"alpha": 1}, {"penalty": -1}, {"free": -1}, {"variant": "aps"}, {"penalty": float("inf")}):
+        with pytest.raises(OptionError):
+            Raps(**bad)
+    with pytest.raises(ShapeError):
+        Raps().threshold(torch.zeros(2, 0))
