@@ -15,16 +15,6 @@ from torch import Tensor
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder of DATA.md: from ANYTIME_SHARED, or `../shared` beside the checkout."""
-    beside = Path(__file__).resolve().parents[2].parent / "shared"
-    folder = Path(os.environ.get("ANYTIME_SHARED", beside))
-    if not (folder / "reference").is_dir():
-        pytest.skip(f"no reference data at {folder}; set ANYTIME_SHARED to the folder that holds it")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def open_rgb() -> Callable[[Any], np.ndarray]:
     """Opens a picture, however large, as an array."""
     image = pytest.importorskip("PIL.Image", reason="Pillow opens the sheets of images")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from anytime.errors import OptionError, ShapeError
+from anytime.metrics.trajectories import above_zero
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Raps:
 
     def label_score(self, ascending: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
         """The score of each row's label, which stands at `rank` (from 0) of the sorted row."""
-        values = ascending.flip(-1).exp()
+        values = above_zero(ascending).flip(-1).exp()
         value, total = _at(values, rank), _at(values.cumsum(-1), rank)
         beyond = (rank + 1 - self.free).clamp(min=0)
         if self.variant == "original":
@@ -80,7 +81,7 @@ class Raps:
         """
         classes = ascending.shape[-1]
         limit = threshold[:, None]
-        values = ascending[..., classes - self._reachable(limit, classes) :].flip(-1).exp()
+        values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
         beyond = (torch.arange(1, values.shape[-1] + 1, device=values.device) - self.free).clamp(min=0)
         sums = values.cumsum(-1)
         reach = sums + self.penalty * beyond
@@ -104,7 +105,7 @@ class Raps:
 def sort_rows(log_probs: Tensor) -> Tensor:
     """Each row sorted, the most probable class last."""
     if log_probs.device.type == "cpu":  # NumPy's sort is vectorised, some fifty times faster here
-        return torch.from_numpy(np.sort(log_probs.numpy(), -1))
+        return torch.from_numpy(np.sort(log_probs.detach().numpy(), -1))
     return log_probs.sort(-1).values
 
 

@@ -25,9 +25,9 @@ from anytime.combine import Prediction
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.metrics import Trajectories, follow
 
-_CACHE_BYTES = 1 << 20
+_CACHE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
-_MOST_THREADS = 16
+_MOST_THREADS = 4  # each keeps some 200 MB of freed memory to itself
 
 Combine = Callable[[Tensor], Prediction]
 MapInOrder = Callable[..., Iterator[Any]]
@@ -142,6 +142,7 @@ def set_thresholds(
     count = split.calibration.numel()
     blocks = [slice(start, min(start + block, count)) for start in range(0, count, block)]
 
+    @torch.inference_mode()
     def scores(chosen: slice, uniform: Tensor) -> dict[str, Tensor]:
         picked = split.calibration[chosen]
         logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
@@ -158,6 +159,7 @@ def set_thresholds(
     return {name: sets.threshold(torch.cat([part[name] for part in parts], 1)) for name in combiners}
 
 
+@torch.inference_mode()
 def follow_chunk(
     rows: Rows,
     combiners: Mapping[str, Combine],

@@ -1,0 +1,175 @@
+"""Images a second of the training step against the same network in a plain eager loop, in one run.
+
+    python benchmarks/train.py                                   on a GPU: MSDNet for CIFAR-100, batch 256 and 512
+    python benchmarks/train.py --compile                         the same, and with torch.compile
+    python benchmarks/train.py --device cpu --batch 8 --steps 2 --repeats 2
+
+The rival is what one writes first: bfloat16 autocast (on a GPU), channels last, cross-entropies summed, torch's own SGD.
+The pictures are random; both sides crop and mirror them by the same function. A figure is the median over repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from anytime.data import ImageData, augment, normalise
+from anytime.models import MultiExit, create
+from anytime.train import Machine, TrainConfig, phases
+from anytime.train.step import TrainStep
+
+Step = Callable[[], None]
+
+
+def main() -> None:
+    options = _options()
+    torch.backends.cudnn.benchmark = True
+    data = _random_images(options.images, options.classes)
+    results = []
+    for batch in options.batch:
+        rival = measure(eager_step(network(options), data, batch, options.device), batch, options)
+        results.append({"batch": batch, "step": "plain eager loop", "images_per_second": rival, "ratio": 1.0})
+        print(_line(results[-1]), flush=True)
+        for name, machine in machines(options).items():
+            began = time.monotonic()
+            try:
+                rate = measure(our_step(network(options), data, batch, machine), batch, options)
+            except Exception as error:  # one variant's fault must not cost the others
+                print(f"batch {batch:>5}  {name}: {type(error).__name__}: {str(error)[:2000]}", flush=True)
+                continue
+            seconds = time.monotonic() - began
+            results.append({"batch": batch, "step": name, "images_per_second": rate, "ratio": rate / rival, "seconds": seconds})
+            print(_line(results[-1]), flush=True)
+    json.dump({"device": _device_name(options.device), "torch": torch.__version__, "results": results}, sys.stdout)
+    print()
+
+
+def machines(options: argparse.Namespace) -> dict[str, Machine]:
+    """Our step in its variants, the default first."""
+    if not options.device.startswith("cuda"):
+        return {"ours": Machine(device=options.device, channels_last=True)}
+    best = replace(Machine.best(options.device), streams=False)
+    first = replace(best, channels_last=False)
+    variants = {
+        "graph": best,
+        "graph, streams": replace(best, streams=True),
+        "graph, channels first": first,
+        "graph, channels first, streams": replace(first, streams=True),
+        "no graph": replace(best, graph=False),
+    }
+    if options.compile:
+        variants |= {
+            "graph, compiled": replace(best, compile=True),
+            "graph, channels first, compiled": replace(first, compile=True),
+        }
+    return variants
+
+
+def our_step(model: MultiExit, data: ImageData, batch: int, machine: Machine) -> Step:
+    """The trainer's step, on the batches of one epoch in turn."""
+    config = TrainConfig(batch=batch, lr=0.1)
+    objective = phases(config, exits=model.num_exits, steps_per_epoch=1)[0].objective
+    training = TrainStep(model, data, objective, config, machine)
+    training.begin(0)
+    index = 0
+
+    def step() -> None:
+        nonlocal index
+        training(index, 0.01)
+        index = (index + 1) % training.steps_per_epoch
+
+    return step
+
+
+def eager_step(model: MultiExit, data: ImageData, batch: int, device: str) -> Step:
+    """A plain loop's step."""
+    model = model.to(device, memory_format=torch.channels_last).train()
+    data = data.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    generator = torch.Generator(device).manual_seed(0)
+    criterion = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        rows = torch.randint(0, len(data), (batch,), device=device, generator=generator)
+        images = normalise(augment(data.images[rows], generator=generator), data.mean, data.std)
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(device.split(":")[0], torch.bfloat16, enabled=device.startswith("cuda")):
+            loss = sum(criterion(logits, data.labels[rows]) for logits in model.exits(images))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[union-attr]
+        optimizer.step()
+
+    return step
+
+
+def measure(step: Step, batch: int, options: argparse.Namespace) -> float:
+    """Median images a second, after warming up."""
+    for _ in range(options.warm_up):
+        step()
+    rates = []
+    for _ in range(options.repeats):
+        _wait(options.device)
+        began = time.perf_counter()
+        for _ in range(options.steps):
+            step()
+        _wait(options.device)
+        rates.append(options.steps * batch / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def network(options: argparse.Namespace) -> MultiExit:
+    torch.manual_seed(0)
+    return create(options.model, classes=options.classes)
+
+
+def _random_images(count: int, classes: int) -> ImageData:
+    generator = torch.Generator().manual_seed(0)
+    return ImageData(
+        name="random",
+        split="train",
+        images=torch.randint(0, 256, (count, 3, 32, 32), generator=generator, dtype=torch.uint8),
+        labels=torch.randint(0, classes, (count,), generator=generator),
+        class_names=tuple(str(label) for label in range(classes)),
+        mean=(0.5, 0.5, 0.5),
+        std=(0.25, 0.25, 0.25),
+        rows=torch.arange(count),
+    )
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def _line(result: dict[str, object]) -> str:
+    return "batch {batch:>5}  {step:<32} {images_per_second:>10,.0f} images/s  {ratio:6.2f} x".format(**result)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="msdnet-cifar")
+    parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument("--images", type=int, default=16384)
+    parser.add_argument("--batch", type=int, nargs="+", default=[256, 512])
+    parser.add_argument("--steps", type=int, default=30, help="steps a repeat")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=6)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

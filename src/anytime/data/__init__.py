@@ -1,0 +1,21 @@
+"""Data sets, one file each, and what is done to their images."""
+
+from anytime.data.augment import Draws, augment, crop_flip, draw, no_draws, normalise
+from anytime.data.base import ImageData
+from anytime.data.cifar import load_cifar
+from anytime.data.digits import load_digits
+from anytime.data.split import Split, hold_out
+
+__all__ = [
+    "Draws",
+    "ImageData",
+    "Split",
+    "augment",
+    "crop_flip",
+    "draw",
+    "hold_out",
+    "load_cifar",
+    "load_digits",
+    "no_draws",
+    "normalise",
+]

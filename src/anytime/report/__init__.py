@@ -1,0 +1,11 @@
+"""The report of an evaluation: one HTML file for a newcomer who has a minute, and for a researcher who has an hour."""
+
+from __future__ import annotations
+
+from anytime.report.card import card
+from anytime.report.figures import figures
+from anytime.report.folder import write_folder
+from anytime.report.page import render
+from anytime.report.verdict import verdict
+
+__all__ = ["card", "figures", "render", "verdict", "write_folder"]

@@ -1,0 +1,81 @@
+"""The folder of a run: `config.yaml metrics.json per_exit.csv report.html environment.json`, written as one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytime.report.measures import MEASURES
+from anytime.report.page import render
+
+if TYPE_CHECKING:
+    from anytime.evaluation import Evaluation
+
+_VERSIONS = ("torch", "numpy")
+
+
+def write_folder(
+    folder: str | Path, evaluation: Evaluation, *, source: str, environment: Mapping[str, Any], title: str | None = None
+) -> Path:
+    """Write everything an evaluation has to say into a folder.
+
+    Args:
+        folder: Where; made if it is not there.
+        evaluation: What was measured.
+        source: The name of the file with the logits.
+        environment: What it was measured with, as `anytime doctor` finds it.
+        title: The title of the report; the source without its ending if left out.
+
+    Returns:
+        The path of the report.
+    """
+    from anytime.artifacts import write_bundle
+
+    page = render(evaluation, title=title or Path(source).stem, source=source, versions=_versions(environment))
+    write_bundle(
+        folder,
+        {
+            "config.yaml": config(evaluation, source).encode(),
+            "metrics.json": as_document(evaluation.to_json()).encode(),
+            "per_exit.csv": per_exit(evaluation).encode(),
+            "report.html": page.encode(),
+            "environment.json": as_document(environment).encode(),
+        },
+    )
+    return Path(folder) / "report.html"
+
+
+def config(evaluation: Evaluation, source: str) -> str:
+    """What would make the same evaluation again, as YAML."""
+    import yaml
+
+    costs = list(evaluation.costs) if evaluation.costs_given else None
+    text: str = yaml.safe_dump({"file": source, "costs": costs, **evaluation.settings}, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def per_exit(evaluation: Evaluation) -> str:
+    """A row for each rule and exit, a column for each measure; empty where there is no value."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["rule", "exit", "cost", *MEASURES])
+    for rule, figures in evaluation.rules.items():
+        columns = [figures.get(key) or [None] * evaluation.exits for key in MEASURES]
+        for exit, cost in enumerate(evaluation.costs):
+            writer.writerow([rule, exit + 1, cost, *(column[exit] for column in columns)])
+    return out.getvalue()
+
+
+def as_document(data: Any) -> str:
+    """JSON as it is written to files."""
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    packages = environment.get("packages") or {}
+    found = {"python": environment.get("python"), **{name: packages.get(name) for name in _VERSIONS}}
+    return {name: str(version) for name, version in found.items() if version}

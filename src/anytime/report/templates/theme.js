@@ -1,0 +1,8 @@
+(function () {
+  var root = document.documentElement;
+  root.classList.add("script");
+  try {
+    var theme = localStorage.getItem("anytime-theme");
+    if (theme === "light" || theme === "dark") root.dataset.theme = theme;
+  } catch (error) { /* storage may be closed to local files */ }
+})();

@@ -1,0 +1,224 @@
+"""Train a network with exits on CIFAR: `python -m anytime.train.cifar --data cifar100 --root FOLDER --out FOLDER`.
+
+It needs torch, NumPy and safetensors alone (and Pillow for sheets), so that it runs where there is little else.
+
+The recipe is that of MSDNet (batch 64, rate .1, 300 epochs, divided by 10 at ½ and ¾, no Nesterov) made for a large
+batch: the rate grows in proportion to the batch, climbs for the first epochs, and goes down by a cosine with
+Nesterov's rule. Batch, rate and weight decay then give the same decay an epoch as the original.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anytime.artifacts import tensors_from_bytes, tensors_to_bytes, write_bytes
+from anytime.data import ImageData, Split, hold_out, load_cifar
+from anytime.errors import AnytimeError
+from anytime.models.base import MultiExit
+from anytime.train.config import Machine, TrainConfig
+from anytime.train.log import EpochLog
+from anytime.train.logits import Evaluation, exit_accuracy
+from anytime.train.loop import Habits, Outcome, fit
+
+_RATE_PER_IMAGE = 0.1 / 64
+# Seconds kept back for the last evaluation and for writing.
+_RESERVE = 25.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train, once a seed; gives the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _train_all(options)
+    except AnytimeError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _train_all(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    sets = load_cifar(options.data, options.root)
+    split = hold_out(len(sets["train"]), options.held_out, seed=options.split_seed)
+    train, val = split.apply(sets["train"])
+    print(f"{options.data}: {len(train)} train, {len(val)} val, {len(sets['test'])} test ({time.monotonic() - began:.0f} s)")
+    done = True
+    for seed in options.seeds:
+        left = None if options.minutes is None else options.minutes * 60 - (time.monotonic() - began) - _RESERVE
+        if left is not None and left <= 0:
+            print(f"seed {seed}: no time left, not begun")
+            return 1
+        folder = options.out if len(options.seeds) == 1 else options.out / f"seed-{seed}"
+        done &= _train_one(options, seed, folder, split, (train, val, sets["test"]), left)
+    return 0 if done else 1
+
+
+def _train_one(
+    options: argparse.Namespace,
+    seed: int,
+    folder: Path,
+    split: Split,
+    sets: tuple[ImageData, ImageData, ImageData],
+    seconds: float | None,
+) -> bool:
+    """One run with all its files; whether it came to its end."""
+    train, val, test = sets
+    config, machine = _config(options, seed), _machine(options)
+    model = _model(options, seed, train.classes)
+    described = _describe(options, config, machine)
+    print(json.dumps(described), flush=True)
+    _write(folder / "config.json", json.dumps(described, indent=1).encode())
+    _write(folder / "split.json", split.to_json().encode())
+    habits = Habits(
+        folder=folder,
+        resume=options.resume,
+        checkpoint_every=options.checkpoint_every,
+        evaluate_every=options.evaluate_every,
+        seconds=seconds,
+        on_epoch=lambda line: _say(line, config),
+    )
+    outcome = fit(model, train, config, val=val, machine=machine, habits=habits)
+    if not outcome.finished:
+        print(f"stopped at step {outcome.step} of {outcome.steps}: {outcome.stopped}; go on with --resume", flush=True)
+        return False
+    _finish(folder, model, {"val": val, "test": test}, outcome, {"seed": seed, "epochs": config.epochs}, machine)
+    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+    return True
+
+
+def _finish(
+    folder: Path,
+    model: MultiExit,
+    sets: dict[str, ImageData],
+    outcome: Outcome,
+    about: dict[str, Any],
+    machine: Machine,
+) -> None:
+    """Write logits, weights and the summary."""
+    summary: dict[str, Any] = {
+        **about,
+        "seconds": round(outcome.seconds, 1),
+        "images_per_second": round(outcome.images_per_second),
+    }
+    for name, data in sets.items():
+        logits = Evaluation(model, data, graph=machine.graph).logits()
+        summary[f"{name}_accuracy"] = [round(share, 5) for share in exit_accuracy(logits, data.labels)]
+        stored = io.BytesIO()
+        np.savez(stored, logits=logits.numpy().astype(np.float16), labels=data.labels.numpy(), indices=data.rows.numpy())
+        _write(folder / f"{name}.npz", stored.getvalue())
+    _write(folder / "model.safetensors", tensors_to_bytes(model.state_dict()))
+    _write(folder / "summary.json", json.dumps(summary, indent=1).encode())
+    print(json.dumps(summary), flush=True)
+
+
+def _model(options: argparse.Namespace, seed: int, classes: int) -> MultiExit:
+    from anytime.models import create
+
+    torch.manual_seed(seed)
+    model: MultiExit = create(options.model, classes=classes)
+    if options.init is not None:
+        model.load_state_dict(tensors_from_bytes(options.init.read_bytes(), path=options.init))
+    return model
+
+
+def _config(options: argparse.Namespace, seed: int) -> TrainConfig:
+    return TrainConfig(
+        epochs=options.epochs,
+        batch=options.batch,
+        lr=_RATE_PER_IMAGE * options.batch if options.lr is None else options.lr,
+        nesterov=options.nesterov,
+        weight_decay=options.weight_decay,
+        schedule=options.schedule,
+        warmup=min(options.warmup, options.epochs),
+        objective=options.objective,
+        seed=seed,
+    )
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    cuda = options.device.startswith("cuda")
+    return Machine(
+        device=options.device,
+        precision=options.precision or ("bfloat16" if cuda else "float32"),
+        channels_last=cuda if options.channels_last is None else options.channels_last,
+        graph=cuda if options.graph is None else options.graph,
+        compile=options.compile,
+        streams=options.streams,
+    )
+
+
+def _describe(options: argparse.Namespace, config: TrainConfig, machine: Machine) -> dict[str, Any]:
+    """All that was asked for and where it ran."""
+    on_gpu = machine.device.startswith("cuda")
+    return {
+        "model": options.model,
+        "init": None if options.init is None else options.init.name,
+        "data": options.data,
+        "held_out": options.held_out,
+        "split_seed": options.split_seed,
+        "recipe": config.to_json(),
+        "machine": machine.to_json(),
+        "hardware": torch.cuda.get_device_name(machine.device) if on_gpu else "cpu",
+        "torch": torch.__version__,
+    }
+
+
+def _say(line: EpochLog, config: TrainConfig) -> None:
+    if line.val_accuracy is not None:
+        shares = " ".join(f"{share:.4f}" for share in line.val_accuracy)
+        losses = " ".join(f"{loss:.3f}" for loss in line.losses)
+        print(
+            f"epoch {line.epoch}/{config.epochs}  val {shares}  loss {losses}  lr {line.lr:.4f}  "
+            f"{line.images_per_second:,.0f} images/s  {line.seconds:.0f} s",
+            flush=True,
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, data)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m anytime.train.cifar", description="Train a network with exits on CIFAR.")
+    add = parser.add_argument
+    add("--data", choices=("cifar10", "cifar100"), default="cifar100")
+    add("--root", type=Path, required=True, help="folder with the data, in any of its published forms")
+    add("--out", type=Path, required=True, help="folder for log, logits and weights; one folder a seed where there are several")
+    add("--model", default="msdnet-cifar", help="name of the network")
+    add("--init", type=Path, help="safetensors file of weights to begin from")
+    add("--epochs", type=int, default=200)
+    add("--batch", type=int, default=256)
+    add("--lr", type=float, help="highest learning rate; .1 for each 64 images of a batch by default")
+    add("--nesterov", action=argparse.BooleanOptionalAction, default=True)
+    add("--weight-decay", type=float, default=1e-4)
+    add("--schedule", choices=("step", "cosine"), default="cosine")
+    add("--warmup", type=float, default=5.0, help="epochs")
+    add("--objective", choices=("joint", "product", "joint-then-product"), default="joint")
+    add("--seeds", "--seed", type=int, nargs="+", default=[0], help="one run each, one after the other")
+    add("--held-out", type=int, default=5000, help="validation rows, split off the training rows")
+    add("--split-seed", type=int, default=0)
+    add("--minutes", type=float, help="stop cleanly, with a checkpoint, before this limit for the whole command")
+    add("--resume", action="store_true", help="go on from the checkpoint in --out, if there is one")
+    add("--checkpoint-every", type=int, default=5, help="epochs")
+    add("--evaluate-every", type=int, default=10, help="epochs")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--precision", choices=("float32", "bfloat16"), help="bfloat16 on a GPU by default")
+    add("--channels-last", action=argparse.BooleanOptionalAction, help="on a GPU by default")
+    add("--graph", action=argparse.BooleanOptionalAction, help="the step as a CUDA graph; on a GPU by default")
+    add("--compile", action="store_true", help="fuse with torch.compile; takes minutes to begin")
+    add("--streams", action="store_true", help="independent parts of an MSDNet side by side")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""What is trained and how: a recipe, and apart from it the machine it runs on.
+
+Two runs with the same recipe learn the same thing up to rounding, whatever the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from anytime.errors import OptionError
+
+Schedule = Literal["step", "cosine"]
+Objective = Literal["joint", "product", "joint-then-product"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A recipe. The defaults are those of MSDNet on CIFAR: batch 64, 300 epochs, the rate divided by 10 twice.
+
+    Args:
+        epochs: Passes over the training rows.
+        batch: Images a step; rows that do not fill a batch are left out of an epoch, others in each epoch.
+        lr: The learning rate at its highest.
+        momentum: Of stochastic gradient descent.
+        nesterov: Whether to look ahead by Nesterov's rule.
+        weight_decay: L2, on all parameters.
+        schedule: `step` divides the rate by 10 at a half and at three quarters, `cosine` goes down to 0.
+        warmup: Epochs over which the rate first climbs.
+        objective: `joint` is the sum of the exits' cross-entropies (Eq. 1), `product` the likelihood of Product Anytime,
+            `joint-then-product` the paper's finetuning: the first, and for the last part of the epochs the second.
+        product_from: At which share of the epochs `joint-then-product` changes over.
+        exit_weights: One weight an exit, or none for all ones.
+        augment: Whether training images are cropped (padding 4) and mirrored at random.
+        seed: Of the order and the crops. The network's own start is the caller's.
+    """
+
+    epochs: int = 300
+    batch: int = 64
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 1e-4
+    schedule: Schedule = "step"
+    warmup: float = 0.0
+    objective: Objective = "joint"
+    product_from: float = 2 / 3
+    exit_weights: tuple[float, ...] | None = None
+    augment: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch", 1), ("seed", 0)):
+            _whole(name, getattr(self, name), low)
+        _number("lr", self.lr, 0, math.inf, above=True)
+        _number("momentum", self.momentum, 0, 1)
+        _number("weight_decay", self.weight_decay, 0, math.inf)
+        _number("warmup", self.warmup, 0, self.epochs)
+        _number("product_from", self.product_from, 0, 1)
+        _choice("schedule", self.schedule, get_args(Schedule))
+        _choice("objective", self.objective, get_args(Objective))
+        for name in ("nesterov", "augment"):
+            _choice(name, getattr(self, name), (True, False))
+        if self.exit_weights is not None:
+            weights = tuple(self.exit_weights)
+            for weight in weights:
+                _number("exit_weights", weight, 0, math.inf)
+            object.__setattr__(self, "exit_weights", tuple(float(weight) for weight in weights))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Read back what `to_json` gave; unknown names are refused."""
+        _known(cls, values)
+        weights = values.get("exit_weights")
+        return cls(**{**values, "exit_weights": None if weights is None else tuple(weights)})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and with which arithmetic a recipe runs.
+
+    Args:
+        device: `cpu`, `cuda`, `cuda:1`.
+        precision: `bfloat16` computes convolutions and linear layers in bfloat16; weights, batch norm's statistics and the
+            loss stay float32.
+        channels_last: Whether images and weights have their channels innermost in memory.
+        graph: Whether the whole step is captured as a CUDA graph.
+        compile: Whether `torch.compile` fuses the forward and backward pass.
+        streams: Whether independent parts of an MSDNet run side by side on a GPU.
+    """
+
+    device: str = "cpu"
+    precision: Precision = "float32"
+    channels_last: bool = False
+    graph: bool = False
+    compile: bool = False
+    streams: bool = False
+
+    def __post_init__(self) -> None:
+        _choice("precision", self.precision, get_args(Precision))
+        for name in ("channels_last", "graph", "compile", "streams"):
+            _choice(name, getattr(self, name), (True, False))
+        if (self.graph or self.streams) and not self.device.startswith("cuda"):
+            raise OptionError(
+                f"a CUDA graph or streams were asked for on {self.device}",
+                expected="device='cuda'",
+                fix="leave graph and streams off on a CPU",
+            )
+        if self.compile and self.streams:
+            raise OptionError("compile and streams were both asked for", expected="one of the two", fix="leave one off")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Read back what `to_json` gave; unknown names are refused."""
+        _known(cls, values)
+        return cls(**values)
+
+    @classmethod
+    def best(cls, device: str) -> Self:
+        """The fastest settings for a device."""
+        if device.startswith("cuda"):
+            return cls(device=device, precision="bfloat16", channels_last=True, graph=True)
+        return cls(device=device)
+
+
+def _known(kind: type[TrainConfig] | type[Machine], values: dict[str, Any]) -> None:
+    names = {field.name for field in fields(kind)}
+    unknown = sorted(set(values) - names)
+    if unknown:
+        raise OptionError(
+            f"unknown settings {', '.join(unknown)}", expected=f"some of {', '.join(sorted(names))}", fix="correct the name"
+        )
+
+
+def _whole(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise OptionError(f"{name} is {value!r}", expected=f"a whole number, at least {low}", fix=f"correct {name}")
+
+
+def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+    if not good or (above and value == low):
+        upto = "" if math.isinf(high) else f" and at most {high:g}"
+        expected = f"a number {'above' if above else 'of at least'} {low:g}{upto}"
+        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        expected = " or ".join(repr(choice) for choice in choices)
+        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")

@@ -1,0 +1,104 @@
+"""What a run says: one CSV line an epoch, and a line of progress on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from anytime.artifacts import write_text
+
+
+@dataclass(frozen=True)
+class EpochLog:
+    """One epoch: `epoch` counts from 1, `step` from the beginning of the run; losses are means over the epoch."""
+
+    epoch: int
+    step: int
+    lr: float
+    losses: tuple[float, ...]
+    val_accuracy: tuple[float, ...] | None
+    images_per_second: float
+    seconds: float
+
+    def columns(self) -> dict[str, str]:
+        """Names and values of the CSV line; accuracies are empty where none were measured."""
+        val = self.val_accuracy or ("",) * len(self.losses)
+        return {
+            "epoch": str(self.epoch),
+            "step": str(self.step),
+            "lr": f"{self.lr:.6g}",
+            **{f"loss_{exit}": f"{loss:.6g}" for exit, loss in enumerate(self.losses, 1)},
+            **{f"val_accuracy_{exit}": f"{share:.6g}" if share != "" else "" for exit, share in enumerate(val, 1)},
+            "images_per_second": f"{self.images_per_second:.6g}",
+            "seconds": f"{self.seconds:.6g}",
+        }
+
+
+class CsvLog:
+    """The log of a run; `start` keeps what an earlier part of the run wrote up to a step."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+
+    def start(self, step: int) -> None:
+        """Drop lines of epochs that ended after `step`: they will be run again."""
+        if self.path is None or not self.path.exists():
+            return
+        with self.path.open(newline="") as file:
+            lines = [line for line in csv.DictReader(file) if int(line["step"]) <= step]
+        write_text(self.path, _table(lines) if lines else "")
+
+    def add(self, epoch: EpochLog) -> None:
+        """Write one more line."""
+        if self.path is None:
+            return
+        columns = epoch.columns()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(columns), lineterminator="\n")
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerow(columns)
+
+
+class Progress:
+    """`step 1200/52500  17,012 images/s  4 min left`, rewritten in place; silent where stderr is no terminal."""
+
+    def __init__(self, steps: int, batch: int, *, stream: TextIO | None = None) -> None:
+        self.steps, self.batch = steps, batch
+        self.stream = stream or sys.stderr
+        self._first: tuple[int, float] | None = None
+        self._shown = 0.0
+
+    def show(self, step: int) -> None:
+        """Say that `step` steps are done, at most a few times a second."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        if not self.stream.isatty() or now - self._shown < 0.25:
+            return
+        self._shown = now
+        done, since = step - self._first[0], now - self._first[1]
+        rate = done / since if done and since > 0 else 0.0
+        left = f"{(self.steps - step) / rate / 60:.0f} min left" if rate else ""
+        self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {rate * self.batch:,.0f} images/s  {left}")
+        self.stream.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.stream.isatty() and self._shown:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+
+
+def _table(lines: list[dict[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()

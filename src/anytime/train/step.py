@@ -1,0 +1,140 @@
+"""One training step as a function of buffers that stay in place: crop, forward, loss, backward, update.
+
+The same code runs eagerly on a CPU and is captured as a CUDA graph on a GPU. Nothing in it reads a value back to the
+host or draws a random number: order and crops of an epoch are drawn before it, on the CPU, from the seed and the number
+of the epoch alone. So both devices see the same batches, and a run can go on from any step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anytime.data.augment import Draws, crop_flip, draw, no_draws, normalise
+from anytime.data.base import ImageData
+from anytime.errors import OptionError
+from anytime.models.base import MultiExit
+from anytime.train.branches import run_side_by_side
+from anytime.train.config import Machine, TrainConfig
+from anytime.train.graph import Replayed
+from anytime.train.objectives import Objective
+from anytime.train.sgd import SGD
+from anytime.train.weights import FlatWeights
+
+_COUNTER = "num_batches_tracked"
+
+
+class TrainStep:
+    """A network in training, its data, and the step.
+
+    Args:
+        model: The caller's network, in float32; it is moved to the machine's device and changed by `publish` alone.
+        data: Training images; they are moved to the device whole.
+        objective: What is minimised; may be changed between steps with `minimise`.
+        config: The recipe.
+        machine: Where it runs.
+    """
+
+    def __init__(self, model: MultiExit, data: ImageData, objective: Objective, config: TrainConfig, machine: Machine) -> None:
+        if len(data) < config.batch:
+            raise OptionError(
+                f"a batch of {config.batch} came with {len(data)} images", expected="at least one batch", fix="lower batch"
+            )
+        self.config, self.machine = config, machine
+        device = torch.device(machine.device)
+        self.model = model.to(device)
+        self.network = copy.deepcopy(model).train()
+        _stop_counting(self.network)
+        if machine.streams:
+            run_side_by_side(self.network)
+        self._dtype = getattr(torch, machine.precision)
+        self.weights = FlatWeights(self.network, rounded=self._dtype, channels_last=machine.channels_last)
+        self.optimizer = SGD(self.weights, config)
+        self.data = data.to(device)
+        self.rows = torch.zeros(config.batch, dtype=torch.int64, device=device)
+        self.order = torch.zeros(len(data), dtype=torch.int64, device=device)
+        self.draws = no_draws(len(data), device=device)
+        self.losses = torch.zeros(model.num_exits, device=device)
+        self._mean, self._std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
+        self.minimise(objective)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many full batches there are."""
+        return len(self.data) // self.config.batch
+
+    def minimise(self, objective: Objective) -> None:
+        """Minimise this from the next step on."""
+        self._objective = torch.compile(objective, dynamic=False) if self.machine.compile else objective
+        self._run: Callable[[], None] = Replayed(self.run) if self.machine.graph else self.run
+
+    def begin(self, epoch: int) -> None:
+        """Draw the order and the crops of an epoch."""
+        seed = np.random.SeedSequence([self.config.seed, epoch]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(seed))
+        self.order.copy_(torch.randperm(len(self.data), generator=generator))
+        if self.config.augment:
+            self.draws.copy_(draw(len(self.data), generator=generator))
+
+    def __call__(self, index: int, lr: float) -> None:
+        """Train on batch `index` of this epoch with rate `lr`; the losses are added to `losses`."""
+        batch = self.config.batch
+        self.rows.copy_(self.order[index * batch : (index + 1) * batch])
+        self.optimizer.lr.fill_(lr)
+        self._run()
+
+    def run(self) -> None:
+        """The step itself, on what lies in the buffers."""
+        losses = self._objective(self.network, self.images(self.rows, self.draws[self.rows]), self.data.labels[self.rows])
+        gradients = torch.autograd.grad(losses.sum(), self.weights.parameters)
+        self.weights.collect(gradients)
+        self.optimizer.step()
+        self.losses.add_(losses.detach())
+
+    def images(self, rows: Tensor, draws: Draws) -> Tensor:
+        """Training images as the network sees them."""
+        bytes_ = crop_flip(self.data.images, rows, draws)
+        images = normalise(bytes_, self._mean, self._std, dtype=self._dtype)
+        return images.contiguous(memory_format=torch.channels_last) if self.machine.channels_last else images
+
+    @torch.no_grad()
+    def publish(self, steps: int) -> None:
+        """Copy weights and statistics to the caller's model, which has then been trained for `steps` steps."""
+        trained = self.weights.named()
+        for name, parameter in self.model.named_parameters():
+            if name in trained:
+                parameter.copy_(trained[name])
+        statistics = dict(self.network.named_buffers())
+        for name, buffer in self.model.named_buffers():
+            if name in statistics:
+                buffer.copy_(statistics[name])
+            elif name.endswith(_COUNTER):
+                buffer.fill_(steps)
+
+    @torch.no_grad()
+    def adopt(self, velocity: dict[str, Tensor], losses: Tensor) -> None:
+        """Go on from the caller's model, with this velocity and these losses of an unfinished epoch."""
+        self.weights.load(self.weights.master, dict(self.model.named_parameters()))
+        self.weights.load(self.optimizer.velocity, velocity)
+        self.weights.refresh()
+        statistics = dict(self.model.named_buffers())
+        for name, buffer in self.network.named_buffers():
+            buffer.copy_(statistics[name])
+        self.losses.copy_(losses)
+
+    def take_losses(self) -> Tensor:
+        """The sum of the losses since last asked, per exit, on the host."""
+        losses = self.losses.to("cpu", copy=True)
+        self.losses.zero_()
+        return losses
+
+
+def _stop_counting(network: nn.Module) -> None:
+    """Batch norms that keep a moving average do not need their count, and counting is a launch for each."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+            module.num_batches_tracked = None

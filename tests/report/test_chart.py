@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from anytime.report.chart import (
+    MARKERS,
+    Axis,
+    Chart,
+    Guide,
+    Look,
+    Series,
+    draw,
+    look,
+    place,
+    sparkline,
+    standalone,
+    style_sheet,
+)
+from anytime.report.scale import linear, symlog
+
+EVIL = '"><script>alert(1)</script>&'
+
+
+def chart(*, name: str = "product", y: tuple[float | None, ...] = (66.0, 1.0, 0.0)) -> Chart:
+    line = Series(name, (0.01, 0.1, 0.5), y, look(2), tuple(f"{name} {value}" for value in y))
+    guide = Guide((0.0, 0.0), (0.5, 0.0), "ideal")
+    values = [value for value in y if value is not None]
+    return Chart(f"falls under {name}", Axis("by", linear((0, 0.5))), Axis("%", symlog(values)), (line,), (guide,))
+
+
+def test_a_chart_is_well_formed_scales_and_can_be_read_out() -> None:
+    root = ElementTree.fromstring(draw(chart()))
+    assert root.get("viewBox") == "0 0 440 264"
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "falls under product"
+
+
+def test_every_point_has_a_marker_with_its_words() -> None:
+    titles = [title.text for title in ElementTree.fromstring(draw(chart())).iter("title")]
+    assert titles == ["product 66.0", "product 1.0", "product 0.0"]
+
+
+def test_zero_lies_on_the_guide_of_the_ideal() -> None:
+    found = chart()
+    assert place(found, 0.5, 0.0)[1] == place(found, 0.0, 0.0)[1]
+
+
+def test_all_points_lie_inside_the_frame() -> None:
+    found = chart()
+    for x, y in zip(found.series[0].x, found.series[0].y, strict=True):
+        across, down = place(found, x, y or 0.0)
+        assert 0 < across < 440
+        assert 0 < down < 264
+
+
+def test_a_missing_point_breaks_the_line() -> None:
+    svg = draw(chart(y=(66.0, None, 1.0)))
+    root = ElementTree.fromstring(svg)
+    line = next(path for group in root.iter("g") if group.get("class") == "s2" for path in group if path.get("class") == "line")
+    assert (line.get("d") or "").count("M") == 2
+    assert "None" not in (line.get("d") or "")
+
+
+def test_text_is_escaped_everywhere() -> None:
+    for svg in (draw(chart(name=EVIL)), standalone(chart(name=EVIL), title=EVIL)):
+        ElementTree.fromstring(svg)
+        assert "<script" not in svg
+
+
+def test_no_colour_is_written_into_a_chart() -> None:
+    svg = draw(chart())
+    assert "#" not in svg
+    assert "style=" not in svg
+
+
+def test_a_standalone_chart_brings_style_background_title_and_legend() -> None:
+    svg = standalone(chart(), title="Falls")
+    root = ElementTree.fromstring(svg)
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Falls", "product", "ideal"} <= set(words)
+    assert style_sheet() in svg
+    assert "prefers-color-scheme: dark" in svg
+    assert 'class="paper"' in svg
+    assert svg.count("http") == 1  # the namespace
+
+
+def test_a_legend_that_is_too_long_goes_on_in_a_second_line() -> None:
+    lines = tuple(Series(f"product(clipped({index}), weights=ones)", (1.0,), (1.0,), look(index)) for index in range(4))
+    wide = Chart("many", Axis("x", linear([1])), Axis("y", linear([1])), lines)
+    assert 'transform="translate(0 20)"' in standalone(wide, title="many")
+
+
+def test_the_first_36_looks_all_differ() -> None:
+    looks = [look(index) for index in range(36)]
+    assert len(set(looks)) == 36
+    assert len({look(index).css for index in range(6)}) == len({look(index).marker for index in range(6)}) == len(MARKERS)
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.0, 1.0], [0.1] * 12])
+def test_a_sparkline_takes_any_number_of_exits(values: list[float]) -> None:
+    root = ElementTree.fromstring(sparkline(values, Look("s0"), summary="a < b"))
+    assert root.get("aria-label") == "a < b"

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from anytime.errors import OptionError
+from anytime.train import Machine, TrainConfig
+
+
+def test_a_recipe_survives_json() -> None:
+    config = TrainConfig(epochs=7, exit_weights=(1, 0.5), schedule="cosine", objective="product")
+    assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    machine = Machine(channels_last=True)
+    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"epochs": 0},
+        {"epochs": 1.5},
+        {"batch": True},
+        {"lr": 0},
+        {"lr": float("nan")},
+        {"momentum": 1.5},
+        {"weight_decay": -1e-4},
+        {"warmup": 301},
+        {"schedule": "linear"},
+        {"objective": "sum"},
+        {"exit_weights": (1.0, -1.0)},
+        {"seed": -1},
+        {"nesterov": "yes"},
+    ],
+)
+def test_values_outside_their_range_are_refused(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(OptionError, match=name):
+        TrainConfig(**values)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(OptionError, match="learning_rate"):
+        TrainConfig.from_json({"learning_rate": 0.1})
+
+
+def test_a_graph_needs_a_gpu() -> None:
+    with pytest.raises(OptionError, match="CUDA graph"):
+        Machine(device="cpu", graph=True)
+    assert Machine.best("cuda:0").graph
+    assert not Machine.best("cpu").graph
