@@ -48,19 +48,35 @@ def main() -> None:
             seconds = time.monotonic() - began
             results.append({"batch": batch, "step": name, "images_per_second": rate, "ratio": rate / rival, "seconds": seconds})
             print(_line(results[-1]), flush=True)
+    if options.profile:
+        profile(our_step(network(options), data, options.batch[0], replace(Machine.best(options.device), graph=False)))
     json.dump({"device": _device_name(options.device), "torch": torch.__version__, "results": results}, sys.stdout)
     print()
+
+
+def profile(step: Step) -> None:
+    """The kernels that take most of a step, without a graph so that each is named."""
+    for _ in range(3):
+        step()
+    with torch.profiler.profile() as seen:
+        step()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    print(seen.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=90))
 
 
 def machines(options: argparse.Namespace) -> dict[str, Machine]:
     """Our step in its variants, the default first."""
     if not options.device.startswith("cuda"):
         return {"ours": Machine(device=options.device, channels_last=True)}
-    best = replace(Machine.best(options.device), streams=False)
+    best = Machine(device=options.device, precision="bfloat16", channels_last=True, graph=True)
     first = replace(best, channels_last=False)
     variants = {
         "graph": best,
+        "graph, fused": replace(best, fused=True),
         "graph, streams": replace(best, streams=True),
+        "graph, fused, streams": replace(best, fused=True, streams=True),
         "graph, channels first": first,
         "graph, channels first, streams": replace(first, streams=True),
         "no graph": replace(best, graph=False),
@@ -166,7 +182,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=30, help="steps a repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=6)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="also with torch.compile, which takes minutes to begin")
+    parser.add_argument("--profile", action="store_true", help="also list the kernels of a step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 

@@ -20,9 +20,13 @@ app = App(
     version=__version__,
     result_action="return_value",
 )
-app.command("anytime.cli.demo:demo", help="Train a small network with exits on real digits and show what the rules do.")
-app.command("anytime.cli.evaluate:evaluate", help="Measure how anytime a model is, from the logits of its exits.")
-app.command("anytime.cli.doctor:doctor", help="Show versions, threads, devices and optional packages.")
+VERBS = {
+    "demo": "Train a small network with exits on real digits and show what the rules do.",
+    "evaluate": "Measure how anytime a model is, from the logits of its exits.",
+    "doctor": "Show versions, threads, devices and optional packages.",
+}
+for _verb, _help in VERBS.items():
+    app.command(f"anytime.cli.{_verb}:{_verb}", name=_verb, help=_help)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,7 +39,10 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        print(f"anytime: {_plain(error)}\n  to do: see 'anytime --help' or 'anytime VERB --help'", file=sys.stderr)
+        verb = next((word for word in arguments if not word.startswith("-")), "")
+        usage = f"anytime {verb} --help" if verb in VERBS else "anytime --help"
+        wrong = AnytimeError(" ".join(str(error).split()), expected="a call as its help describes", fix=f"see '{usage}'")
+        print(f"anytime: {wrong}", file=sys.stderr)
         return 2
     except AnytimeError as error:
         print(f"anytime: {error}", file=sys.stderr)
@@ -47,7 +54,3 @@ def run(arguments: Sequence[str]) -> int:
         sys.stderr.close()
         return 0
     return code if isinstance(code, int) else 0
-
-
-def _plain(error: CycloptsError) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

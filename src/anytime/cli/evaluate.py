@@ -13,6 +13,8 @@ from anytime.errors import OptionError
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation
 
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
 
 def evaluate(
     file: Path,
@@ -22,9 +24,9 @@ def evaluate(
     rules: str = "latest,caching,product",
     costs: str | None = None,
     out: Path | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
-    probabilities: Annotated[bool, Parameter(negative=())] = False,
-    strict: Annotated[bool, Parameter(negative=())] = False,
+    json: Flag = False,
+    probabilities: Flag = False,
+    strict: Flag = False,
     sets: Literal["paper", "original", "none"] = "paper",
     seed: int = 0,
 ) -> int:

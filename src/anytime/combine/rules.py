@@ -191,8 +191,9 @@ class Product(Rule[State]):
 
     def start(self, exits: int) -> State:
         """The state before the first of `exits` exits."""
+        state = super().start(exits)
         _weights(self.weights, exits)
-        return super().start(exits)
+        return state
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
         weight = _weights(self.weights, state.exits)[state.seen]
@@ -240,8 +241,9 @@ class Mixture(Rule[MixtureState]):
 
     def start(self, exits: int) -> MixtureState:
         """The state before the first of `exits` exits."""
+        state = super().start(exits)
         _weights(self.weights, exits)
-        return super().start(exits)
+        return state
 
     def _update(self, state: MixtureState, logits: Tensor) -> tuple[MixtureState, Prediction]:
         weights = _weights(self.weights, state.exits)

@@ -152,6 +152,7 @@ def _machine(options: argparse.Namespace) -> Machine:
         channels_last=cuda if options.channels_last is None else options.channels_last,
         graph=cuda if options.graph is None else options.graph,
         compile=options.compile,
+        fused=options.fused,
         streams=options.streams,
     )
 
@@ -216,6 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--channels-last", action=argparse.BooleanOptionalAction, help="on a GPU by default")
     add("--graph", action=argparse.BooleanOptionalAction, help="the step as a CUDA graph; on a GPU by default")
     add("--compile", action="store_true", help="fuse with torch.compile; takes minutes to begin")
+    add("--fused", action="store_true", help="batch norm and ReLU as one operation (Triton)")
     add("--streams", action="store_true", help="independent parts of an MSDNet side by side")
     return parser
 

@@ -94,6 +94,7 @@ class Machine:
         channels_last: Whether images and weights have their channels innermost in memory.
         graph: Whether the whole step is captured as a CUDA graph.
         compile: Whether `torch.compile` fuses the forward and backward pass.
+        fused: Whether batch norm and ReLU are one operation, by Triton kernels for channels-last maps.
         streams: Whether independent parts of an MSDNet run side by side on a GPU.
     """
 
@@ -102,11 +103,12 @@ class Machine:
     channels_last: bool = False
     graph: bool = False
     compile: bool = False
+    fused: bool = False
     streams: bool = False
 
     def __post_init__(self) -> None:
         _choice("precision", self.precision, get_args(Precision))
-        for name in ("channels_last", "graph", "compile", "streams"):
+        for name in ("channels_last", "graph", "compile", "fused", "streams"):
             _choice(name, getattr(self, name), (True, False))
         if (self.graph or self.streams) and not self.device.startswith("cuda"):
             raise OptionError(
@@ -114,8 +116,12 @@ class Machine:
                 expected="device='cuda'",
                 fix="leave graph and streams off on a CPU",
             )
-        if self.compile and self.streams:
-            raise OptionError("compile and streams were both asked for", expected="one of the two", fix="leave one off")
+        if self.compile and (self.streams or self.fused):
+            raise OptionError(
+                "compile was asked for with streams or fused", expected="one or the other", fix="leave compile off"
+            )
+        if self.fused and not self.channels_last:
+            raise OptionError("fused was asked for without channels_last", expected="both", fix="set channels_last too")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

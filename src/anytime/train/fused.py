@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, import-not-found, import-untyped, unused-ignore, misc"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, misc, valid-type"
 """Batch norm and ReLU in two kernels forward and two backward, for channels-last maps on a GPU (Triton).
 
 Networks like MSDNet have hundreds of batch norms over few channels; by themselves they cost three or four launches each
@@ -7,16 +7,29 @@ one adds them up, normalises and cuts off at zero; the backward pass is of the s
 Statistics are float32, taken around the first pixel so that a large mean does not eat the digits of the variance.
 """
 
+from __future__ import annotations
+
+import importlib
+import importlib.util
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from anytime.errors import MissingExtraError
+
+# Triton comes with torch on a GPU; elsewhere this module can be imported, and `fuse_norms` says what is missing.
+_HERE = importlib.util.find_spec("triton") is not None
+triton: Any = importlib.import_module("triton") if _HERE else None
+tl: Any = importlib.import_module("triton.language") if _HERE else None
+constexpr: Any = tl.constexpr if _HERE else None
 _TILE = 2048
+
+
+def _kernel(function: Any) -> Any:
+    return triton.jit(function) if _HERE else function
 
 
 class BatchNormReLU(nn.BatchNorm2d):
@@ -24,7 +37,7 @@ class BatchNormReLU(nn.BatchNorm2d):
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         nn.Module.__init__(self)
-        self.__dict__.update({name: value for name, value in norm.__dict__.items() if name not in ("_forward_hooks",)})
+        self.__dict__.update(norm.__dict__)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, channels, height, width)` in and out."""
@@ -36,6 +49,10 @@ class BatchNormReLU(nn.BatchNorm2d):
 
 def fuse_norms(network: nn.Module) -> int:
     """Replace each batch norm that a ReLU follows in an `nn.Sequential`; gives how many there were."""
+    if not _HERE:
+        raise MissingExtraError(
+            "fused norms need Triton, which is not installed", expected="the package triton", fix="leave fused off"
+        )
     count = 0
     for module in list(network.modules()):
         if not isinstance(module, nn.Sequential):
@@ -109,8 +126,8 @@ def _rows_of(gradient: Tensor) -> int:
     return row if good else 0
 
 
-@triton.jit
-def _moments(x, partial, rows, channels, rows_each, PROGRAMS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+@_kernel
+def _moments(x, partial, rows, channels, rows_each, PROGRAMS: constexpr, TILE: constexpr, BLOCK: constexpr):  # noqa: N803
     program = tl.program_id(0)
     c = tl.arange(0, BLOCK)
     inside = c < channels
@@ -131,15 +148,15 @@ def _moments(x, partial, rows, channels, rows_each, PROGRAMS: tl.constexpr, TILE
     tl.store(place + BLOCK, tl.sum(second, 0))
 
 
-@triton.jit
-def _totals(partial, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+@_kernel
+def _totals(partial, PROGRAMS: constexpr, BLOCK: constexpr):  # noqa: N803
     g = tl.arange(0, PROGRAMS)
     c = tl.arange(0, BLOCK)
     place = partial + g[:, None] * 2 * BLOCK + c[None, :]
     return tl.sum(tl.load(place), 0), tl.sum(tl.load(place + BLOCK), 0)
 
 
-@triton.jit
+@_kernel
 def _normalise(
     x,
     y,
@@ -155,9 +172,9 @@ def _normalise(
     rows,
     channels,
     rows_each,
-    PROGRAMS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    PROGRAMS: constexpr,  # noqa: N803
+    TILE: constexpr,  # noqa: N803
+    BLOCK: constexpr,  # noqa: N803
 ):
     program = tl.program_id(0)
     c = tl.arange(0, BLOCK)
@@ -187,7 +204,7 @@ def _normalise(
         tl.store(y + place, value.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@_kernel
 def _gradient_sums(
     x,
     gradient,
@@ -200,9 +217,9 @@ def _gradient_sums(
     rows,
     channels,
     rows_each,
-    PROGRAMS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    PROGRAMS: constexpr,  # noqa: N803
+    TILE: constexpr,  # noqa: N803
+    BLOCK: constexpr,  # noqa: N803
 ):
     program = tl.program_id(0)
     c = tl.arange(0, BLOCK)
@@ -229,7 +246,7 @@ def _gradient_sums(
     tl.store(place + BLOCK, tl.sum(along, 0))
 
 
-@triton.jit
+@_kernel
 def _gradients(
     x,
     gradient,
@@ -245,9 +262,9 @@ def _gradients(
     rows,
     channels,
     rows_each,
-    PROGRAMS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
+    PROGRAMS: constexpr,  # noqa: N803
+    TILE: constexpr,  # noqa: N803
+    BLOCK: constexpr,  # noqa: N803
 ):
     program = tl.program_id(0)
     c = tl.arange(0, BLOCK)

@@ -20,6 +20,7 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.branches import run_side_by_side
 from anytime.train.config import Machine, TrainConfig
+from anytime.train.fused import fuse_norms
 from anytime.train.graph import Replayed
 from anytime.train.objectives import Objective
 from anytime.train.sgd import SGD
@@ -51,6 +52,8 @@ class TrainStep:
         _stop_counting(self.network)
         if machine.streams:
             run_side_by_side(self.network)
+        if machine.fused:
+            fuse_norms(self.network)
         self._dtype = getattr(torch, machine.precision)
         self.weights = FlatWeights(self.network, rounded=self._dtype, channels_last=machine.channels_last)
         self.optimizer = SGD(self.weights, config)

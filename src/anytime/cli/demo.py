@@ -1,0 +1,54 @@
+"""`anytime demo`: from nothing to a report in one command, on real data that ships with a dependency."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anytime.train.digits import DigitsRun
+
+
+def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
+    """Train a small network with exits on real digits, compare the rules, write a report.
+
+    Args:
+        out: Folder for the report, the figures and the logits.
+        seed: Of the training.
+    """
+    import torch
+
+    from anytime.cli.evaluate import show
+    from anytime.evaluation import evaluate
+    from anytime.report import verdict
+    from anytime.train.digits import NETWORK, train_digits
+
+    # One thread is hardly slower here, and several are many times slower on a busy machine.
+    torch.set_num_threads(1)
+    print(f"Training a network with {NETWORK.exits} exits on handwritten digits ...", file=sys.stderr)
+    run = train_digits(seed=seed)
+    print(f"Learnt from {run.trained_on} images; evaluating on {len(run.labels):,} others ...", file=sys.stderr)
+    found = evaluate(run.logits, run.labels, costs=run.costs, seed=seed)
+    logits = save_logits(out, run)
+    show(found, source=logits.name, out=out, json=False)
+    words = verdict(found)
+    print(f"\n{words.question} {words.headline}\n{words.sentences[0]}")
+    print(f"\nOpen {out / 'report.html'} in a browser. Then try:", file=sys.stderr)
+    print(f"  anytime evaluate {logits} --rules 'latest,product,product(clipped(2)),mixture'", file=sys.stderr)
+    print("  anytime evaluate YOUR_LOGITS.npz --out report", file=sys.stderr)
+    return 0
+
+
+def save_logits(folder: Path, run: DigitsRun) -> Path:
+    """Write the logits and labels as an `.npz`, the format `anytime evaluate` reads."""
+    import io
+
+    import numpy as np
+
+    from anytime.artifacts import write_bytes
+
+    data = io.BytesIO()
+    np.savez(data, logits=run.logits.numpy(), labels=run.labels.numpy())
+    write_bytes(folder / "logits.npz", data.getvalue())
+    return folder / "logits.npz"
