@@ -33,6 +33,8 @@ def main() -> None:
     options = _options()
     torch.backends.cudnn.benchmark = True
     data = _random_images(options.images, options.classes)
+    if options.check:
+        check(options, data)
     results = []
     for batch in options.batch:
         rival = measure(eager_step(network(options), data, batch, options.device), batch, options)
@@ -48,10 +50,37 @@ def main() -> None:
             seconds = time.monotonic() - began
             results.append({"batch": batch, "step": name, "images_per_second": rate, "ratio": rate / rival, "seconds": seconds})
             print(_line(results[-1]), flush=True)
-    if options.profile:
-        profile(our_step(network(options), data, options.batch[0], replace(Machine.best(options.device), graph=False)))
     json.dump({"device": _device_name(options.device), "torch": torch.__version__, "results": results}, sys.stdout)
     print()
+    if options.profile:
+        profile(our_step(network(options), data, options.batch[0], replace(Machine.best(options.device), graph=False)))
+
+
+def check(options: argparse.Namespace, data: ImageData) -> None:
+    """How far the losses of each variant are from float32 on the CPU, on the same batches from the same start."""
+    exact = _losses(options, data, Machine())
+    for name, machine in {
+        "graph, float32": replace(Machine.best(options.device), precision="float32"),
+        **machines(options),
+    }.items():
+        try:
+            off = ((_losses(options, data, machine) - exact).abs() / exact).amax(1)
+            print(
+                f"{name:<32} off by at most " + " ".join(f"{value:.1e}" for value in off.tolist()) + " in each step", flush=True
+            )
+        except Exception as error:  # one variant's fault must not cost the others
+            print(f"{name}: {type(error).__name__}: {str(error)[:2000]}", flush=True)
+
+
+def _losses(options: argparse.Namespace, data: ImageData, machine: Machine, steps: int = 6) -> torch.Tensor:
+    """Losses `(steps, exits)` of the first steps: the later ones are replays where there is a graph."""
+    training = _training(network(options), data, 64, machine)
+    training.begin(0)
+    losses = []
+    for index in range(steps):
+        training(index, 0.05)
+        losses.append(training.take_losses())
+    return torch.stack(losses)
 
 
 def profile(step: Step) -> None:
@@ -91,9 +120,7 @@ def machines(options: argparse.Namespace) -> dict[str, Machine]:
 
 def our_step(model: MultiExit, data: ImageData, batch: int, machine: Machine) -> Step:
     """The trainer's step, on the batches of one epoch in turn."""
-    config = TrainConfig(batch=batch, lr=0.1)
-    objective = phases(config, exits=model.num_exits, steps_per_epoch=1)[0].objective
-    training = TrainStep(model, data, objective, config, machine)
+    training = _training(model, data, batch, machine)
     training.begin(0)
     index = 0
 
@@ -103,6 +130,12 @@ def our_step(model: MultiExit, data: ImageData, batch: int, machine: Machine) ->
         index = (index + 1) % training.steps_per_epoch
 
     return step
+
+
+def _training(model: MultiExit, data: ImageData, batch: int, machine: Machine) -> TrainStep:
+    config = TrainConfig(batch=batch)
+    objective = phases(config, exits=model.num_exits, steps_per_epoch=1)[0].objective
+    return TrainStep(model, data, objective, config, machine)
 
 
 def eager_step(model: MultiExit, data: ImageData, batch: int, device: str) -> Step:
@@ -183,6 +216,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=6)
     parser.add_argument("--compile", action="store_true", help="also with torch.compile, which takes minutes to begin")
+    parser.add_argument("--check", action="store_true", help="first compare each variant's losses with float32 on the CPU")
     parser.add_argument("--profile", action="store_true", help="also list the kernels of a step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -226,9 +225,8 @@ SHELL: dict[str, tuple[Callable[[Files], list[str]], str]] = {
 def test_a_mistake_on_the_command_line_is_explained(mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = Files(tmp_path)
     arguments, hint = SHELL[mistake]
-    before = None
     command = arguments(files)
-    before = sorted(os.listdir(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
     assert run(command) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -236,7 +234,7 @@ def test_a_mistake_on_the_command_line_is_explained(mistake: str, tmp_path: Path
     assert "expected:" in err
     assert "to do:" in err
     assert "Traceback" not in err
-    assert sorted(os.listdir(tmp_path)) == before, "nothing half-written"
+    assert sorted(tmp_path.rglob("*")) == before, "nothing half-written"
 
 
 def test_there_are_enough_mistakes() -> None:

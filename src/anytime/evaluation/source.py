@@ -1,10 +1,12 @@
 """Logits from files: `.npz`, `.npy` and `.safetensors`, mapped into memory so that they may be larger than it.
 
-Nothing is ever unpickled. A compressed `.npz` cannot be mapped and is read whole.
+Nothing is ever unpickled. Maps are read-only: they cost no memory of their own, and nobody can change a file through
+them. A compressed `.npz` cannot be mapped and is read whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -16,18 +18,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import FileError, FormatError, IntegrityError, MissingFileError
+from anytime.errors import DtypeError, FileError, FormatError, IntegrityError, MissingFileError
 
 _PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib"}
 _SAVE = "numpy.savez('logits.npz', logits=logits, labels=labels)"
 
 
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """An array, perhaps mapped from a file, whose parts become tensors when they are asked for: `mapped[:, 10:20]`.
+
+    Args:
+        array: Numbers of at most 64 bits in any byte order.
+        bfloat16: Whether the array holds the bits of bfloat16 numbers, which NumPy does not know, as uint16.
+        name: What to call it in an error.
+    """
+
+    array: np.ndarray[Any, Any]
+    bfloat16: bool = False
+    name: str = "logits"
+
+    def __post_init__(self) -> None:
+        if self.array.dtype.kind not in "fiub" or self.array.dtype.itemsize > 8:
+            raise DtypeError(
+                f"{self.name} is an array of {self.array.dtype}",
+                expected="numbers of at most 64 bits",
+                fix="convert it, e.g. with .astype('float32')",
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return tuple(self.array.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return self.array.ndim
+
+    def __getitem__(self, key: Any) -> Tensor:
+        keys = key if isinstance(key, tuple) else (key,)
+        part = self.array[tuple(each.numpy() if isinstance(each, Tensor) else each for each in keys)]
+        values = torch.from_numpy(np.array(part, dtype=part.dtype.newbyteorder("="), order="C"))
+        return values.view(torch.bfloat16) if self.bfloat16 else values
+
+
 @dataclass(frozen=True)
 class LogitsFile:
-    """Logits, `(exits, samples, classes)`, and labels if the file holds them; `logits` may be mapped, not loaded."""
+    """Logits, `(exits, samples, classes)`, not yet loaded, and labels if there are any."""
 
     path: Path
-    logits: Tensor
+    logits: Mapped
     labels: Tensor | None
 
 
@@ -60,9 +101,7 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
                 fix="save it with numpy.save('labels.npy', labels)",
                 path=other,
             )
-    return LogitsFile(
-        file, _tensor(arrays["logits"], file, "logits"), None if found is None else _tensor(found, file, "labels")
-    )
+    return LogitsFile(file, arrays["logits"], None if found is None else found[...])
 
 
 def _open(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
@@ -129,7 +168,7 @@ def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
         data = bytearray(member.read())
     if len(data) != dtype.itemsize * int(np.prod(shape, dtype=object)):
         raise _damaged(path, f"{info.filename} holds {len(data)} bytes of data, its header says otherwise")
-    return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if order else "C")
+    return _mapped(np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if order else "C"), path)
 
 
 def _data_start(file: BinaryIO, header_offset: int) -> int:
@@ -145,10 +184,7 @@ def _map_array(path: Path, file: BinaryIO, *, end: int) -> Any:
     size = dtype.itemsize * int(np.prod(shape, dtype=object))
     if start + size > end:
         raise _damaged(path, f"{size} bytes of data were promised, {end - start} are there")
-    if size == 0:
-        return np.zeros(shape, dtype)
-    # Mode c: the tensor may be written to without warnings, and the file never changes.
-    return np.memmap(path, dtype=dtype, mode="c", offset=start, shape=shape, order="F" if order else "C")
+    return _map(path, dtype, start, shape, order="F" if order else "C")
 
 
 def _header(path: Path, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -174,27 +210,58 @@ def _read_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
-            keys = list(file.keys())
-            return {name: file.get_tensor(name) if name in names else None for name in keys}
-    except (SafetensorError, OSError, RuntimeError) as error:
+        with safe_open(path, framework="np"):  # refuses whatever is not well-formed
+            pass
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise
         raise _damaged(path, str(error)) from None
+    header.pop("__metadata__", None)
+    return {name: _map_tensor(path, 8 + length, entry) if name in names else None for name, entry in header.items()}
 
 
-def _tensor(array: Any, path: Path, name: str) -> Tensor:
-    if isinstance(array, Tensor):
-        return array
-    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+def _map_tensor(path: Path, data_start: int, entry: dict[str, Any]) -> Mapped:
+    kind = entry["dtype"]
+    if kind not in _SAFETENSORS:
         raise FormatError(
-            f"'{name}' in {path} is an array of {array.dtype}",
-            expected="numbers of at most 64 bits",
-            fix="convert it, e.g. with .astype('float32')",
+            f"{path} holds a tensor of type {kind}",
+            expected=f"one of {', '.join(_SAFETENSORS)}",
+            fix="convert it, e.g. with .float()",
             path=path,
         )
-    # torch knows no foreign byte order; converting loads the array, which such files are rarely too large for.
-    return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
+    start = data_start + entry["data_offsets"][0]
+    mapped = _map(path, np.dtype(_SAFETENSORS[kind]), start, tuple(entry["shape"]), order="C")
+    return Mapped(mapped.array, bfloat16=kind == "BF16")
+
+
+_SAFETENSORS = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
+}
+
+
+def _map(path: Path, dtype: np.dtype[Any], start: int, shape: tuple[int, ...], *, order: Any) -> Mapped:
+    if 0 in shape or not shape:
+        return _mapped(np.zeros(shape, dtype), path)
+    return _mapped(np.memmap(path, dtype=dtype, mode="r", offset=start, shape=shape, order=order), path)
+
+
+def _mapped(array: np.ndarray[Any, Any], path: Path) -> Mapped:
+    try:
+        return Mapped(array)
+    except DtypeError as error:
+        raise FormatError(f"{path}: {error.came}", expected=error.expected, fix=error.fix, path=path) from None
 
 
 def _listing(arrays: dict[str, Any]) -> str:

@@ -84,5 +84,10 @@ def _doubled(data: ImageData) -> ImageData:
 
 
 def _join(parts: list[ImageData]) -> ImageData:
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels", "rows")}
-    return replace(parts[0], split="all", **joined)
+    return replace(
+        parts[0],
+        split="all",
+        images=torch.cat([part.images for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+        rows=torch.cat([part.rows for part in parts]),
+    )

@@ -50,7 +50,8 @@ class CsvLog:
         if self.path is None or not self.path.exists():
             return
         with self.path.open(newline="") as file:
-            lines = [line for line in csv.DictReader(file) if int(line["step"]) <= step]
+            # A line cut short by a kill lacks values; its epoch will be run again.
+            lines = [line for line in csv.DictReader(file) if None not in line.values() and int(line["step"]) <= step]
         write_text(self.path, _table(lines) if lines else "")
 
     def add(self, epoch: EpochLog) -> None:

@@ -1,0 +1,36 @@
+# Everything a fresh clone needs: `make demo` runs the main job, `make test` passes the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check long bench wheel clean
+
+demo: $(STAMP)
+	$(BIN)/anytime demo
+
+test: check
+	$(BIN)/python -m pytest -m "not long"
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+long: check
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/evaluate.py
+
+wheel: $(STAMP)
+	$(BIN)/python -m build --wheel
+
+# PyTorch first and by its exact version: what else is installed then finds its need met.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf .venv build dist anytime-demo src/*.egg-info

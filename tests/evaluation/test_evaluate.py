@@ -1,0 +1,242 @@
+"""Evaluation end to end: reference figures, files of every kind, blocks, seeds, rules of one's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import anytime
+from anytime.combine import Prediction
+from anytime.errors import FormatError
+
+
+def some(rows: int = 150, classes: int = 6, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, classes, (rows,), generator=generator)
+    logits = 2 * torch.randn(4, rows, classes, generator=generator, dtype=torch.float64)
+    logits += 2 * torch.nn.functional.one_hot(labels, classes)
+    return logits.to(dtype), labels
+
+
+@pytest.mark.parametrize("name", ["msdnet-cifar10-val", "msdnet-cifar100-val"])
+def test_figures_agree_with_an_independent_implementation(name: str, shared: Path) -> None:
+    wanted = json.loads((shared / "reference" / "expected.json").read_text())[name]
+    found = anytime.evaluate(shared / "reference" / f"{name}.npz")
+    for rule, figures in wanted.items():
+        for figure, value in figures.items():
+            tolerance = 0.02 if "percent" in figure else 0.0002 if figure == "accuracy" else 1e-3
+            assert found.rules[rule][figure] == pytest.approx(value, abs=tolerance), (rule, figure)
+
+
+def test_prediction_sets_shrink_as_in_the_paper(shared: Path) -> None:
+    figures = anytime.evaluate(shared / "reference" / "msdnet-cifar100-val.npz").rules["product"]
+    assert figures["set_size"][0] == pytest.approx(11, abs=1.5)
+    assert figures["set_size"][-1] == pytest.approx(5, abs=1.5)
+    assert all(abs(share - 0.95) < 0.02 for share in figures["set_coverage"])
+
+
+def assert_same(one: anytime.Evaluation, other: anytime.Evaluation, tolerance: float) -> None:
+    def compare(a, b, where: str) -> None:
+        if isinstance(a, dict):
+            assert a.keys() == b.keys()
+            for key in a:
+                compare(a[key], b[key], f"{where}.{key}")
+        elif isinstance(a, list | tuple):
+            assert len(a) == len(b)
+            for index, (x, y) in enumerate(zip(a, b, strict=True)):
+                compare(x, y, f"{where}[{index}]")
+        elif isinstance(a, float):
+            assert a == pytest.approx(b, abs=tolerance), where
+        else:
+            assert a == b, where
+
+    compare(one.to_json(), other.to_json(), "")
+
+
+@settings(max_examples=15)
+@given(st.integers(1, 200))
+def test_results_do_not_depend_on_the_block_size(block_rows: int) -> None:
+    logits, labels = some(dtype=torch.float64)
+    assert_same(anytime.evaluate(logits, labels, block_rows=block_rows), anytime.evaluate(logits, labels), 1e-9)
+
+
+def test_results_do_not_depend_on_the_number_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytime.evaluation import blocks
+
+    logits, labels = some(dtype=torch.float64)
+    whole = anytime.evaluate(logits, labels)
+    monkeypatch.setattr(blocks, "_CHUNK_BYTES", 4 * 4 * 6 * 20)
+    assert_same(anytime.evaluate(logits, labels, block_rows=7), whole, 1e-9)
+
+
+def test_files_of_every_kind_give_the_same(tmp_path: Path) -> None:
+    logits, labels = some()
+    np.savez(tmp_path / "a.npz", logits=logits.numpy(), labels=labels.numpy())
+    np.savez_compressed(tmp_path / "b.npz", logits=logits.numpy(), labels=labels.numpy().astype(np.uint8))
+    np.save(tmp_path / "c.npy", logits.numpy())
+    np.save(tmp_path / "labels.npy", labels.numpy())
+    save_file({"logits": logits, "labels": labels}, tmp_path / "d.safetensors")
+    np.save(tmp_path / "e.npy", np.asfortranarray(logits.numpy()))
+    np.save(tmp_path / "f.npy", logits.numpy().astype(">f4"))
+    whole = anytime.evaluate(logits, labels)
+    for name in ("a.npz", "b.npz", "d.safetensors"):
+        assert_same(anytime.evaluate(tmp_path / name), whole, 1e-6)
+    for name in ("c.npy", "e.npy", "f.npy"):
+        assert_same(anytime.evaluate(tmp_path / name, tmp_path / "labels.npy"), whole, 1e-6)
+    assert_same(anytime.evaluate(str(tmp_path / "c.npy"), labels), whole, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_files_are_computed_in_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    logits, labels = some(dtype=dtype)
+    save_file({"logits": logits, "labels": labels}, tmp_path / "half.safetensors")
+    assert_same(anytime.evaluate(tmp_path / "half.safetensors"), anytime.evaluate(logits.float(), labels), 1e-6)
+
+
+def test_input_and_files_stay_as_they_are(tmp_path: Path) -> None:
+    logits, labels = some()
+    np.savez(tmp_path / "a.npz", logits=logits.numpy(), labels=labels.numpy())
+    before, kept = (tmp_path / "a.npz").read_bytes(), logits.clone()
+    anytime.evaluate(logits, labels)
+    anytime.evaluate(tmp_path / "a.npz")
+    assert torch.equal(logits, kept)
+    assert (tmp_path / "a.npz").read_bytes() == before
+
+
+def test_torchs_threads_are_left_as_they_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        anytime.evaluate(*some())
+        assert torch.get_num_threads() == 2
+        with pytest.raises(anytime.AnytimeError):
+            anytime.evaluate(some()[0] * float("nan"), some()[1])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_seed_decides_sets_and_samples() -> None:
+    logits, labels = some()
+    one, same, other = (anytime.evaluate(logits, labels, seed=seed) for seed in (0, 0, 1))
+    assert one == same
+    assert one.rules["product"]["set_size"] != other.rules["product"]["set_size"]
+    assert [each.row for each in one.examples] != [each.row for each in other.examples]
+    assert one.rules["product"]["accuracy"] == other.rules["product"]["accuracy"]
+
+
+def test_without_labels_final_answers_are_followed() -> None:
+    logits, _ = some()
+    found = anytime.evaluate(logits)
+    figures = found.rules["latest"]
+    assert not found.labelled
+    assert figures["accuracy"] is None
+    assert figures["set_size"] is None
+    assert figures["final_drop_percent"]["0.1"] > 0
+    assert figures["agreement"][-1] == 1.0
+    assert found.worst[0].label is None
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_probabilities_are_taken_where_that_is_said() -> None:
+    logits, labels = some()
+    wanted = anytime.evaluate(logits, labels, rules=["latest", "caching"])
+    for scores in (logits.softmax(-1), logits.log_softmax(-1)):
+        found = anytime.evaluate(scores, labels, probabilities=True)
+        assert found.rules["latest"]["accuracy"] == wanted.rules["latest"]["accuracy"]
+        assert found.rules["caching"]["ece"] == pytest.approx(wanted.rules["caching"]["ece"], abs=1e-4)
+        assert found.rules["product"]["collapsed_percent"] == pytest.approx([100.0] * 4)
+
+
+def test_small_data_comes_without_sets() -> None:
+    logits, labels = some(rows=60)
+    found = anytime.evaluate(logits, labels)
+    assert found.rules["latest"]["set_size"] is None
+    assert found.settings["sets"] is None
+    one = anytime.evaluate(logits[:, :1], labels[:1])
+    assert one.samples == 1
+    json.dumps(one.to_json(), allow_nan=False)
+
+
+def test_worst_inputs_lose_most() -> None:
+    logits, labels = some()
+    found = anytime.evaluate(logits, labels)
+    drops = [each.drop["latest"] for each in found.worst]
+    assert drops == sorted(drops, reverse=True)
+    prediction = anytime.Latest()(logits)
+    label = prediction.probs.gather(-1, labels.expand(4, -1)[..., None])[..., 0]
+    assert drops[0] == pytest.approx(float((label.cummax(0).values - label).amax()))
+    assert found.worst[0].label == int(labels[found.worst[0].row])
+
+
+def test_rules_of_ones_own_are_measured() -> None:
+    def uniform(logits: torch.Tensor) -> Prediction:
+        return Prediction(torch.zeros_like(logits).log_softmax(-1), torch.zeros(logits.shape[:2], dtype=torch.bool))
+
+    logits, labels = some()
+    found = anytime.evaluate(logits, labels, rules={"uniform": uniform, "product": anytime.Product()})
+    assert found.rules["uniform"]["label_probability"] == pytest.approx([1 / 6] * 4)
+    assert list(found.rules) == ["uniform", "product"]
+
+
+def test_rules_may_be_objects_and_texts() -> None:
+    found = anytime.evaluate(*some(), rules=[anytime.Latest(), "product(softplus)", anytime.Product(anytime.Heaviside())])
+    assert list(found.rules)[:2] == ["latest", "product(softplus)"]
+    assert "Heaviside" in list(found.rules)[2]
+
+
+def test_a_logit_that_is_not_finite_is_named_by_its_row_in_the_file() -> None:
+    logits, labels = some(rows=300)
+    logits[2, 271, 3] = float("nan")
+    with pytest.raises(anytime.AnytimeError, match="exit 2, row 271"):
+        anytime.evaluate(logits, labels, block_rows=20)
+
+
+def test_progress_reaches_the_end() -> None:
+    seen = []
+    anytime.evaluate(*some(), progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (150, 150)
+
+
+def test_tensors_that_carry_gradients_are_welcome() -> None:
+    logits, labels = some()
+    assert anytime.evaluate(logits.requires_grad_(), labels).samples == 150
+
+
+def test_a_compressed_array_larger_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = some()
+    np.savez_compressed(tmp_path / "a.npz", logits=logits.numpy(), labels=labels.numpy())
+    monkeypatch.setattr("os.sysconf", lambda name: 10)
+    with pytest.raises(FormatError, match="savez_compressed"):
+        anytime.open_logits(tmp_path / "a.npz")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space the way Linux does")
+def test_a_file_larger_than_the_memory_allowed_is_evaluated(tmp_path: Path) -> None:
+    exits, rows, classes = 4, 120_000, 250
+    path = tmp_path / "large.npy"
+    logits = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(exits, rows, classes))
+    rng = np.random.default_rng(0)
+    for exit in range(exits):
+        logits[exit] = rng.standard_normal((1, classes), dtype=np.float32)
+    logits.flush()
+    np.save(tmp_path / "labels.npy", rng.integers(0, classes, rows))
+    # 480 MB of logits, and 300 MB of memory beyond what importing torch takes.
+    script = (
+        "import re, resource, sys, anytime, anytime.evaluation\n"
+        "used = int(re.search(r'VmData:\\s+(\\d+)', open('/proc/self/status').read())[1]) << 10\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (used + (300 << 20),) * 2)\n"
+        "print(anytime.evaluate(sys.argv[1], sys.argv[2]).samples)"
+    )
+    command = [sys.executable, "-c", script, str(path), str(tmp_path / "labels.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, env={"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"})
+    assert done.stdout.strip() == str(rows), done.stderr[-2000:]
