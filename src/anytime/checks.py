@@ -12,7 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import DeviceError, DtypeError, LabelError, NonFiniteError, OptionError, ScaleError, ShapeError
+from anytime.errors import (
+    DeviceError,
+    DtypeError,
+    LabelError,
+    NonFiniteError,
+    OptionError,
+    OverlapError,
+    ScaleError,
+    ShapeError,
+)
 
 _SHAPE = "logits of shape (exits, batch, classes)"
 _STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
@@ -190,6 +199,21 @@ def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tenso
         )
     # A class that underflowed to zero keeps a finite logarithm: these stand in for logits, which are finite.
     return log_probs.clamp(min=torch.finfo(torch.float32).min / 4)
+
+
+def check_disjoint(first: Tensor, second: Tensor, *, names: tuple[str, str]) -> None:
+    """Refuse two sets of logits, `(exits, batch, classes)`, that hold the same rows.
+
+    Rows count as the same if they agree to the last bit at the first exit.
+    """
+    known = {row.tobytes() for row in first[0].detach().cpu().numpy()}
+    again = sum(row.tobytes() in known for row in second[0].detach().cpu().numpy())
+    if again:
+        raise OverlapError(
+            f"{again} of the {second.shape[1]} rows for {names[1]} are among those for {names[0]}",
+            expected="different rows for each",
+            fix="split the held-out rows by lot, e.g. torch.randperm(rows).chunk(2)",
+        )
 
 
 def check_costs(values: Any, *, exits: int) -> Tensor:

@@ -8,7 +8,8 @@ AnytimeError
 │   ├── DeviceError
 │   ├── NonFiniteError  NaN or infinity; knows `exit` and `row`
 │   ├── LabelError
-│   └── ScaleError      probabilities or log-probabilities where logits belong
+│   ├── ScaleError      probabilities or log-probabilities where logits belong
+│   └── OverlapError    the same rows where different ones are needed
 ├── OptionError         a setting outside its range, an unknown name (also a ValueError)
 ├── StateError          a rule stepped beyond its exits, or with another rule's state
 ├── FileError           a file that cannot be used; knows `path`
@@ -77,6 +78,10 @@ class LabelError(InputError):
 
 class ScaleError(InputError):
     """Numbers that are probabilities or log-probabilities, not logits."""
+
+
+class OverlapError(InputError):
+    """Rows that were to be different are the same: fitted, tuned and tested on the same data, figures lie."""
 
 
 class OptionError(AnytimeError, ValueError):

@@ -28,7 +28,7 @@ from anytime.metrics import Trajectories, follow
 
 _CACHE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
-_MOST_THREADS = 4  # each keeps some 200 MB of freed memory to itself
+_MOST_THREADS = 8  # each keeps some 100 MB of freed memory to itself
 
 Combine = Callable[[Tensor], Prediction]
 MapInOrder = Callable[..., Iterator[Any]]
@@ -80,16 +80,21 @@ class Followed:
     size: Tensor | None = None
     covered: Tensor | None = None
 
-    @staticmethod
-    def join(parts: Sequence[Followed]) -> Followed:
-        """The same rows in one piece."""
-        sizes = [part.size for part in parts if part.size is not None]
-        covered = [part.covered for part in parts if part.covered is not None]
-        return Followed(
-            Trajectories.join([part.seen for part in parts]),
-            torch.cat(sizes, 1) if sizes else None,
-            torch.cat(covered, 1) if covered else None,
-        )
+    def room(self, rows: int) -> Followed:
+        """Empty tensors of the same kinds for so many rows."""
+        size, covered = (_room(values, rows) for values in (self.size, self.covered))
+        return Followed(self.seen.room(rows), size, covered)
+
+    def put(self, first: int, part: Followed) -> None:
+        """Copy what became of some rows in, from row `first` on."""
+        self.seen.put(first, part.seen)
+        for mine, theirs in ((self.size, part.size), (self.covered, part.covered)):
+            if mine is not None and theirs is not None:
+                mine[:, first : first + theirs.shape[1]] = theirs
+
+
+def _room(values: Tensor | None, rows: int) -> Tensor | None:
+    return None if values is None else values.new_empty(values.shape[0], rows)
 
 
 def block_size(exits: int, classes: int) -> int:
@@ -171,18 +176,21 @@ def follow_chunk(
     uniform: Tensor,
 ) -> dict[str, Followed]:
     """What becomes of the rows of a chunk under each rule."""
-    parts: dict[str, list[Followed]] = {name: [] for name in combiners}
+    # Results go to one place: were they kept in pieces, the memory between them could not be used again.
+    whole: dict[str, Followed] = {}
     for start in range(chunk.start, chunk.stop, block):
         some = slice(start, min(start + block, chunk.stop))
         logits, labels = rows.block(some, start), rows.labels_of(some)
-        draws = uniform[:, some.start - chunk.start : some.stop - chunk.start].to(logits.device)
+        first = start - chunk.start
+        draws = uniform[:, first : first + logits.shape[1]].to(logits.device)
         for name, combine in combiners.items():
             prediction = combine(logits)
-            seen = follow(prediction, labels)
-            if sets is None or labels is None or name not in thresholds:
-                parts[name].append(Followed(seen))
-                continue
-            ascending = sort_rows(prediction.log_probs)
-            size = sets.size(ascending, thresholds[name], draws)
-            parts[name].append(Followed(seen, size, rank_of(prediction.log_probs, ascending, labels) < size))
-    return {name: Followed.join(followed) for name, followed in parts.items()}
+            part = Followed(follow(prediction, labels))
+            if sets is not None and labels is not None and name in thresholds:
+                ascending = sort_rows(prediction.log_probs)
+                size = sets.size(ascending, thresholds[name], draws)
+                part = Followed(part.seen, size, rank_of(prediction.log_probs, ascending, labels) < size)
+            if name not in whole:
+                whole[name] = part.room(chunk.stop - chunk.start)
+            whole[name].put(first, part)
+    return whole

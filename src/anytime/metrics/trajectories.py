@@ -50,15 +50,21 @@ class Trajectories:
             raise ShapeError("trajectories without labels", expected="labels", fix="pass labels to follow")
         return self.label.exp()
 
-    @staticmethod
-    def join(parts: list[Trajectories]) -> Trajectories:
-        """The same inputs in one piece, in order."""
+    def room(self, rows: int) -> Trajectories:
+        """Empty trajectories of the same kinds for so many inputs."""
 
-        def whole(name: str) -> Any:
-            columns = [getattr(part, name) for part in parts]
-            return None if columns[0] is None else torch.cat(columns, 1)
+        def empty(name: str) -> Any:
+            values = getattr(self, name)
+            return None if values is None else values.new_empty(values.shape[0], rows)
 
-        return Trajectories(**{field.name: whole(field.name) for field in fields(Trajectories)})
+        return Trajectories(**{field.name: empty(field.name) for field in fields(self)})
+
+    def put(self, first: int, part: Trajectories) -> None:
+        """Copy the trajectories of some inputs in, from input `first` on."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(part, field.name)
+            if mine is not None:
+                mine[:, first : first + theirs.shape[1]] = theirs
 
 
 def follow(prediction: Prediction, labels: Tensor | None = None) -> Trajectories:
