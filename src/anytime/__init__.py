@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anytime import samples
     from anytime.combine import (
         AdaptiveReLU,
         Caching,
@@ -63,6 +64,7 @@ __all__ = [
     "evaluate",
     "open_logits",
     "rule",
+    "samples",
 ]
 
 _HOMES = {
@@ -77,6 +79,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'anytime' has no attribute {name!r}")
+    if name == "samples":
+        return import_module("anytime.samples")
     return getattr(import_module(_HOMES.get(name, "anytime.combine")), name)
 
 

@@ -19,7 +19,7 @@ LAYERS = (
     {"models", "data", "metrics"},
     {"calibrate", "conformal", "policy"},
     {"run", "train", "evaluation"},
-    {"report", "serve", "reproduce", "testing"},
+    {"report", "serve", "reproduce", "testing", "samples"},
     {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
