@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,9 +35,11 @@ def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
     show(found, source=logits.name, out=out, json=False)
     words = verdict(found)
     print(f"\n{words.question} {words.headline}\n{words.sentences[0]}")
+    # From `make demo` the command is not on the path, but where it was called from.
+    command = "anytime" if shutil.which("anytime") else sys.argv[0]
     print(f"\nOpen {out / 'report.html'} in a browser. Then try:", file=sys.stderr)
-    print(f"  anytime evaluate {logits} --rules 'latest,product,product(clipped(2)),mixture'", file=sys.stderr)
-    print("  anytime evaluate YOUR_LOGITS.npz --out report", file=sys.stderr)
+    print(f"  {command} evaluate {logits} --rules 'latest,product,product(clipped(2)),mixture'", file=sys.stderr)
+    print(f"  {command} evaluate YOUR_LOGITS.npz --out report", file=sys.stderr)
     return 0
 
 
