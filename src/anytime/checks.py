@@ -193,7 +193,7 @@ def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tenso
     sums = log_probs.double().exp().sum(-1)
     if high > 1.0 + 1e-3 or (low < 0 < high) or bool((sums - 1.0).abs().max() > 0.01):
         raise ScaleError(
-            f"{name} range from {low:.4g} to {high:.4g} with rows that sum to {float(sums.min()):.4g} or {float(sums.max()):.4g}",
+            f"{name} range from {low:.4g} to {high:.4g}, rows sum to {float(sums.min()):.4g} … {float(sums.max()):.4g}",
             expected="rows of probabilities, or of their logarithms, that sum to 1",
             fix="leave probabilities=True (--probabilities) out if these are logits",
         )
@@ -252,13 +252,15 @@ def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int)
     if not bool(bad.any()):
         return
     exit, row, column = (int(i) for i in bad.nonzero()[0])
+    value = float(logits[exit, row, column])
+    exit, row = first_exit + exit, first_row + row
     raise NonFiniteError(
-        f"{name} hold {int(bad.sum())} values that are NaN or infinite, "
-        f"the first {float(logits[exit, row, column])} at exit {first_exit + exit}, row {first_row + row}, class {column} (counted from 0)",
+        f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first {value} at exit {exit}, row {row}, "
+        f"class {column} (counted from 0)",
         expected="finite logits",
         fix="look for overflow in half precision or a diverged training run; mask a class with a large negative number",
-        exit=first_exit + exit,
-        row=first_row + row,
+        exit=exit,
+        row=row,
     )
 
 

@@ -48,8 +48,8 @@ def test_bad_rows_are_refused() -> None:
     other = some(100, 7)
     with pytest.raises(OverlapError, match="100 of the 100"):
         fit_adaptive_threshold(logits, labels, tuning_logits=logits, tuning_labels=labels)
+    mixed = torch.cat((other[0][:, :99], logits[:, 5:6]), 1)
     with pytest.raises(OverlapError, match="1 of the 100"):
-        mixed = torch.cat((other[0][:, :99], logits[:, 5:6]), 1)
         fit_adaptive_threshold(logits, labels, tuning_logits=mixed, tuning_labels=other[1])
     with pytest.raises(LabelError, match="right on all"):
         fit_adaptive_threshold(logits, logits[0].argmax(-1), tuning_logits=other[0], tuning_labels=other[1])
