@@ -157,11 +157,12 @@ def test_probabilities_are_taken_where_that_is_said() -> None:
         assert found.rules["product"]["collapsed_percent"] == pytest.approx([100.0] * 4)
 
 
-def test_small_data_comes_without_sets() -> None:
-    logits, labels = some(rows=60)
+def test_tiny_data_comes_without_sets() -> None:
+    logits, labels = some(rows=4)
     found = anytime.evaluate(logits, labels)
     assert found.rules["latest"]["set_size"] is None
     assert found.settings["sets"] is None
+    assert anytime.evaluate(*some(rows=5)).settings["sets"]["calibration_rows"] == 1
     one = anytime.evaluate(logits[:, :1], labels[:1])
     assert one.samples == 1
     json.dumps(one.to_json(), allow_nan=False)

@@ -6,6 +6,8 @@ neither torch nor NumPy. Results go to stdout, talk to stderr. Exit codes: 0 don
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -31,6 +33,9 @@ for _verb, _help in VERBS.items():
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a sign the terminal does not know becomes a question mark
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -38,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the command line; give its exit code."""
     try:
         code = app(list(arguments), exit_on_error=False, print_error=False)
+        sys.stdout.flush()
     except CycloptsError as error:
         verb = next((word for word in arguments if not word.startswith("-")), "")
         usage = f"anytime {verb} --help" if verb in VERBS else "anytime --help"
@@ -51,6 +57,6 @@ def run(arguments: Sequence[str]) -> int:
         print("anytime: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has left, as in `anytime ... | head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 0
     return code if isinstance(code, int) else 0

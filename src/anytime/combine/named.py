@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anytime.combine.activations import ClippedReLU, Exponential, Heaviside, ReLU, Sigmoid, Softplus, ThresholdReLU
+from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.rules import Caching, Latest, Mixture, Product, Rule
 from anytime.combine.thresholds import AdaptiveReLU
 from anytime.errors import OptionError
@@ -22,6 +23,8 @@ RULES: Mapping[str, Callable[..., Rule[Any]]] = {
     "product": Product,
     "mixture": Mixture,
 }
+# These cannot be made without the numbers they were fitted to.
+FITTED: Mapping[str, Callable[..., Rule[Any]]] = {"geometric": Geometric, "arithmetic": Arithmetic}
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "relu": ReLU,
     "heaviside": Heaviside,
@@ -35,7 +38,7 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "adaptive": AdaptiveReLU,
     "adaptiverelu": AdaptiveReLU,
 }
-_KNOWN = {**RULES, **ACTIVATIONS}
+_KNOWN = {**RULES, **FITTED, **ACTIVATIONS}
 _HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"
 
 
@@ -55,7 +58,7 @@ def rule(text: str) -> Rule[Any]:
         raise _unreadable(text) from None
     found = _build(tree, text)
     if isinstance(found, str) or not isinstance(found, Rule):
-        raise _unknown(text, text.strip(), RULES)
+        raise _unknown(text, text.strip(), {**RULES, **FITTED})
     return found
 
 
@@ -65,11 +68,12 @@ def rules_in(text: str) -> dict[str, Rule[Any]]:
     >>> list(rules_in("latest, product(clipped(2), weights=ones)"))
     ['latest', 'product(clipped(2), weights=ones)']
     """
+    source = f"({text.strip()},)"
     try:
-        tree = ast.parse(f"({text.strip()},)", mode="eval").body
+        tree = ast.parse(source, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _unreadable(text) from None
-    parts = [ast.unparse(part) for part in tree.elts] if isinstance(tree, ast.Tuple) else []
+    parts = [str(ast.get_source_segment(source, part)) for part in tree.elts] if isinstance(tree, ast.Tuple) else []
     twice = next((part for part in parts if parts.count(part) > 1), None)
     if twice is not None:
         raise OptionError(f"rule {twice!r} is named twice", expected="each rule once", fix="leave one out")

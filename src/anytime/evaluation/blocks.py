@@ -7,7 +7,6 @@ machine torch's own threads wait for each other after every small operation.
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,7 +53,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows calibrate the prediction sets (a fifth, by lot); none if they would be too few."""
+    """Which rows calibrate the prediction sets: a fifth, by lot. With fewer than five rows, or no labels, none."""
 
     calibration: Tensor
     is_calibration: Tensor
@@ -63,9 +62,7 @@ class Split:
     @staticmethod
     def draw(samples: int, sets: Raps | None, seed: int, *, labelled: bool) -> Split:
         """The split that `seed` gives."""
-        chosen = samples // 5
-        if sets is None or not labelled or chosen < math.ceil(1 / sets.alpha) - 1:
-            chosen = 0
+        chosen = samples // 5 if sets is not None and labelled else 0
         rows = torch.from_numpy(np.sort(np.random.default_rng([seed, 0]).permutation(samples)[:chosen]))
         mask = torch.zeros(samples, dtype=torch.bool)
         mask[rows] = True

@@ -1,0 +1,5 @@
+"""`python -m anytime.cli` is `anytime`."""
+
+from anytime.cli import main
+
+main()
