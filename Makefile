@@ -15,6 +15,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/api/test_layers.py
 
 long: check
 	$(BIN)/python -m pytest
