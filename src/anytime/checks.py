@@ -169,9 +169,9 @@ def check_scale(logits: Tensor, *, name: str = "logits") -> None:
     for exit, rows in enumerate(logits):
         low, high = float(rows.min()), float(rows.max())
         if low >= 0 and high <= 1:
-            kind, sums = "probabilities", rows.sum(-1, dtype=torch.float64)
+            kind, sums = "probabilities", rows.sum(-1)
         elif high <= 0:
-            kind, sums = "log-probabilities", rows.double().exp().sum(-1)
+            kind, sums = "log-probabilities", rows.exp().sum(-1)
         else:
             continue
         if bool((sums - 1.0).abs().max() < 0.01):
@@ -190,7 +190,7 @@ def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tenso
         return values
     low, high = float(values.min()), float(values.max())
     log_probs = values.log() if low >= 0 else values
-    sums = log_probs.double().exp().sum(-1)
+    sums = log_probs.exp().sum(-1)
     if high > 1.0 + 1e-3 or (low < 0 < high) or bool((sums - 1.0).abs().max() > 0.01):
         raise ScaleError(
             f"{name} range from {low:.4g} to {high:.4g}, rows sum to {float(sums.min()):.4g} … {float(sums.max()):.4g}",

@@ -78,7 +78,7 @@ class Followed:
     covered: Tensor | None = None
 
     def room(self, rows: int) -> Followed:
-        """Empty tensors of the same kinds for so many rows."""
+        """Empty tensors of the same kinds for so many rows, on the CPU."""
         size, covered = (_room(values, rows) for values in (self.size, self.covered))
         return Followed(self.seen.room(rows), size, covered)
 
@@ -91,7 +91,7 @@ class Followed:
 
 
 def _room(values: Tensor | None, rows: int) -> Tensor | None:
-    return None if values is None else values.new_empty(values.shape[0], rows)
+    return None if values is None else torch.empty(values.shape[0], rows, dtype=values.dtype)
 
 
 def block_size(exits: int, classes: int) -> int:

@@ -118,7 +118,7 @@ def evaluate(
             for name, each in found.items():
                 summaries[name].add(each.seen)
                 if each.size is not None and each.covered is not None:
-                    test = ~split.is_calibration[chunk].to(each.size.device)
+                    test = ~split.is_calibration[chunk]
                     summaries[name].add_sets(each.size[:, test], each.covered[:, test])
             first = next(iter(found.values())).seen
             worst.add(drop(first.final if first.label is None else first.label_probability), chunk.start)

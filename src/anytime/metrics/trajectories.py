@@ -51,11 +51,11 @@ class Trajectories:
         return self.label.exp()
 
     def room(self, rows: int) -> Trajectories:
-        """Empty trajectories of the same kinds for so many inputs."""
+        """Empty trajectories of the same kinds for so many inputs, on the CPU, where they are added up."""
 
         def empty(name: str) -> Any:
             values = getattr(self, name)
-            return None if values is None else values.new_empty(values.shape[0], rows)
+            return None if values is None else torch.empty(values.shape[0], rows, dtype=values.dtype)
 
         return Trajectories(**{field.name: empty(field.name) for field in fields(self)})
 
