@@ -12,6 +12,7 @@ AnytimeError
 │   └── OverlapError    the same rows where different ones are needed
 ├── OptionError         a setting outside its range, an unknown name (also a ValueError)
 ├── StateError          a rule stepped beyond its exits, or with another rule's state
+├── DivergedError       training whose loss became NaN or infinite (also an ArithmeticError)
 ├── FileError           a file that cannot be used; knows `path`
 │   ├── MissingFileError  (also a FileNotFoundError)
 │   ├── FormatError     readable, but not what was expected
@@ -90,6 +91,10 @@ class OptionError(AnytimeError, ValueError):
 
 class StateError(AnytimeError, RuntimeError):
     """A streaming state used in a way it cannot be."""
+
+
+class DivergedError(AnytimeError, ArithmeticError):
+    """The loss of a training run became NaN or infinite; its last checkpoint is from before that."""
 
 
 class FileError(AnytimeError):

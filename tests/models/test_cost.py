@@ -113,10 +113,10 @@ def test_a_layer_that_no_exit_runs_is_told() -> None:
 
 
 def test_an_unknown_layer_is_named_and_can_be_given_a_counter() -> None:
-    model = Chain(nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4)))
-    with pytest.raises(OptionError, match=r"'second\.0' is a LayerNorm"):
+    model = Chain(nn.Linear(4, 4), nn.Sequential(nn.RMSNorm(4)))
+    with pytest.raises(OptionError, match=r"'second\.0' is a RMSNorm"):
         measure_cost(model, torch.zeros(1, 4))
-    cost = measure_cost(model, torch.zeros(1, 4), layers={nn.LayerNorm: lambda layer, x, out: out.numel()})
+    cost = measure_cost(model, torch.zeros(1, 4), layers={nn.RMSNorm: lambda layer, x, out: out.numel()})
     assert cost.macs == (20, 24)
 
 

@@ -25,6 +25,7 @@ app = App(
 VERBS = {
     "demo": "Train a small network with exits on real digits and show what the rules do.",
     "evaluate": "Measure how anytime a model is, from the logits of its exits.",
+    "train": "Train a network with exits, by a recipe, a file or flags.",
     "doctor": "Show versions, threads, devices and optional packages.",
 }
 for _verb, _help in VERBS.items():

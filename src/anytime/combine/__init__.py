@@ -11,6 +11,7 @@ from anytime.combine.activations import (
     ThresholdReLU,
 )
 from anytime.combine.intervals import Intersection, Interval, IntervalState
+from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.named import rule
 from anytime.combine.rules import Caching, Latest, Mixture, Prediction, Product, Rule, State
 from anytime.combine.thresholds import AdaptiveReLU
@@ -18,9 +19,11 @@ from anytime.combine.thresholds import AdaptiveReLU
 __all__ = [
     "Activation",
     "AdaptiveReLU",
+    "Arithmetic",
     "Caching",
     "ClippedReLU",
     "Exponential",
+    "Geometric",
     "Heaviside",
     "Intersection",
     "Interval",

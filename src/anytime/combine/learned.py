@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from anytime.combine.rules import Prediction, Rule, State, _normalise
+from anytime.combine.rules import Prediction, Rule, State, normalise_evidence
 from anytime.errors import OptionError, ShapeError
 
 Rows = tuple[tuple[float, ...], ...]
@@ -84,7 +84,7 @@ class _Learned(Rule[LearnedState]):
         bias = self._bias(state.seen, logits)
         evidence = self._evidence(past, self.log_weights[state.seen], bias)
         after = LearnedState(state.exits, state.seen + 1, logits, past)
-        return after, Prediction(*_normalise(evidence, logits))
+        return after, Prediction(*normalise_evidence(evidence, logits))
 
     def _bias(self, exit: int, logits: Tensor) -> Tensor | None:
         if not self.biases:

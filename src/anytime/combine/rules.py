@@ -200,7 +200,7 @@ class Product(Rule[State]):
         total = torch.zeros_like(logits) if state.memory is None else state.memory
         if weight > 0:  # 0 · -inf is not zero evidence but no evidence taken
             total = total + weight * self.activation.log_evidence(_shifted(logits, self.shift))
-        log_probs, fell_back = _normalise(total, logits)
+        log_probs, fell_back = normalise_evidence(total, logits)
         return State(state.exits, state.seen + 1, total), Prediction(log_probs, fell_back)
 
 
@@ -250,7 +250,7 @@ class Mixture(Rule[MixtureState]):
         weight = weights[state.seen]
         total, fell_back = state.memory, state.fell_back
         if weight > 0:
-            expert, lost = _normalise(self.activation.log_evidence(_shifted(logits, self.shift)), logits)
+            expert, lost = normalise_evidence(self.activation.log_evidence(_shifted(logits, self.shift)), logits)
             expert = expert + math.log(weight)
             total = expert if total is None else torch.logaddexp(total, expert)
             fell_back = lost if fell_back is None else fell_back | lost
@@ -260,7 +260,7 @@ class Mixture(Rule[MixtureState]):
         return MixtureState(state.exits, state.seen + 1, total, fell_back), Prediction(log_probs, fell_back)
 
 
-def _normalise(log_evidence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+def normalise_evidence(log_evidence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities from log-evidence; rows without any take the softmax of `logits` and are marked."""
     fell_back = log_evidence.amax(-1) == -math.inf
     log_probs = log_evidence.log_softmax(-1)

@@ -5,6 +5,7 @@ from anytime.data.base import ImageData
 from anytime.data.cifar import load_cifar
 from anytime.data.digits import load_digits
 from anytime.data.split import Split, hold_out
+from anytime.data.toys import make_curve, make_spiral
 
 __all__ = [
     "Draws",
@@ -16,6 +17,8 @@ __all__ = [
     "hold_out",
     "load_cifar",
     "load_digits",
+    "make_curve",
+    "make_spiral",
     "no_draws",
     "normalise",
 ]

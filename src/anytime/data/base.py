@@ -1,12 +1,14 @@
 """What a set of labelled images is.
 
-Images stay bytes until they reach the device that trains on them: CIFAR is then 150 MB and lies on a card whole.
+Images stay bytes until they reach the device that trains on them: CIFAR is then 150 MB and lies on a card whole. Sets too
+large for that are `StreamedImages`, which are read batch by batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -88,3 +90,57 @@ class ImageData:
     def to(self, device: torch.device | str) -> Self:
         """The same set on another device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device), rows=self.rows.to(device))
+
+
+@runtime_checkable
+class StreamedImages(Protocol):
+    """Labelled images of one split that are read as they are needed; the attributes are those of `ImageData`."""
+
+    @property
+    def name(self) -> str:
+        """Which data set."""
+
+    @property
+    def labels(self) -> Tensor:
+        """`(N,)`, int64."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name a class."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Per channel, on the scale where 255 is 1."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Per channel, as `mean`."""
+
+    @property
+    def rows(self) -> Tensor:
+        """`(N,)`, int64: where each image stands in the published set."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image as it is given out."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Tensor, *, split: str | None = None) -> Self:
+        """The images at `index`, in that order, as a set of their own."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same set with labels and rows on another device."""
+
+    def batches(self, index: Tensor, batch: int, *, draws: tuple[int, int] | None = None) -> Iterator[Tensor]:
+        """The images at `index`, `batch` at a time: `(batch, channels, height, width)`, uint8, on the host.
+
+        Args:
+            index: Which images, in which order; the last batch may be smaller.
+            batch: How many at a time.
+            draws: Seed and epoch of the random crops, which depend on them and the image alone; none for the middle.
+        """

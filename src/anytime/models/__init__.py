@@ -1,16 +1,41 @@
-"""Networks with exits, one file an architecture."""
+"""Networks with exits, one file an architecture, and ways to put exits on others."""
 
+from anytime.models.attach import AttachedExits, attach_exits
 from anytime.models.base import ExitModel, MultiExit
 from anytime.models.cost import Cost, measure_cost
+from anytime.models.dvit import DViT, DViTConfig
+from anytime.models.ensemble import AveragedEnsemble, Ensemble
+from anytime.models.heads import PooledHead
+from anytime.models.imta import IMTA, IMTAConfig
+from anytime.models.mlp import MLP, IntervalMLP, MLPConfig
 from anytime.models.msdnet import MSDNet, MSDNetConfig
+from anytime.models.resnet import CifarResNet, ResNet, ResNetConfig
 from anytime.models.zoo import create, load, load_weights, names, save
+from anytime.models.ztw import CascadeHead, attach_cascade
 
 __all__ = [
+    "IMTA",
+    "MLP",
+    "AttachedExits",
+    "AveragedEnsemble",
+    "CascadeHead",
+    "CifarResNet",
     "Cost",
+    "DViT",
+    "DViTConfig",
+    "Ensemble",
     "ExitModel",
+    "IMTAConfig",
+    "IntervalMLP",
+    "MLPConfig",
     "MSDNet",
     "MSDNetConfig",
     "MultiExit",
+    "PooledHead",
+    "ResNet",
+    "ResNetConfig",
+    "attach_cascade",
+    "attach_exits",
     "create",
     "load",
     "load_weights",

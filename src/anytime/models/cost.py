@@ -2,7 +2,12 @@
 
 The count is of one input, cumulative over the exits, earlier classifiers included: whoever takes exit m has paid for all
 before it. A convolution costs its multiply-accumulates (its bias nothing), a linear layer the same plus its bias, a ReLU one
-an element, a pool of size k one k² an output, a batch norm nothing, as it can be folded into its convolution.
+an element, a pool of size k one k² an output, a batch norm nothing, as it can be folded into its convolution. A layer norm
+cannot be folded and costs one an element, as a GELU does.
+
+What runs outside of these layers costs its matrix products and convolutions, such as the two products of an attention, as
+`torch.utils.flop_counter` counts them (a multiply-accumulate is two of its FLOPs, a bias nothing). Other functions (softmax,
+exponentials, sums, a ReLU called as a function) cost nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +15,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from anytime.errors import OptionError, ShapeError
 from anytime.models.base import MultiExit
 
 Counter = Callable[[Any, Tensor, Tensor], int]
 """Cost of one call of a layer, from the layer, its input and its output."""
+
+
+@runtime_checkable
+class CountsItself(Protocol):
+    """A layer that knows its own cost, for layers with parameters that are of no type known here."""
+
+    def macs(self, x: Tensor, out: Tensor) -> int:
+        """Cost of one call, from its input and its output; products inside of it are not counted besides."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,10 +61,10 @@ def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.M
     """The cost of every exit of `model` on one input.
 
     The network runs on shapes alone (torch's meta device), so that a large one costs no time and `model` stays untouched.
-    Only layers that are modules are seen: a ReLU called as a function is not counted.
 
     Args:
-        model: A network of convolutions, linear layers, batch norms, ReLUs and pools.
+        model: A network of convolutions, linear layers, norms, ReLUs, GELUs, pools, and functions between them. A layer of
+            another type that has parameters needs a method `macs` (see `CountsItself`) or a counter in `layers`.
         example: A batch of which the first row is used; its numbers do not matter.
         layers: Counters for further types of layers, or other ones for the types above.
 
@@ -69,21 +84,34 @@ def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.M
     shadow = _on_meta(model).eval()
     names = {parameter: name for name, parameter in shadow.named_parameters()}
     used: set[nn.Parameter] = set()
-    spent = 0
+    spent, covered = 0, 0  # what the layers cost, and the FLOPs that ran inside of them
+    began: list[int] = []
+    flops = FlopCounterMode(display=False)
 
-    def count(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        nonlocal spent
-        used.update(module.parameters(recurse=False))
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+        began.append(flops.get_total_flops())
+
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        nonlocal spent, covered
+        before = began.pop()
+        if not began:
+            covered += flops.get_total_flops() - before
         counter = _counter(module, counters)
-        if counter is not None:
-            spent += counter(module, args[0], output)
+        assert counter is not None
+        spent += counter(module, args[0], output)
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        used.update(module.parameters(recurse=False))
 
     for module in shadow.modules():
-        module.register_forward_hook(count)
+        module.register_forward_hook(note)
+        if _counter(module, counters) is not None:
+            module.register_forward_pre_hook(enter)
+            module.register_forward_hook(leave)
     macs, parameters = [], []
-    with torch.no_grad():
+    with torch.no_grad(), flops:
         for _ in shadow.exits(example[:1].to("meta")):
-            macs.append(spent)
+            macs.append(spent + (flops.get_total_flops() - covered) // 2)
             parameters.append(sum(parameter.numel() for parameter in used))
     unused = tuple(name for parameter, name in names.items() if parameter not in used)
     return Cost(tuple(macs), tuple(parameters), unused)
@@ -114,13 +142,19 @@ def _nothing(layer: nn.Module, x: Tensor, out: Tensor) -> int:
     return 0
 
 
+def _own_count(layer: CountsItself, x: Tensor, out: Tensor) -> int:
+    return layer.macs(x, out)
+
+
 _COUNTERS: dict[type[nn.Module], Counter] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Linear: _linear,
     nn.BatchNorm1d: _nothing,
     nn.BatchNorm2d: _nothing,
+    nn.LayerNorm: _element,
     nn.ReLU: _element,
+    nn.GELU: _element,
     nn.AvgPool2d: _pool,
     nn.MaxPool2d: _pool,
     nn.AdaptiveAvgPool2d: _input_element,  # its windows tile the input: k² an output is one an input
@@ -128,7 +162,8 @@ _COUNTERS: dict[type[nn.Module], Counter] = {
 
 
 def _counter(module: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> Counter | None:
-    return next((counters[kind] for kind in type(module).__mro__ if kind in counters), None)
+    known = next((counters[kind] for kind in type(module).__mro__ if kind in counters), None)
+    return _own_count if known is None and isinstance(module, CountsItself) else known
 
 
 def _check_layers(model: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> None:
@@ -140,7 +175,7 @@ def _check_layers(model: nn.Module, counters: Mapping[type[nn.Module], Counter])
             raise OptionError(
                 f"the layer {name or 'at the top'!r} is a {kind}, which has parameters and no known cost",
                 expected=f"layers with parameters among {known}",
-                fix=f"pass layers={{{kind}: counter}}, where counter(layer, input, output) gives its cost",
+                fix=f"pass layers={{{kind}: counter}}, where counter(layer, input, output) gives its cost, or a method macs",
             )
 
 

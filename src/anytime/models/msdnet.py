@@ -315,6 +315,14 @@ class MSDNet(MultiExit):
 
     def exits(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`, for images `(batch, 3, image_size, image_size)`."""
+        for maps, classifier in zip(self.stages(x), self.classifier, strict=True):
+            yield classifier(maps[-1])
+
+    def stages(self, x: Tensor) -> Iterator[list[Tensor]]:
+        """Yield the maps after each stage, from fine to coarse; its exit reads the last of them.
+
+        The next stage goes on from the list that was yielded: who changes an entry changes what that stage reads.
+        """
         size = self.config.image_size
         if x.shape[1:] != (3, size, size):
             raise ShapeError(
@@ -323,9 +331,9 @@ class MSDNet(MultiExit):
                 fix="channels come before height and width; other sizes need another image_size in the config",
             )
         maps = [x]
-        for block, classifier in zip(self.blocks, self.classifier, strict=True):
+        for block in self.blocks:
             maps = block(maps)
-            yield classifier(maps[-1])
+            yield maps
 
 
 def _unit(width_in: int, width_out: int, *, kernel: int, stride: int = 1) -> list[nn.Module]:

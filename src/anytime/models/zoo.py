@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
-from anytime.models import msdnet
+from anytime.models import dvit, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -32,7 +32,13 @@ class _Architecture:
     presets: Mapping[str, Any]
 
 
-_ARCHITECTURES = {"msdnet": _Architecture(msdnet.MSDNet, msdnet.MSDNetConfig, msdnet.PRESETS)}
+_ARCHITECTURES = {
+    "msdnet": _Architecture(msdnet.MSDNet, msdnet.MSDNetConfig, msdnet.PRESETS),
+    "imta": _Architecture(imta.IMTA, imta.IMTAConfig, imta.PRESETS),
+    "dvit": _Architecture(dvit.DViT, dvit.DViTConfig, dvit.PRESETS),
+    "resnet": _Architecture(resnet.ResNet, resnet.ResNetConfig, resnet.PRESETS),
+    "mlp": _Architecture(mlp.MLP, mlp.MLPConfig, mlp.PRESETS),
+}
 
 
 def names() -> tuple[str, ...]:
@@ -106,7 +112,7 @@ def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
     try:
         with torch.device("meta"):
             network: MultiExit = architecture.network(config)
-    except RuntimeError as error:  # sizes that overflow
+    except (RuntimeError, OptionError, InputError) as error:  # sizes that overflow, exits where there is no place
         raise _unreadable(Path(folder) / _CONFIG, f"describes a network that cannot be built: {error}") from error
     path = Path(folder) / _WEIGHTS
     weights = tensors_from_bytes(files[_WEIGHTS], path=path)

@@ -1,73 +1,102 @@
 """The laws every rule keeps, as one call: `check_rule(my_rule)`.
 
 A rule is anything with `start(exits)`, `step(state, logits)` and a call over all exits, as `anytime.Rule` describes. Each
-law is a function below whose docstring says what must hold.
+law is a function below whose docstring says what must hold. A rule that was fitted for certain numbers of exits or for certain
+classes is checked with those: `check_rule(my_rule, exits=(7,), classes=100)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anytime.combine import Prediction
-from anytime.errors import CheckError, InputError, NonFiniteError, StateError
+from anytime.errors import CheckError, InputError, NonFiniteError, OptionError, StateError
 
 _SHAPES = ((1, 1, 1), (1, 4, 3), (2, 0, 5), (3, 7, 2), (4, 5, 10), (8, 3, 101))
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGE = 1e30
 
-Law = Callable[[Any], None]
+
+@dataclass(frozen=True)
+class Sizes:
+    """Which logits a rule takes: any numbers of exits and classes, unless it was fitted for some."""
+
+    exits: tuple[int, ...] | None = None
+    classes: int | None = None
+
+    def random(self, exits: int, batch: int, classes: int, *, seed: int = 0) -> Tensor:
+        """Random logits, of the numbers asked for or of those nearest to them that the rule takes."""
+        exits = exits if self.exits is None else min(self.exits, key=lambda known: abs(known - exits))
+        shape = (exits, batch, self.classes or classes)
+        return 4 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def check_rule(rule: Any) -> None:
+Law = Callable[[Any, Sizes], None]
+ANY = Sizes()
+
+
+def check_rule(rule: Any, *, exits: Sequence[int] | None = None, classes: int | None = None) -> None:
     """Run every law on a rule; raise `CheckError` at the first that is broken.
+
+    Args:
+        rule: The rule.
+        exits: The numbers of exits that it takes; any where None. For others it must raise `OptionError`.
+        classes: The number of classes that it takes; any where None. A rule that knows its classes may tell them apart.
 
     Example:
         >>> from anytime import Product
         >>> check_rule(Product())
+        >>> check_rule(Product(weights=(0.5, 1.0)), exits=[2])
     """
+    sizes = Sizes(None if exits is None else tuple(exits), classes)
+    if sizes.exits == () or min(sizes.exits or (1,)) < 1 or (classes is not None and classes < 1):
+        raise OptionError(
+            f"exits are {exits!r}, classes {classes!r}", expected="numbers of at least 1", fix="leave out what any number fits"
+        )
     for law in LAWS:
         try:
-            law(rule)
+            law(rule, sizes)
         except CheckError:
             raise
         except Exception as error:
             raise _broken(law, rule, f"it raised {type(error).__name__}: {error}") from error
 
 
-def gives_distributions(rule: Any) -> None:
+def gives_distributions(rule: Any, sizes: Sizes = ANY) -> None:
     """Predictions have the right shape, are never NaN, never negative, and sum to one."""
-    for logits in _cases():
+    for logits in _cases(sizes):
         _check_prediction(gives_distributions, rule, rule(logits), logits)
 
 
-def survives_hostile_values(rule: Any) -> None:
+def survives_hostile_values(rule: Any, sizes: Sizes = ANY) -> None:
     """Huge, tiny, equal, zero and opposite logits give distributions too."""
     for value in (0.0, -0.0, 1e8, -1e8, 1e-40, 1e-45, -1e-45, _LARGE, -_LARGE):
-        logits = torch.full((3, 4, 5), value)
+        logits = torch.full_like(sizes.random(3, 4, 5), value)
         logits[:, 0, 0] = -value
-        logits[1, 1, 2] = 1.0
-        logits[2, 2] = -logits[2, 2]
+        logits[len(logits) // 2, 1, -1] = 1.0
+        logits[-1, 2] = -logits[-1, 2]
         _check_prediction(survives_hostile_values, rule, rule(logits), logits)
 
 
-def steps_as_it_calls(rule: Any) -> None:
+def steps_as_it_calls(rule: Any, sizes: Sizes = ANY) -> None:
     """Stepping exit by exit gives exactly what the call over all exits gives."""
-    for logits in _cases():
+    for logits in _cases(sizes):
         whole = rule(logits)
         for exit, prediction in enumerate(_stepped(rule, logits)):
             _equal(steps_as_it_calls, rule, prediction.log_probs, whole.log_probs[exit], f"log_probs at exit {exit}")
             _equal(steps_as_it_calls, rule, prediction.fell_back, whole.fell_back[exit], f"fell_back at exit {exit}")
 
 
-def steps_are_pure(rule: Any) -> None:
+def steps_are_pure(rule: Any, sizes: Sizes = ANY) -> None:
     """A step changes neither its state nor its input: taken twice it gives the same, and the past stays as it was."""
-    logits = _random(3, 4, 6)
+    logits = sizes.random(3, 4, 6)
     kept = logits.clone()
-    state = rule.start(3)
+    state = rule.start(len(logits))
     for now in logits:
         _, first = rule.step(state, now)
         state, again = rule.step(state, now)
@@ -76,35 +105,37 @@ def steps_are_pure(rule: Any) -> None:
     _equal(steps_are_pure, rule, logits, kept, "the input")
 
 
-def looks_only_back(rule: Any) -> None:
+def looks_only_back(rule: Any, sizes: Sizes = ANY) -> None:
     """What is said at an exit does not depend on later exits."""
-    logits, other = _random(5, 6, 7), _random(5, 6, 7, seed=1)
-    for exit in range(5):
+    logits, other = sizes.random(5, 6, 7), sizes.random(5, 6, 7, seed=1)
+    for exit in range(len(logits)):
         mixed = torch.cat((logits[: exit + 1], other[exit + 1 :]))
         _equal(looks_only_back, rule, rule(mixed).log_probs[exit], rule(logits).log_probs[exit], f"exit {exit}")
 
 
-def treats_rows_alone(rule: Any) -> None:
+def treats_rows_alone(rule: Any, sizes: Sizes = ANY) -> None:
     """A row's answer does not depend on the other rows of the batch, nor on their order."""
-    logits = _random(4, 9, 11)
+    logits = sizes.random(4, 9, 11)
     whole = rule(logits).log_probs
     order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
     _close(treats_rows_alone, rule, rule(logits[:, order]).log_probs, whole[:, order], "rows in another order")
     _close(treats_rows_alone, rule, rule(logits[:, 3:5]).log_probs, whole[:, 3:5], "rows 3 and 4 alone")
 
 
-def treats_classes_alike(rule: Any) -> None:
-    """Renaming the classes renames the answers and changes nothing else."""
-    logits = _random(4, 9, 11)
+def treats_classes_alike(rule: Any, sizes: Sizes = ANY) -> None:
+    """Renaming the classes renames the answers and changes nothing else, unless the rule was fitted for these classes."""
+    if sizes.classes is not None:
+        return
+    logits = sizes.random(4, 9, 11)
     order = torch.randperm(11, generator=torch.Generator().manual_seed(3))
     _close(
         treats_classes_alike, rule, rule(logits[..., order]).log_probs, rule(logits).log_probs[..., order], "renamed classes"
     )
 
 
-def computes_in_full_precision(rule: Any) -> None:
+def computes_in_full_precision(rule: Any, sizes: Sizes = ANY) -> None:
     """Half precision logits are computed on in float32, float64 ones in float64."""
-    logits = _random(3, 4, 5)
+    logits = sizes.random(3, 4, 5)
     for dtype in (torch.float16, torch.bfloat16):
         half = logits.to(dtype)
         _equal(computes_in_full_precision, rule, rule(half).log_probs, rule(half.float()).log_probs, f"{dtype} against float32")
@@ -112,26 +143,37 @@ def computes_in_full_precision(rule: Any) -> None:
         raise _broken(computes_in_full_precision, rule, "float64 logits gave less than float64 log-probabilities")
 
 
-def refuses_what_is_not_finite(rule: Any) -> None:
+def refuses_what_is_not_finite(rule: Any, sizes: Sizes = ANY) -> None:
     """NaN and infinity raise `NonFiniteError` that names exit and row, in the call and in a step."""
     for value in (float("nan"), float("inf"), -float("inf")):
-        logits = _random(3, 4, 5)
-        logits[2, 1, 3] = value
+        logits = sizes.random(3, 4, 5)
+        last = len(logits) - 1
+        logits[last, 1, -1] = value
         for attempt in (lambda logits=logits: rule(logits), lambda logits=logits: list(_stepped(rule, logits))):
-            error = _raised(refuses_what_is_not_finite, rule, attempt, NonFiniteError, f"{value} at exit 2, row 1")
-            if (error.exit, error.row) != (2, 1):
-                raise _broken(refuses_what_is_not_finite, rule, f"said exit {error.exit}, row {error.row}, not 2 and 1")
+            error = _raised(refuses_what_is_not_finite, rule, attempt, NonFiniteError, f"{value} at the last exit")
+            if (error.exit, error.row) != (last, 1):
+                raise _broken(refuses_what_is_not_finite, rule, f"said exit {error.exit}, row {error.row}, not {last} and 1")
 
 
-def refuses_what_does_not_fit(rule: Any) -> None:
-    """Wrong ranks, changing shapes and steps beyond the last exit raise typed errors."""
-    _raised(refuses_what_does_not_fit, rule, lambda: rule(torch.zeros(4, 5)), InputError, "logits of rank 2")
-    _raised(refuses_what_does_not_fit, rule, lambda: rule(torch.zeros(2, 4, 5).long()), InputError, "integer logits")
-    state, _ = rule.step(rule.start(2), _random(1, 4, 5)[0])
-    _raised(refuses_what_does_not_fit, rule, lambda: rule.step(state, torch.zeros(3, 5)), InputError, "another batch size")
-    _raised(refuses_what_does_not_fit, rule, lambda: rule.step(state, torch.zeros(4, 6)), InputError, "other classes")
-    last, _ = rule.step(state, _random(1, 4, 5)[0])
-    _raised(refuses_what_does_not_fit, rule, lambda: rule.step(last, torch.zeros(4, 5)), StateError, "a step too many")
+def refuses_what_does_not_fit(rule: Any, sizes: Sizes = ANY) -> None:
+    """Wrong ranks, changing shapes, numbers of exits that do not fit and steps beyond the last raise typed errors."""
+
+    def refused(attempt: Callable[[], Any], kind: type[Any], what: str) -> None:
+        _raised(refuses_what_does_not_fit, rule, attempt, kind, what)
+
+    logits = sizes.random(2, 4, 5)
+    exits, rows, classes = logits.shape
+    refused(lambda: rule(logits[0]), InputError, "logits of rank 2")
+    refused(lambda: rule(logits.long()), InputError, "integer logits")
+    state, _ = rule.step(rule.start(exits), logits[0])
+    if exits > 1:
+        refused(lambda: rule.step(state, torch.zeros(rows - 1, classes)), InputError, "another batch size")
+        refused(lambda: rule.step(state, torch.zeros(rows, classes + 1)), InputError, "other classes")
+    for now in logits[1:]:
+        state, _ = rule.step(state, now)
+    refused(lambda: rule.step(state, logits[-1]), StateError, "a step too many")
+    if sizes.exits is not None:
+        refused(lambda: rule.start(max(sizes.exits or ()) + 1), OptionError, "another number of exits")
 
 
 LAWS: tuple[Law, ...] = (
@@ -148,14 +190,10 @@ LAWS: tuple[Law, ...] = (
 )
 
 
-def _cases() -> Iterator[Tensor]:
+def _cases(sizes: Sizes) -> Iterator[Tensor]:
     for seed, shape in enumerate(_SHAPES):
         for dtype in _FLOATS:
-            yield _random(*shape, seed=seed).to(dtype)
-
-
-def _random(exits: int, batch: int, classes: int, *, seed: int = 0) -> Tensor:
-    return 4 * torch.randn(exits, batch, classes, generator=torch.Generator().manual_seed(seed))
+            yield sizes.random(*shape, seed=seed).to(dtype)
 
 
 def _stepped(rule: Any, logits: Tensor) -> Iterator[Prediction]:

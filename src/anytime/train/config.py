@@ -7,14 +7,66 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
 from anytime.errors import OptionError
 
 Schedule = Literal["step", "cosine"]
-Objective = Literal["joint", "product", "joint-then-product"]
+Objective = Literal["joint", "product", "joint-then-product", "sdn", "distillation", "equilibrium", "one-for-all", "l2w"]
+Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How exits learn from a teacher; the defaults are IMTA's.
+
+    Args:
+        teacher: Which exit `distillation` takes for the teacher, from 0; -1 is the last.
+        share: Of the teacher in a student's loss (γ); the rest is that of the labels.
+        temperature: By which teacher's and student's logits are divided.
+    """
+
+    teacher: int = -1
+    share: float = 0.1
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.teacher, bool) or not isinstance(self.teacher, int):
+            raise OptionError(f"teacher is {self.teacher!r}", expected="the number of an exit", fix="-1 is the last")
+        _number("share", self.share, 0, 1)
+        _number("temperature", self.temperature, 0, math.inf, above=True)
+
+
+@dataclass(frozen=True)
+class L2W:
+    """How a network learns to weigh samples (L2W); the defaults are those for CIFAR.
+
+    Args:
+        strength: How far weights go from 1 (ε).
+        centring: What is subtracted from the predicted weights: their mean over all (`mat`), over a sample's exits (`col`) or
+            over an exit's samples (`row`).
+        ratio: Of the share of samples that leave at an exit to that at the exit before (q).
+        meta_every: Batches from one step of the weight network to the next, counted in each epoch.
+        meta_lr: The weight network's highest learning rate; it falls as `lr` does.
+        meta_weight_decay: Its L2 decay.
+    """
+
+    strength: float = 0.8
+    centring: Centring = "col"
+    ratio: float = 0.75
+    meta_every: int = 1
+    meta_lr: float = 1e-4
+    meta_weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _number("strength", self.strength, 0, math.inf)
+        _choice("centring", self.centring, get_args(Centring))
+        _number("ratio", self.ratio, 0, math.inf, above=True)
+        _whole("meta_every", self.meta_every, 1)
+        _number("meta_lr", self.meta_lr, 0, math.inf)
+        _number("meta_weight_decay", self.meta_weight_decay, 0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -31,9 +83,15 @@ class TrainConfig:
         schedule: `step` divides the rate by 10 at a half and at three quarters, `cosine` goes down to 0.
         warmup: Epochs over which the rate first climbs.
         objective: `joint` is the sum of the exits' cross-entropies (Eq. 1), `product` the likelihood of Product Anytime,
-            `joint-then-product` the paper's finetuning: the first, and for the last part of the epochs the second.
+            `joint-then-product` the paper's finetuning: the first, and for the last part of the epochs the second. `sdn` is
+            `joint` with weights that grow over the epochs, `distillation` lets one exit teach the others, `equilibrium` and
+            `one-for-all` are the two stages of IMTA, `l2w` learns a weight for each sample and exit.
         product_from: At which share of the epochs `joint-then-product` changes over.
-        exit_weights: One weight an exit, or none for all ones.
+        exit_weights: One weight an exit, or none for all ones; for `sdn`, what they grow to.
+        frozen: Names of modules whose parameters stay as they are, such as `blocks` for the heads of an MSDNet alone.
+        hold_statistics: Whether batch norms in frozen modules keep their statistics too; else these move on.
+        distillation: Settings of `distillation` and `one-for-all`.
+        l2w: Settings of `l2w`.
         augment: Whether training images are cropped (padding 4) and mirrored at random.
         seed: Of the order and the crops. The network's own start is the caller's.
     """
@@ -49,6 +107,10 @@ class TrainConfig:
     objective: Objective = "joint"
     product_from: float = 2 / 3
     exit_weights: tuple[float, ...] | None = None
+    frozen: tuple[str, ...] = ()
+    hold_statistics: bool = False
+    distillation: Distillation = field(default_factory=Distillation)
+    l2w: L2W = field(default_factory=L2W)
     augment: bool = True
     seed: int = 0
 
@@ -62,13 +124,19 @@ class TrainConfig:
         _number("product_from", self.product_from, 0, 1)
         _choice("schedule", self.schedule, get_args(Schedule))
         _choice("objective", self.objective, get_args(Objective))
-        for name in ("nesterov", "augment"):
+        for name in ("nesterov", "augment", "hold_statistics"):
             _choice(name, getattr(self, name), (True, False))
         if self.exit_weights is not None:
             weights = tuple(self.exit_weights)
             for weight in weights:
                 _number("exit_weights", weight, 0, math.inf)
             object.__setattr__(self, "exit_weights", tuple(float(weight) for weight in weights))
+        if isinstance(self.frozen, str) or not all(isinstance(name, str) for name in self.frozen):
+            raise OptionError(f"frozen is {self.frozen!r}", expected="a tuple of names of modules", fix="('blocks',)")
+        object.__setattr__(self, "frozen", tuple(self.frozen))
+        for name, kind in (("distillation", Distillation), ("l2w", L2W)):
+            if not isinstance(getattr(self, name), kind):
+                raise OptionError(f"{name} is {getattr(self, name)!r}", expected=f"a {kind.__name__}", fix=f"correct {name}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -79,8 +147,15 @@ class TrainConfig:
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Read back what `to_json` gave; unknown names are refused."""
         _known(cls, values)
-        weights = values.get("exit_weights")
-        return cls(**{**values, "exit_weights": None if weights is None else tuple(weights)})
+        read = dict(values)
+        for name in ("exit_weights", "frozen"):
+            if isinstance(read.get(name), list):
+                read[name] = tuple(read[name])
+        for name, kind in (("distillation", Distillation), ("l2w", L2W)):
+            if isinstance(read.get(name), dict):
+                _known(kind, read[name])
+                read[name] = kind(**read[name])
+        return cls(**read)
 
 
 @dataclass(frozen=True)
@@ -141,7 +216,7 @@ class Machine:
         return cls(device=device)
 
 
-def _known(kind: type[TrainConfig] | type[Machine], values: dict[str, Any]) -> None:
+def _known(kind: type[Any], values: dict[str, Any]) -> None:
     names = {field.name for field in fields(kind)}
     unknown = sorted(set(values) - names)
     if unknown:

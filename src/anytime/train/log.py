@@ -1,4 +1,4 @@
-"""What a run says: one CSV line an epoch, and a line of progress on a terminal."""
+"""What a run says: one CSV line an epoch, and a bar of progress on a terminal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CsvLog:
 
 
 class Progress:
-    """`step 1200/52500  17,012 images/s  4 min left`, rewritten in place; silent where stderr is no terminal."""
+    """`step 1200/52500  █░░░░░  2 %  17,012 images/s  4 min left`, rewritten in place; silent where stderr is no terminal."""
 
     def __init__(self, steps: int, batch: int, *, stream: TextIO | None = None) -> None:
         self.steps, self.batch = steps, batch
@@ -86,8 +86,9 @@ class Progress:
         self._shown = now
         done, since = step - self._first[0], now - self._first[1]
         rate = done / since if done and since > 0 else 0.0
-        left = f"{(self.steps - step) / rate / 60:.0f} min left" if rate else ""
-        self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {rate * self.batch:,.0f} images/s  {left}")
+        share = step / self.steps
+        speed = f"  {rate * self.batch:,.0f} images/s  {_left((self.steps - step) / rate)}" if rate else ""
+        self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {_bar(share)}  {100 * share:.0f} %{speed}")
         self.stream.flush()
 
     def clear(self) -> None:
@@ -95,6 +96,23 @@ class Progress:
         if self.stream.isatty() and self._shown:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
+
+
+def _bar(share: float, width: int = 24) -> str:
+    filled = round(share * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def _left(seconds: float) -> str:
+    """How long it still takes, in words.
+
+    >>> _left(20), _left(250), _left(4000)
+    ('under 1 min left', '4 min left', '1 h 07 min left')
+    """
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if hours:
+        return f"{hours} h {minutes:02} min left"
+    return f"{minutes} min left" if minutes else "under 1 min left"
 
 
 def _table(lines: list[dict[str, str]]) -> str:

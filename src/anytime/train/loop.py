@@ -11,24 +11,21 @@ from pathlib import Path
 import torch
 
 from anytime.data.base import ImageData
-from anytime.errors import AnytimeError
+from anytime.errors import DivergedError
 from anytime.models.base import MultiExit
 from anytime.train import checkpoint
 from anytime.train.checkpoint import Place
 from anytime.train.config import Machine, TrainConfig
+from anytime.train.l2w import WeighedStep
 from anytime.train.log import CsvLog, EpochLog, Progress
 from anytime.train.logits import Evaluation
-from anytime.train.objectives import Phase, phases
+from anytime.train.plan import Phase, phases
 from anytime.train.schedule import learning_rate
 from anytime.train.step import TrainStep
 from anytime.train.stopping import Stopping
 
 # Steps between looks at the loss and the clock: a look waits for the device.
 _LOOK_EVERY = 50
-
-
-class DivergedError(AnytimeError, ArithmeticError):
-    """The loss became NaN or infinite; the last checkpoint is from before that."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,8 @@ def fit(
     """
     machine, habits = machine or Machine(), habits or Habits()
     plan = phases(config, exits=model.num_exits, steps_per_epoch=max(1, len(data) // config.batch))
-    training = TrainStep(model, data, plan[0].objective, config, machine)
+    kind = WeighedStep if config.objective == "l2w" else TrainStep
+    training = kind(model, data, plan[0].objective, config, machine)
     evaluation = None if val is None else Evaluation(training.model, val, graph=machine.graph)
     with _chosen_kernels():
         return _Run(training, plan, evaluation, habits).run()

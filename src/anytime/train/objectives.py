@@ -9,28 +9,16 @@ CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from anytime.combine import Softplus
-from anytime.errors import OptionError
 from anytime.models.base import MultiExit
-from anytime.train.config import TrainConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Objective = Callable[[MultiExit, Tensor, Tensor], Tensor]
-
-
-class Phase(NamedTuple):
-    """From which step on an objective is minimised."""
-
-    start: int
-    name: str
-    objective: Objective
 
 
 def on_logits(loss: Loss) -> Objective:
@@ -48,7 +36,7 @@ def joint_cross_entropy(logits: Tensor, labels: Tensor, *, weights: Sequence[flo
     >>> joint_cross_entropy(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]), weights=(1.0, 2.0)).tolist()
     [1.3862943649291992, 2.7725887298583984]
     """
-    return _mean_loss(_at_least_float32(logits).log_softmax(-1), labels, weights)
+    return _mean_loss(at_least_float32(logits).log_softmax(-1), labels, weights)
 
 
 def product_likelihood(logits: Tensor, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
@@ -64,25 +52,47 @@ def product_likelihood(logits: Tensor, labels: Tensor, *, weights: Sequence[floa
     """
     # What `Product(Softplus(), weights="ones")` gives, less its look for collapsed rows: a softplus is never zero, and that
     # look waits for the device.
-    evidence = Softplus().log_evidence(_at_least_float32(logits)).cumsum(0)
+    evidence = Softplus().log_evidence(at_least_float32(logits)).cumsum(0)
     return _mean_loss(evidence.log_softmax(-1), labels, weights)
 
 
-def phases(config: TrainConfig, *, exits: int, steps_per_epoch: int) -> tuple[Phase, ...]:
-    """Which objective is minimised from which step on."""
-    weights = config.exit_weights
-    if weights is not None and len(weights) != exits:
-        raise OptionError(
-            f"{len(weights)} exit_weights came with {exits} exits", expected=f"{exits}", fix="give one weight an exit"
-        )
-    joint = on_logits(partial(joint_cross_entropy, weights=weights))
-    product = on_logits(partial(product_likelihood, weights=weights))
-    change = round(config.product_from * config.epochs) * steps_per_epoch
-    return {
-        "joint": (Phase(0, "joint", joint),),
-        "product": (Phase(0, "product", product),),
-        "joint-then-product": (Phase(0, "joint", joint), Phase(change, "product", product)),
-    }[config.objective]
+def distillation(
+    logits: Tensor, labels: Tensor, teacher: Tensor, *, share: float = 0.1, temperature: float = 1.0, plain: int = -1
+) -> Tensor:
+    """The loss of every exit where all but one learn from a teacher too, `(exits,)`.
+
+    A student's loss is `(1 - share) · cross-entropy + share · temperature² · divergence`. The Kullback-Leibler divergence of
+    student from teacher is a mean over samples and classes, as IMTA has it: with K classes it weighs K times less than the
+    usual mean over samples.
+
+    Args:
+        logits: `(exits, batch, classes)`.
+        labels: `(batch,)`.
+        teacher: Logits, `(batch, classes)`; no gradient goes to them.
+        share: γ.
+        temperature: T.
+        plain: The exit that learns from the labels alone.
+    """
+    values = at_least_float32(logits)
+    plain %= len(values)
+    losses = joint_cross_entropy(values, labels)
+    target = (at_least_float32(teacher.detach()) / temperature).log_softmax(-1)
+    student = (values / temperature).log_softmax(-1)
+    divergence = (target.exp() * (target - student)).mean((1, 2))
+    shares = [0.0 if exit == plain else share for exit in range(len(values))]
+    return torch.stack(
+        [(1 - part) * loss + part * temperature**2 * gap for part, loss, gap in zip(shares, losses, divergence, strict=True)]
+    )
+
+
+def distil_from_exit(exit: int = -1, *, share: float = 0.1, temperature: float = 1.0) -> Objective:
+    """The objective in which an exit learns from the labels, and all others from the labels and from it."""
+
+    def objective(network: MultiExit, images: Tensor, labels: Tensor) -> Tensor:
+        logits = torch.stack(tuple(network.exits(images)))
+        return distillation(logits, labels, logits[exit], share=share, temperature=temperature, plain=exit)
+
+    return objective
 
 
 def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | None) -> Tensor:
@@ -92,5 +102,6 @@ def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | Non
     return losses if weights is None else torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)])
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
+    """The logits in an element type that a loss can be computed in."""
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()

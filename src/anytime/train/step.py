@@ -23,6 +23,7 @@ from anytime.train.config import Machine, TrainConfig
 from anytime.train.fused import fuse_norms
 from anytime.train.graph import Replayed
 from anytime.train.objectives import Objective
+from anytime.train.sdn import even_shares, growing_weights
 from anytime.train.sgd import SGD
 from anytime.train.weights import FlatWeights
 
@@ -49,6 +50,7 @@ class TrainStep:
         device = torch.device(machine.device)
         self.model = model.to(device)
         self.network = copy.deepcopy(model).train()
+        _freeze(self.network, config)
         _stop_counting(self.network)
         if machine.streams:
             run_side_by_side(self.network)
@@ -62,6 +64,7 @@ class TrainStep:
         self.order = torch.zeros(len(data), dtype=torch.int64, device=device)
         self.draws = no_draws(len(data), device=device)
         self.losses = torch.zeros(model.num_exits, device=device)
+        self.exit_weights = torch.ones(model.num_exits, device=device) if config.objective == "sdn" else None
         self._mean, self._std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
         self.minimise(objective)
 
@@ -82,6 +85,10 @@ class TrainStep:
         self.order.copy_(torch.randperm(len(self.data), generator=generator))
         if self.config.augment:
             self.draws.copy_(draw(len(self.data), generator=generator))
+        if self.exit_weights is not None:
+            shares = self.config.exit_weights or even_shares(self.network.num_exits)
+            weights = growing_weights(epoch, epochs=self.config.epochs, shares=shares)
+            self.exit_weights.copy_(torch.tensor(weights))
 
     def __call__(self, index: int, lr: float) -> None:
         """Train on batch `index` of this epoch with rate `lr`; the losses are added to `losses`."""
@@ -92,11 +99,20 @@ class TrainStep:
 
     def run(self) -> None:
         """The step itself, on what lies in the buffers."""
-        losses = self._objective(self.network, self.images(self.rows, self.draws[self.rows]), self.data.labels[self.rows])
+        images, labels = self.batch()
+        losses = self._objective(self.network, images, labels)
+        self.descend(losses if self.exit_weights is None else losses * self.exit_weights)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Images, as the network sees them, and labels of the rows of this step."""
+        return self.images(self.rows, self.draws[self.rows]), self.data.labels[self.rows]
+
+    def descend(self, losses: Tensor, *, share: float = 1.0) -> None:
+        """One step of the optimiser down the sum of the losses; they count as a `share` of a batch in `losses`."""
         gradients = torch.autograd.grad(losses.sum(), self.weights.parameters)
         self.weights.collect(gradients)
         self.optimizer.step()
-        self.losses.add_(losses.detach())
+        self.losses.add_(losses.detach(), alpha=share)
 
     def images(self, rows: Tensor, draws: Draws) -> Tensor:
         """Training images as the network sees them."""
@@ -136,8 +152,24 @@ class TrainStep:
         return losses
 
 
+def _freeze(network: nn.Module, config: TrainConfig) -> None:
+    for name in config.frozen:
+        try:
+            module = network.get_submodule(name)
+        except AttributeError as error:
+            known = ", ".join(child for child, _ in network.named_children())
+            raise OptionError(
+                f"frozen names {name!r}, which {type(network).__name__} does not have",
+                expected=f"some of {known}, or modules within them",
+                fix="correct frozen",
+            ) from error
+        module.requires_grad_(False)
+        if config.hold_statistics:
+            module.eval()
+
+
 def _stop_counting(network: nn.Module) -> None:
     """Batch norms that keep a moving average do not need their count, and counting is a launch for each."""
     for module in network.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.momentum is not None:
             module.num_batches_tracked = None

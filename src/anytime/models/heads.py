@@ -1,0 +1,94 @@
+"""Heads: what turns the features at some place of a network into logits.
+
+`PooledHead` is the internal classifier of shallow-deep networks (SDN): a learned mix of the largest and the mean feature over
+a grid of 4 × 4, then a linear layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anytime.errors import ShapeError
+
+_GRID = 4
+
+
+class MixedPool(nn.AdaptiveAvgPool2d):
+    """α · largest + (1 - α) · mean over a grid of maps `(batch, channels, height, width)`.
+
+    α is learnt; it begins between 0 and 1 and has no bounds. A side of at most `grid` stays as it is.
+    """
+
+    def __init__(self, grid: int = _GRID) -> None:
+        super().__init__(grid)
+        self.grid = grid
+        self.mix = nn.Parameter(torch.rand(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (min(self.grid, x.shape[-2]), min(self.grid, x.shape[-1]))
+        if size == x.shape[-2:]:
+            return x
+        return self.mix * F.adaptive_max_pool2d(x, size) + (1 - self.mix) * F.adaptive_avg_pool2d(x, size)
+
+
+class TokenPool(nn.Module):
+    """α · largest + (1 - α) · mean over the tokens of a sequence `(batch, tokens, width)`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = MixedPool(grid=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled: Tensor = self.pool(x.mT[..., None])
+        return pooled
+
+
+def pooling(shape: Sequence[int]) -> tuple[nn.Module, int]:
+    """What pools features of this shape, batch left out, and how many numbers an input it leaves.
+
+    Args:
+        shape: `(channels, height, width)` of maps, `(tokens, width)` of a sequence, or `(width,)` of a vector.
+
+    Example:
+        >>> pooling((16, 32, 32))[1], pooling((197, 384))[1], pooling((10,))[1]
+        (256, 384, 10)
+    """
+    match tuple(shape):
+        case (channels, height, width):
+            pool: nn.Module = MixedPool() if max(height, width) > _GRID else nn.Identity()
+            return pool, channels * min(_GRID, height) * min(_GRID, width)
+        case (_, width):
+            return TokenPool(), width
+        case (width,):
+            return nn.Identity(), width
+    raise ShapeError(
+        f"features of one input have shape {tuple(shape)}",
+        expected="(channels, height, width), (tokens, width) or (width,)",
+        fix="choose another place, or pass head= with a function from this shape to a module",
+    )
+
+
+class PooledHead(nn.Module):
+    """The internal classifier of SDN: mixed pooling, then a linear layer.
+
+    Args:
+        shape: Of the features of one input, as `pooling` takes it.
+        classes: How many logits to give.
+
+    Example:
+        >>> PooledHead((16, 8, 8), 10)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.pool, width = pooling(shape)
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.pool(features).flatten(1))
+        return logits

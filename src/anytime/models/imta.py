@@ -1,0 +1,158 @@
+"""IMTA, the improved training of an MSDNet by Li et al. (2019): two stages.
+
+The first trains an MSDNet as it is, but balances the gradients that meet in a stage (`balanced_exits`): those of its own
+exit and those of all later ones. The second freezes what was learnt and trains new linear classifiers, each of which sees
+what the one before it said (`IMTA`), with the last exit of the first stage as a teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from anytime.errors import OptionError
+from anytime.models import msdnet
+from anytime.models.base import MultiExit
+from anytime.models.msdnet import MSDNet, MSDNetConfig
+
+
+class _ScaledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.scale, None
+
+
+def scale_gradient(x: Tensor, scale: float) -> Tensor:
+    """`x` itself, whose gradient comes back times `scale`.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> scale_gradient(x, 0.5).sum().backward()
+    >>> x.grad
+    tensor([0.5000, 0.5000])
+    """
+    scaled: Tensor = _ScaledGradient.apply(x, scale)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+def balanced_exits(network: MSDNet, x: Tensor) -> Iterator[Tensor]:
+    """Yield the logits of each exit; in the backward pass every stage gets a mean of gradients, not their sum.
+
+    With k exits, the coarsest map of stage i (from 0) gets `(own + (k - i - 1) · later) / (k - i)`, where `own` comes from
+    its exit and `later` from the stage after it. The finer maps, which no exit reads, are left alone, as in the published
+    code.
+    """
+    for stage, (maps, classifier) in enumerate(zip(network.stages(x), network.classifier, strict=True)):
+        left = network.num_exits - stage
+        maps[-1] = scale_gradient(maps[-1], 1 / left)
+        yield classifier(maps[-1])
+        maps[-1] = scale_gradient(maps[-1], left - 1)
+
+
+@dataclass(frozen=True)
+class IMTAConfig(MSDNetConfig):
+    """The shape of the MSDNet beneath, and how it is frozen.
+
+    Attributes:
+        hold_statistics: Whether the batch norms of the frozen part keep the statistics they have. By default these move on
+            in training, as in the published code, though no weight does.
+    """
+
+    hold_statistics: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.hold_statistics, bool):
+            raise OptionError(f"hold_statistics is {self.hold_statistics!r}", expected="True or False", fix="correct it")
+
+    @property
+    def backbone(self) -> MSDNetConfig:
+        """The shape of the MSDNet alone."""
+        return MSDNetConfig(**{field.name: getattr(self, field.name) for field in fields(MSDNetConfig)})
+
+
+class IMTA(MultiExit):
+    """The network of the second stage: a frozen MSDNet, and linear classifiers that work together.
+
+    Exit 1 reads the pooled feature of its stage; every later one reads its own feature and, beside it, a layer over the logits
+    of the exit before. The classifiers of the MSDNet stay, as teachers, and are not run by `exits`.
+
+    Args:
+        config: Its shape; `PRESETS` has those of the published MSDNets.
+
+    Example:
+        >>> network = IMTA(IMTAConfig(classes=10)).eval()
+        >>> [p.shape[1] for name, p in network.named_parameters() if name.startswith("heads") and p.ndim == 2][:2]
+        [128, 256]
+    """
+
+    def __init__(self, config: IMTAConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_exits = config.exits
+        self.backbone = MSDNet(config.backbone).requires_grad_(False)
+        first, *later = (_linear(classifier).in_features for classifier in self.backbone.classifier)
+        self.heads = nn.ModuleList(nn.Linear(width, config.classes) for width in (first, *(2 * width for width in later)))
+        self.links = nn.ModuleList(_link(config.classes, width) for width in later)
+
+    @classmethod
+    def on(cls, trained: MSDNet, *, hold_statistics: bool = False) -> Self:
+        """A new network with a copy of a trained MSDNet beneath."""
+        settings = {field.name: getattr(trained.config, field.name) for field in fields(MSDNetConfig)}
+        network = cls(IMTAConfig(**settings, hold_statistics=hold_statistics))
+        network.backbone.load_state_dict(trained.state_dict())
+        return network.to(next(trained.parameters()).device).train(trained.training)
+
+    def exits(self, x: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of each exit, `(batch, classes)`, for images `(batch, 3, image_size, image_size)`."""
+        yield from self._collaborate(self._features(x))
+
+    def with_teacher(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of all exits, `(exits, batch, classes)`, and those of the MSDNet's own last exit, without gradient."""
+        features = list(self._features(x))
+        teacher: Tensor = _linear(self.backbone.classifier[-1])(features[-1])
+        return torch.stack(tuple(self._collaborate(features))), teacher.detach()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.config.hold_statistics:
+            self.backbone.eval()
+        return self
+
+    def _features(self, x: Tensor) -> Iterator[Tensor]:
+        """What each classifier of the MSDNet makes of its map before its linear layer, `(batch, width)`."""
+        for maps, classifier in zip(self.backbone.stages(x), self.backbone.classifier, strict=True):
+            yield classifier.get_submodule("m")(maps[-1]).flatten(1)
+
+    def _collaborate(self, features: Iterator[Tensor] | list[Tensor]) -> Iterator[Tensor]:
+        logits: Tensor | None = None
+        for exit, (feature, head) in enumerate(zip(features, self.heads, strict=True)):
+            if logits is not None:
+                feature = torch.cat((feature, self.links[exit - 1](logits)), dim=1)
+            logits = head(feature)
+            yield logits
+
+
+def _linear(classifier: nn.Module) -> nn.Linear:
+    linear = classifier.get_submodule("linear")
+    assert isinstance(linear, nn.Linear)
+    return linear
+
+
+def _link(classes: int, width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(classes, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
+
+
+PRESETS: Mapping[str, IMTAConfig] = MappingProxyType(
+    {name.replace("msdnet", "imta"): IMTAConfig(**vars(config)) for name, config in msdnet.PRESETS.items()}
+)
+"""A network over each of the published MSDNets, by name."""

@@ -1,0 +1,61 @@
+"""Which objective a recipe minimises when."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+from anytime.errors import OptionError
+from anytime.train.config import TrainConfig
+from anytime.train.imta import equilibrium, one_for_all
+from anytime.train.objectives import Objective, distil_from_exit, joint_cross_entropy, on_logits, product_likelihood
+
+
+class Phase(NamedTuple):
+    """From which step on an objective is minimised."""
+
+    start: int
+    name: str
+    objective: Objective
+
+
+def phases(config: TrainConfig, *, exits: int, steps_per_epoch: int) -> tuple[Phase, ...]:
+    """Which objective is minimised from which step on."""
+    _check_exits(config, exits)
+    change = round(config.product_from * config.epochs) * steps_per_epoch
+    names = {"joint-then-product": ("joint", "product")}.get(config.objective, (config.objective,))
+    return tuple(Phase(start, name, _objective(name, config)) for start, name in zip((0, change), names, strict=False))
+
+
+def _objective(name: str, config: TrainConfig) -> Objective:
+    weights, taught = config.exit_weights, config.distillation
+    plain = on_logits(joint_cross_entropy)
+    objectives: dict[str, Objective] = {
+        "joint": on_logits(partial(joint_cross_entropy, weights=weights)),
+        "product": on_logits(partial(product_likelihood, weights=weights)),
+        # Their weights change between steps: the step sees to them.
+        "sdn": plain,
+        "l2w": plain,
+        "distillation": distil_from_exit(taught.teacher, share=taught.share, temperature=taught.temperature),
+        "equilibrium": equilibrium,
+        "one-for-all": one_for_all(share=taught.share, temperature=taught.temperature),
+    }
+    return objectives[name]
+
+
+def _check_exits(config: TrainConfig, exits: int) -> None:
+    weights, teacher = config.exit_weights, config.distillation.teacher
+    if weights is not None and config.objective not in ("joint", "product", "joint-then-product", "sdn"):
+        raise OptionError(
+            f"exit_weights came with the objective {config.objective!r}",
+            expected="none, as it has weights of its own",
+            fix="leave exit_weights out",
+        )
+    if weights is not None and len(weights) != exits:
+        raise OptionError(
+            f"{len(weights)} exit_weights came with {exits} exits", expected=f"{exits}", fix="give one weight an exit"
+        )
+    if not -exits <= teacher < exits:
+        raise OptionError(
+            f"teacher is {teacher} with {exits} exits", expected=f"from {-exits} to {exits - 1}", fix="-1 is the last exit"
+        )

@@ -1,0 +1,204 @@
+"""A training run from its settings to a folder that has everything: what was asked for, what happened, what came out.
+
+| file | what |
+| --- | --- |
+| `config.yaml` | all settings; enough to go on, or to do it again |
+| `split.json` | which training rows were held out |
+| `log.csv` | a line an epoch |
+| `checkpoint/` | where to go on from |
+| `model/` | the network, for `anytime.models.load` |
+| `val.npz`, `test.npz` | logits and labels, for `anytime evaluate` |
+| `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached; written last |
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anytime.artifacts import write_bytes, write_json, write_text
+from anytime.errors import FileError, MissingFileError
+from anytime.models import create, save
+from anytime.models.base import MultiExit
+from anytime.train.config import Machine
+from anytime.train.log import EpochLog
+from anytime.train.logits import exit_accuracy
+from anytime.train.loop import Habits, Outcome, _chosen_kernels, _Run, fit
+from anytime.train.parallel import StreamedTeamStep, TeamStep, launch, leads
+from anytime.train.plan import phases
+from anytime.train.sets import Images, Sets, measure, open_sets
+from anytime.train.settings import RunConfig, Source, read_settings, resolve
+from anytime.train.step import TrainStep
+from anytime.train.stream import StreamedStep
+
+_CONFIG, _SPLIT, _SUMMARY = "config.yaml", "split.json", "summary.json"
+OnEpoch = Callable[[EpochLog], None]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes:
+        folder: Where its files are.
+        step: Steps done.
+        steps: Steps there are.
+        stopped: Why it ended before its end, or none.
+        summary: What `summary.json` holds; none for a run that has not come to its end.
+    """
+
+    folder: Path
+    step: int
+    steps: int
+    stopped: str | None
+    summary: dict[str, Any] | None
+
+
+def begin(config: RunConfig, folder: str | Path) -> RunConfig:
+    """Make a folder for a new run; refuses one that holds a run already."""
+    folder, config = Path(folder), _settled(config)
+    if not leads():
+        return config
+    if any((folder / name).exists() for name in ("log.csv", "checkpoint", _SUMMARY)):
+        raise FileError(
+            f"{folder} holds a run already",
+            expected="a new folder",
+            fix=f"go on with `anytime train --resume --out {folder}`, or use another folder",
+            path=folder,
+        )
+    config.save(folder / _CONFIG)
+    return config
+
+
+def stored_config(folder: str | Path, changes: Source | None = None) -> RunConfig:
+    """The settings of the run in a folder; `changes` may move it to another machine."""
+    path = Path(folder) / _CONFIG
+    if not path.is_file():
+        fix = "give the --out of the run that is to go on"
+        raise MissingFileError(f"there is no run in {folder}", expected=f"a folder with {_CONFIG}", fix=fix, path=folder)
+    stored = read_settings(path)
+    return _settled(resolve(stored) if changes is None else resolve(stored, changes))
+
+
+def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda line: None) -> RunResult:
+    """Train by `config`, from the checkpoint in `folder` where there is one, and leave all files of the run there.
+
+    Args:
+        config: The settings.
+        folder: Of the run.
+        on_epoch: Called after each epoch; at the top of a module where there are several processes.
+    """
+    folder = Path(folder)
+    if (folder / _SUMMARY).exists():
+        summary = json.loads((folder / _SUMMARY).read_text())
+        return RunResult(folder, summary["steps"], summary["steps"], None, summary)
+    if config.processes == 1:
+        return _train(config, folder, on_epoch)
+    found: RunResult = launch(config.processes, _train, config, folder, on_epoch, device=config.machine.device)
+    return found
+
+
+def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None) -> RunResult:
+    """A run, or this process's part in it."""
+    sets, machine = open_sets(config), config.machine
+    if team is not None:
+        machine = replace(machine, device=str(team.device))
+    torch.manual_seed(config.recipe.seed)
+    model = create(config.model, classes=sets.train.classes, **_options(config))
+    leads = team is None or team.rank == 0
+    if leads and sets.split is not None:
+        write_text(folder / _SPLIT, sets.split.to_json() + "\n")
+    outcome = _fit(model, sets, config, machine, _habits(config, folder, on_epoch), team)
+    summary = _finish(model, sets, config, outcome, folder) if leads and outcome.finished else None
+    return RunResult(folder, outcome.step, outcome.steps, outcome.stopped, summary)
+
+
+def _fit(model: MultiExit, sets: Sets, config: RunConfig, machine: Machine, habits: Habits, team: Any) -> Outcome:
+    train: Any = sets.train
+    val: Any = sets.val
+    if team is None and not sets.streamed:
+        return fit(model, train, config.recipe, val=val, machine=machine, habits=habits)
+    plan = phases(config.recipe, exits=model.num_exits, steps_per_epoch=max(1, len(train) // config.recipe.batch))
+    training = _step(team, sets.streamed)(model, train, plan[0].objective, config.recipe, machine)
+    if team is not None and team.rank:
+        training.follow(plan)
+        return Outcome(0, 0, 0.0, 0.0, None)
+    evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
+    try:
+        with _chosen_kernels():
+            return _Run(training, plan, evaluation, habits).run()
+    finally:
+        if team is not None:
+            training.end()
+
+
+def _step(team: Any, streamed: bool) -> Callable[..., Any]:
+    if team is None:
+        return StreamedStep if streamed else TrainStep
+    kind: Callable[..., TrainStep] = StreamedTeamStep if streamed else TeamStep
+    return lambda *arguments: kind(*arguments, team)
+
+
+def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> Habits:
+    return Habits(
+        folder=folder,
+        resume=True,
+        checkpoint_every=config.checkpoint_every,
+        evaluate_every=config.evaluate_every,
+        seconds=None if config.minutes is None else 60 * config.minutes,
+        on_epoch=on_epoch,
+    )
+
+
+def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
+    """Write network, logits and, last of all, the summary."""
+    summary: dict[str, Any] = {
+        "data": config.data,
+        "model": config.model,
+        "seed": config.recipe.seed,
+        "epochs": config.recipe.epochs,
+        "steps": outcome.steps,
+        "seconds": round(outcome.seconds, 1),
+        "images_per_second": round(outcome.images_per_second),
+    }
+    parts: dict[str, Images | None] = {"val": sets.val, "test": sets.test}
+    for name, data in parts.items():
+        if data is not None:
+            summary[f"{name}_accuracy"] = _write_logits(folder / f"{name}.npz", model, data, graph=config.machine.graph)
+    if config.expected is not None:
+        missed = config.expected.missed(summary["test_accuracy"])
+        summary["expected_accuracy"] = list(config.expected.accuracy)
+        summary["tolerance"] = config.expected.tolerance
+        summary["missed_exits"] = list(missed)
+    save(model.cpu(), folder / "model")
+    write_json(folder / _SUMMARY, summary)
+    return summary
+
+
+def _write_logits(path: Path, model: MultiExit, data: Images, *, graph: bool) -> list[float]:
+    """Write what `anytime evaluate` reads; gives the accuracy of each exit."""
+    logits = measure(model, data, graph=graph).logits().half()
+    labels = data.labels.cpu()
+    stored = io.BytesIO()
+    np.savez(stored, logits=logits.numpy(), labels=labels.numpy(), indices=data.rows.cpu().numpy())
+    write_bytes(path, stored.getvalue())
+    return [round(share, 5) for share in exit_accuracy(logits.float(), labels)]
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """The network's options as Python has them: YAML knows lists, the networks' settings tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in config.options.items()}
+
+
+def _settled(config: RunConfig) -> RunConfig:
+    """Paths in full, so that a run goes on from any folder; the plain step where several processes share it."""
+    machine = config.machine if config.processes == 1 else replace(config.machine, graph=False, fused=False, streams=False)
+    root = None if config.root is None else str(Path(config.root).resolve())
+    return replace(config, root=root, machine=machine)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from anytime.data.base import StreamedImages
+from anytime.data.imagenet import load_imagenet, middle, random_box, random_piece
+from anytime.data.split import hold_out
+from anytime.errors import FormatError, IntegrityError, MissingFileError
+from anytime.models.base import MultiExit
+from anytime.train import TrainConfig, joint_cross_entropy, on_logits
+from anytime.train.config import Machine
+from anytime.train.stream import StreamedEvaluation, StreamedStep
+
+CLASSES = ("n01440764", "n01443537", "n01484850")
+SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of several sizes and modes, each class a colour and noise."""
+    place: Path = tmp_path_factory.mktemp("imagenet")
+    random = np.random.default_rng(0)
+    for split, count in (("train", 8), ("val", 3)):
+        for label, name in enumerate(CLASSES):
+            (place / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = random.integers(0, 60, (30 + 5 * i, 50 - 3 * i, 3), dtype=np.uint8)
+                pixels[..., label] += 150
+                Image.fromarray(pixels).save(place / split / name / f"{name}_{i}.JPEG")
+    grey = Image.fromarray(random.integers(0, 256, (40, 40), dtype=np.uint8))
+    grey.save(place / "val" / CLASSES[0] / "grey.JPEG")
+    (place / "train" / CLASSES[0] / "notes.txt").write_text("no picture")
+    return place
+
+
+def test_folders_become_labelled_rows(folder: Path) -> None:
+    sets = load_imagenet(folder, size=SIZE)
+    assert {name: len(data) for name, data in sets.items()} == {"train": 24, "test": 10}
+    train = sets["train"]
+    assert isinstance(train, StreamedImages)
+    assert train.class_names == CLASSES
+    assert train.labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    images = next(train.batches(torch.tensor([20, 0]), 2))
+    assert images.dtype == torch.uint8
+    assert images.shape == (2, 3, SIZE, SIZE)
+    assert images.float().mean((2, 3)).argmax(1).tolist() == [2, 0]
+
+
+def test_batches_come_from_seed_and_epoch_alone_whatever_the_workers(folder: Path) -> None:
+    train = load_imagenet(folder, size=SIZE)["train"]
+    order = torch.randperm(24)
+
+    def batches(workers: int, draws: tuple[int, int], start: int = 0) -> list[torch.Tensor]:
+        return list(replace(train, workers=workers).batches(order[start:], 5, draws=draws))
+
+    one, many = batches(1, (0, 3)), batches(7, (0, 3))
+    assert [len(batch) for batch in one] == [5, 5, 5, 5, 4]
+    assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
+    assert torch.equal(one[2], batches(2, (0, 3), start=10)[0])  # a run that goes on within an epoch
+    assert not torch.equal(one[0], batches(1, (0, 4))[0])
+    assert not torch.equal(one[0], batches(1, (1, 3))[0])
+
+
+def test_a_part_keeps_the_draws_of_its_rows(folder: Path) -> None:
+    train = load_imagenet(folder, size=SIZE)["train"]
+    kept, held = hold_out(24, 6, seed=0).apply(train)  # type: ignore[arg-type]
+    whole = next(train.batches(kept.rows[:4], 4, draws=(0, 0)))
+    assert torch.equal(next(kept.batches(torch.arange(4), 4, draws=(0, 0))), whole)  # type: ignore[attr-defined]
+    assert held.split == "val"
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (300, 300), (1000, 20), (7, 900), (1, 1)])
+def test_pieces_lie_in_the_picture_and_have_an_allowed_shape(width: int, height: int) -> None:
+    random = np.random.RandomState(0)
+    shares = []
+    for _ in range(200):
+        left, top, right, bottom = random_box(width, height, random)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+        shares.append((right - left) * (bottom - top) / (width * height))
+        if min(width, height) >= 300:
+            assert 0.74 < (right - left) / (bottom - top) < 1.35
+    if min(width, height) >= 300:
+        assert 0.07 < min(shares) < 0.15
+        assert max(shares) > 0.85
+
+
+def test_pieces_are_mirrored_every_other_time() -> None:
+    ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1))).convert("RGB")
+    random = np.random.RandomState(0)
+    pieces = [np.asarray(random_piece(ramp, random, size=8)).astype(int) for _ in range(400)]
+    mirrored = sum(piece[0, 0, 0] > piece[0, -1, 0] for piece in pieces)
+    assert 150 < mirrored < 250
+
+
+def test_evaluation_sees_the_middle() -> None:
+    pixels = np.zeros((256, 512, 3), dtype=np.uint8)
+    pixels[16:240, 144:368] = 255
+    assert np.asarray(middle(Image.fromarray(pixels))).min() == 255
+    assert middle(Image.new("RGB", (37, 1000)), size=224).size == (224, 224)
+
+
+def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="train"):
+        load_imagenet(tmp_path)
+    for split in ("train", "val"):
+        (tmp_path / split / CLASSES[0]).mkdir(parents=True)
+    with pytest.raises(MissingFileError, match="no picture"):
+        load_imagenet(tmp_path)
+    for split in ("train", "val"):
+        (tmp_path / split / CLASSES[0] / "a.JPEG").write_bytes(b"\xff\xd8 not a picture")
+    with pytest.raises(IntegrityError, match=r"a\.JPEG"):
+        next(load_imagenet(tmp_path)["train"].batches(torch.tensor([0]), 1))
+    (tmp_path / "val" / CLASSES[1]).mkdir()
+    with pytest.raises(FormatError, match=CLASSES[1]):
+        load_imagenet(tmp_path)
+
+
+class Colours(MultiExit):
+    """Two exits that see the mean colour."""
+
+    num_exits = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+    def exits(self, x: torch.Tensor):  # type: ignore[no-untyped-def]
+        for head in self.heads:
+            yield head(x.mean((2, 3)))
+
+
+def test_the_trainer_learns_from_a_stream(folder: Path) -> None:
+    sets = load_imagenet(folder, size=SIZE)
+    torch.manual_seed(0)
+    model = Colours()
+    config = TrainConfig(epochs=5, batch=8, lr=0.5)
+    training = StreamedStep(model, sets["train"], on_logits(joint_cross_entropy), config, Machine())
+    for epoch in range(5):
+        training.begin(epoch)
+        for index in range(training.steps_per_epoch):
+            training(index, 0.5)
+    training.publish(15)
+    found = StreamedEvaluation(model, sets["test"], batch=4)
+    assert found.logits().shape == (2, 10, 3)
+    assert min(found.accuracy()) >= 0.9
+
+
+def test_a_stream_goes_on_within_an_epoch_as_if_never_stopped(folder: Path) -> None:
+    train = load_imagenet(folder, size=SIZE)["train"]
+
+    def last_loss(first: int) -> list[float]:
+        torch.manual_seed(0)
+        training = StreamedStep(Colours(), train, on_logits(joint_cross_entropy), TrainConfig(batch=8), Machine())
+        training.begin(2)
+        for index in range(first, 3):
+            training.take_losses()
+            training(index, 0.0)
+        losses: list[float] = training.take_losses().tolist()
+        return losses
+
+    assert last_loss(0) == last_loss(2)

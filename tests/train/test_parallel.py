@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from anytime.data import ImageData
+from anytime.errors import MissingExtraError, OptionError
+from anytime.train.config import Machine, TrainConfig
+from anytime.train.parallel import Team, TeamStep, launch
+
+needs_fabric = pytest.mark.skipif(importlib.util.find_spec("lightning_fabric") is None, reason="needs lightning-fabric")
+PROGRAM = Path(__file__).with_name("team.py")
+
+
+@pytest.fixture(scope="module")
+def team() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("team_of_two", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["team_of_two"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def output(*arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(PROGRAM), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=100).stdout
+
+
+@pytest.fixture(scope="module")
+def by_two() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(output().rpartition("RESULT")[2])
+    return found
+
+
+@needs_fabric
+@pytest.mark.parametrize("streamed", [False, True])
+def test_two_processes_learn_what_one_learns_from_the_joined_batch(
+    team: ModuleType, by_two: list[dict[str, Any]], streamed: bool
+) -> None:
+    two, one = by_two[streamed], team.work(streamed=streamed)
+    # Float32 sums in another order; a wrong share, gradient or statistic is off by far more than this.
+    torch.testing.assert_close(torch.tensor(two["losses"]), torch.tensor(one["losses"]), rtol=1e-4, atol=1e-5)
+    for name, values in one["state"].items():
+        torch.testing.assert_close(torch.tensor(two["state"][name]), torch.tensor(values), rtol=1e-3, atol=1e-4, msg=name)
+
+
+@needs_fabric
+def test_an_error_of_the_leader_arrives_with_its_advice() -> None:
+    said = output("--fail")
+    assert "the leader has a bad day" in said
+    assert "to do: sleep" in said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "machine", "word"),
+    [
+        (TrainConfig(batch=63), Machine(), "multiple"),
+        (TrainConfig(objective="l2w"), Machine(), "l2w"),
+        (TrainConfig(), replace(Machine(), compile=True), "compile"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(
+    recipe: TrainConfig, machine: Machine, word: str, digits: dict[str, ImageData], tiny: ModuleType
+) -> None:
+    with pytest.raises(OptionError, match=word):
+        TeamStep(tiny.Tiny(), digits["train"], None, recipe, machine, Team(0, 2, torch.device("cpu")))
+
+
+def test_without_fabric_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    with pytest.raises(MissingExtraError, match="lightning-fabric"):
+        launch(2, print)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anytime.errors import OptionError
+from anytime.models import create
+from anytime.train.plan import phases
+from anytime.train.run import _options
+from anytime.train.settings import Source, read_recipe, read_settings, recipe_names, resolve
+
+CPU = Source("test", {"device": "cpu", "root": "data"})
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_whole(name: str) -> None:
+    config = resolve(read_recipe(name), CPU)
+    assert config.about
+    classes = {"cifar10": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}[config.data]
+    network = create(config.model, classes=classes, **_options(config))
+    phases(config.recipe, exits=network.num_exits, steps_per_epoch=1)
+    if config.expected is not None:
+        assert len(config.expected.accuracy) == network.num_exits
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_settings_survive_a_file(name: str, tmp_path: Path) -> None:
+    config = resolve(read_recipe(name), CPU)
+    config.save(tmp_path / "config.yaml")
+    assert resolve(read_settings(tmp_path / "config.yaml")) == config
+
+
+def test_the_measured_recipe_is_the_one_that_was_measured() -> None:
+    recipe = resolve(read_recipe("cifar100-msdnet"), CPU).recipe
+    assert (recipe.epochs, recipe.batch, recipe.lr, recipe.warmup, recipe.weight_decay) == (270, 256, 0.4, 5, 1e-4)
+    assert recipe.nesterov
+    assert recipe.schedule == "cosine"
+
+
+@pytest.mark.parametrize("change", [{"epochs": 10}, {"lr": 0.1}, {"options": {"exits": 3}}, {"held_out": 0}])
+def test_a_changed_recipe_promises_nothing(change: dict[str, object]) -> None:
+    assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", change)).expected is None
+
+
+def test_seed_and_machine_change_no_promise() -> None:
+    change = Source("flags", {"seed": 3, "device": "cpu", "evaluate_every": 1, "epochs": 270})
+    assert resolve(read_recipe("cifar100-msdnet"), CPU, change).expected is not None
+
+
+def test_a_short_run_has_a_short_warm_up() -> None:
+    assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", {"epochs": 2})).recipe.warmup == 2
+
+
+def test_later_sources_win_and_another_device_has_its_own_settings() -> None:
+    stored = Source("file", {"data": "digits", "model": "msdnet-cifar", "device": "cuda", "graph": True, "lr": 0.3})
+    config = resolve(stored, Source("flags", {"device": "cpu", "lr": 0.2}))
+    assert config.recipe.lr == 0.2
+    assert not config.machine.graph
+
+
+def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("data: digits\nmodel: msdnet-cifar\nweight_decay: 1e-4\nlr: 4E-1\n")
+    recipe = resolve(read_settings(tmp_path / "a.yaml"), CPU).recipe
+    assert (recipe.weight_decay, recipe.lr) == (1e-4, 0.4)
+
+
+@pytest.mark.parametrize(
+    "expected", [{"accuracy": [0.5]}, {"accuracy": 0.5, "tolerance": 0.1}, [1], {"accuracy": [2], "tolerance": 0}]
+)
+def test_a_promise_must_have_its_form(expected: object) -> None:
+    with pytest.raises(OptionError, match=r"flags: expected is"):
+        resolve(read_recipe("digits-msdnet"), Source("flags", {"expected": expected}))

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import copy
+from types import ModuleType
+
+import pytest
+import torch
+
+from anytime.data import ImageData
+from anytime.errors import OptionError
+from anytime.train import Evaluation, Machine, TrainConfig, fit, joint_cross_entropy, on_logits
+from anytime.train.sdn import even_shares, growing_weights
+from anytime.train.step import TrainStep
+
+PUBLISHED = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
+
+
+def test_weights_climb_from_a_hundredth_to_their_share() -> None:
+    assert even_shares(7) == pytest.approx(PUBLISHED)
+    assert growing_weights(0, epochs=100, shares=PUBLISHED) == (*[0.01] * 6, 1.0)
+    for epoch in (10, 57, 99):
+        expected = [min(share, 0.01 + epoch * share / 100) for share in PUBLISHED[:-1]]
+        assert growing_weights(epoch, epochs=100, shares=PUBLISHED) == pytest.approx((*expected, 1.0))
+    assert growing_weights(99, epochs=100, shares=PUBLISHED)[:-1] == pytest.approx(PUBLISHED[:-1])
+    assert even_shares(1) == (1.0,)
+
+
+def test_the_step_weighs_the_losses_of_each_epoch(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = tiny.Tiny()
+    plain = on_logits(joint_cross_entropy)
+    for shares, epoch in ((None, 1), ((0.2, 0.8, 2.0), 3)):
+        config = TrainConfig(epochs=4, objective="sdn", exit_weights=shares, augment=False)
+        weighed = TrainStep(copy.deepcopy(model), digits["train"], plain, config, Machine())
+        rival = TrainStep(copy.deepcopy(model), digits["train"], plain, TrainConfig(epochs=4, augment=False), Machine())
+        for step in (weighed, rival):
+            step.begin(epoch)
+            step(0, 0.1)
+        weights = growing_weights(epoch, epochs=4, shares=shares or (0.45, 0.9, 1.0))
+        torch.testing.assert_close(weighed.take_losses(), rival.take_losses() * torch.tensor(weights))
+
+
+def test_every_exit_learns_the_digits(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = tiny.Tiny()
+    fit(model, digits["train"], TrainConfig(epochs=6, schedule="cosine", augment=False, objective="sdn"))
+    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.85  # chance is 0.1
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_heads_learn_on_a_frozen_backbone_whose_statistics_move_or_are_held(
+    digits: dict[str, ImageData], tiny: ModuleType, hold: bool
+) -> None:
+    torch.manual_seed(0)
+    model = tiny.Tiny()
+    fit(model, digits["train"], TrainConfig(epochs=1, augment=False))
+    before = copy.deepcopy(model.state_dict())
+    model.heads.apply(lambda module: module.reset_parameters() if isinstance(module, torch.nn.Linear) else None)
+    config = TrainConfig(epochs=3, schedule="cosine", augment=False, frozen=("stages",), hold_statistics=hold)
+    fit(model, digits["train"], config)
+    changed = {name for name, values in model.state_dict().items() if not torch.equal(values, before[name])}
+    frozen = {name for name in changed if name.startswith("stages")}
+    assert {name.split(".")[-1] for name in frozen} == (
+        set() if hold else {"running_mean", "running_var", "num_batches_tracked"}
+    )
+    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.8  # chance is 0.1
+
+
+def test_a_frozen_name_that_is_not_there_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+    with pytest.raises(OptionError, match=r"'stems'(.|\n)*stages, heads"):
+        fit(tiny.Tiny(), digits["train"], TrainConfig(frozen=("stems",)))
+    with pytest.raises(OptionError, match="frozen"):
+        TrainConfig(frozen="stages")  # type: ignore[arg-type]
