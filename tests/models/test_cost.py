@@ -1,4 +1,4 @@
-"""Costs against the published table (METHODS.md section 2.2) and against torch's own counter."""
+"""Costs against the published table and against torch's own counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DViT against its formulas, each written out naively, and against the published costs (METHODS.md sections 5 and 13.5)."""
+"""DViT against its formulas, each written out naively, and against the published costs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anytime.errors import OptionError
+from anytime.errors import AnytimeError, OptionError
 from anytime.models import create
 from anytime.train.plan import phases
 from anytime.train.run import _options
@@ -71,3 +71,18 @@ def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
 def test_a_promise_must_have_its_form(expected: object) -> None:
     with pytest.raises(OptionError, match=r"flags: expected is"):
         resolve(read_recipe("digits-msdnet"), Source("flags", {"expected": expected}))
+
+
+def test_the_second_stage_of_imta_begins_from_a_run_of_the_first(tmp_path: Path) -> None:
+    from anytime.train.run import begin, train
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    stage = {"epochs": 1, "device": "cpu"}
+    one = resolve(read_recipe("digits-msdnet"), Source("test", {**stage, "objective": "equilibrium"}))
+    train(begin(one, first), first)
+    two = resolve(read_recipe("digits-msdnet"), Source("test", {**stage, "objective": "one-for-all", "init": str(first)}))
+    assert train(begin(two, second), second).summary is not None
+    for missing in (None, str(tmp_path / "nowhere")):
+        bad = resolve(read_recipe("digits-msdnet"), Source("test", {**stage, "objective": "one-for-all", "init": missing}))
+        with pytest.raises(AnytimeError, match=r"init|nowhere"):
+            train(begin(bad, tmp_path / f"bad{missing is None}"), tmp_path / f"bad{missing is None}")

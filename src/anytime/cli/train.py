@@ -29,6 +29,7 @@ def train(
     list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
     data: Literal["cifar10", "cifar100", "digits", "imagenet"] | None = None,
     root: Path | None = None,
+    init: Path | None = None,
     model: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -60,6 +61,7 @@ def train(
         list_: List the recipes.
         data: The data set.
         root: Folder with the data; digits need none.
+        init: Weights to begin from: a safetensors file or the folder of a run.
         model: The network, by name; the data set says how many classes it has.
         epochs: Passes over the training rows.
         batch: Images a step, of all processes together.
@@ -128,8 +130,8 @@ def flags_in(given: dict[str, Any]) -> Source:
 
     names = set(setting_names())
     flags = {name: value for name, value in given.items() if name in names and value is not None}
-    if "root" in flags:
-        flags["root"] = str(flags["root"])
+    for name in {"root", "init"} & flags.keys():
+        flags[name] = str(flags[name])
     return Source("command line", {**flags, **dict(_pair(text) for text in given["set_"] or ())})
 
 

@@ -1,4 +1,4 @@
-"""Where a run can go on from: weights, velocity, random state and step, in one atomic bundle of files.
+"""Where a run can go on from: weights, the optimiser's memory, random state and step, in one atomic bundle of files.
 
 A run that goes on from a checkpoint on a CPU ends with the same bits as one that was never stopped. A file is
 safetensors or JSON, never a pickle.
@@ -22,7 +22,7 @@ from anytime.train.config import TrainConfig
 from anytime.train.step import TrainStep
 
 _STATE, _MODEL, _OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
-_VELOCITY = "velocity."
+_PREFIX = "optimizer."
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ def save(folder: Path, training: TrainStep, place: Place) -> None:
         "data": _identity(training.data),
     }
     extra = {"losses": training.losses, **_random_state(training.machine.device)}
-    velocity = {_VELOCITY + name: values for name, values in training.optimizer.state().items()}
+    memory = {_PREFIX + name: values for name, values in training.optimizer.state().items()}
     write_bundle(
         folder,
         {
             _STATE: json.dumps(state, indent=1).encode(),
             _MODEL: tensors_to_bytes(training.model.state_dict()),
-            _OPTIMIZER: tensors_to_bytes({**velocity, **extra}),
+            _OPTIMIZER: tensors_to_bytes({**memory, **extra}),
         },
     )
 
@@ -66,8 +66,8 @@ def load(folder: Path, training: TrainStep) -> Place:
     _check_same(state, training.config, training.data)
     training.model.load_state_dict(tensors_from_bytes(files[_MODEL], path=folder / _MODEL))
     stored = tensors_from_bytes(files[_OPTIMIZER], path=folder / _OPTIMIZER)
-    velocity = {name.removeprefix(_VELOCITY): values for name, values in stored.items() if name.startswith(_VELOCITY)}
-    training.adopt(velocity, stored["losses"])
+    memory = {name.removeprefix(_PREFIX): values for name, values in stored.items() if name.startswith(_PREFIX)}
+    training.adopt(memory, stored["losses"])
     _set_random_state(stored, training.machine.device)
     return Place(step=state["step"], seconds=state["seconds"])
 

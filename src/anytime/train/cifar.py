@@ -25,14 +25,15 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from anytime.artifacts import tensors_from_bytes, tensors_to_bytes, write_bytes
+from anytime.artifacts import tensors_to_bytes, write_bytes
 from anytime.data import ImageData, Split, hold_out, load_cifar
-from anytime.errors import AnytimeError, MissingFileError, OptionError
+from anytime.errors import AnytimeError
 from anytime.models.base import MultiExit
 from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, TrainConfig
 from anytime.train.log import EpochLog
 from anytime.train.logits import Evaluation, exit_accuracy
 from anytime.train.loop import Habits, Outcome, fit
+from anytime.train.start import start_network
 
 _RATE_PER_IMAGE = 0.1 / 64
 # Seconds kept back for the last evaluation and for writing.
@@ -85,7 +86,7 @@ def _train_one(
     """One run with all its files; whether it came to its end."""
     train, val, test = sets
     config, machine = _config(options, seed), _machine(options)
-    model = _model(options, seed, train.classes)
+    model = start_network(options.model, config, classes=train.classes, init=options.init)
     described = {"network": type(model).__name__, **_describe(options, config, machine)}
     print(json.dumps(described), flush=True)
     _write(folder / "config.json", json.dumps(described, indent=1).encode())
@@ -130,40 +131,6 @@ def _finish(
     _write(folder / "model.safetensors", tensors_to_bytes(model.state_dict()))
     _write(folder / "summary.json", json.dumps(summary, indent=1).encode())
     print(json.dumps(summary), flush=True)
-
-
-def _model(options: argparse.Namespace, seed: int, classes: int) -> MultiExit:
-    from anytime.models import create, load_weights
-
-    torch.manual_seed(seed)
-    model: MultiExit = create(options.model, classes=classes)
-    if options.init is not None:
-        load_weights(model, _weights(options.init))
-    return _second_stage(model, options) if options.objective == "one-for-all" else model
-
-
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise MissingFileError(
-            f"there is no file {path}",
-            expected="the weights of an earlier run",
-            fix="give --init RUN/model.safetensors",
-            path=path,
-        )
-    return tensors_from_bytes(path.read_bytes(), path=path)
-
-
-def _second_stage(model: MultiExit, options: argparse.Namespace) -> MultiExit:
-    from anytime.models.imta import IMTA
-    from anytime.models.msdnet import MSDNet
-
-    if options.init is None or not isinstance(model, MSDNet):
-        raise OptionError(
-            f"one-for-all came with --model {options.model} and --init {options.init}",
-            expected="an MSDNet and its weights, trained with --objective equilibrium",
-            fix="give --init STAGE1/model.safetensors",
-        )
-    return IMTA.on(model, hold_statistics=options.hold_statistics)
 
 
 def _config(options: argparse.Namespace, seed: int) -> TrainConfig:
@@ -236,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--root", type=Path, required=True, help="folder with the data, in any of its published forms")
     add("--out", type=Path, required=True, help="folder for log, logits and weights; one folder a seed where there are several")
     add("--model", default="msdnet-cifar", help="name of the network")
-    add("--init", type=Path, help="safetensors file of weights to begin from")
+    add("--init", type=Path, help="weights to begin from: a safetensors file, or the folder of a run")
     add("--epochs", type=int, default=200)
     add("--batch", type=int, default=256)
     add("--lr", type=float, help="highest learning rate; .1 for each 64 images of a batch by default")

@@ -16,6 +16,7 @@ Schedule = Literal["step", "cosine"]
 Objective = Literal["joint", "product", "joint-then-product", "sdn", "distillation", "equilibrium", "one-for-all", "l2w"]
 Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
+OptimizerName = Literal["sgd", "adam"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class TrainConfig:
         epochs: Passes over the training rows.
         batch: Images a step; rows that do not fill a batch are left out of an epoch, others in each epoch.
         lr: The learning rate at its highest.
+        optimizer: `sgd`, or `adam` for heads on a frozen backbone.
         momentum: Of stochastic gradient descent.
         nesterov: Whether to look ahead by Nesterov's rule.
         weight_decay: L2, on all parameters.
@@ -99,6 +101,7 @@ class TrainConfig:
     epochs: int = 300
     batch: int = 64
     lr: float = 0.1
+    optimizer: OptimizerName = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
     weight_decay: float = 1e-4
@@ -122,6 +125,7 @@ class TrainConfig:
         _number("weight_decay", self.weight_decay, 0, math.inf)
         _number("warmup", self.warmup, 0, self.epochs)
         _number("product_from", self.product_from, 0, 1)
+        _choice("optimizer", self.optimizer, get_args(OptimizerName))
         _choice("schedule", self.schedule, get_args(Schedule))
         _choice("objective", self.objective, get_args(Objective))
         for name in ("nesterov", "augment", "hold_statistics"):

@@ -22,7 +22,7 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import L2W, Centring, Machine, TrainConfig
 from anytime.train.objectives import Objective, at_least_float32
-from anytime.train.sgd import SGD
+from anytime.train.optimizers import SGD
 from anytime.train.step import TrainStep
 from anytime.train.weights import FlatWeights
 
@@ -162,8 +162,8 @@ class TwoOptimizers(SGD):
         return state
 
     @torch.no_grad()
-    def load_weigher(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the weight network's part of what `state` gave."""
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        super().load(state)
         for name, parameter in self.weigher.named_parameters():
             own = _PREFIX + name
             parameter.copy_(state[own])
@@ -204,10 +204,6 @@ class WeighedStep(TrainStep):
                 self.optimizer.meta_step(self._judged(halves))
             self.descend(self._weighted(halves[0]), share=0.5)
 
-    def adopt(self, velocity: dict[str, Tensor], losses: Tensor) -> None:
-        super().adopt(velocity, losses)
-        self.optimizer.load_weigher(velocity)
-
     def _judged(self, halves: tuple[Half, Half]) -> Tensor:
         both, weights = self.optimizer, self.weights
         velocity = weights.named(both.velocity)
@@ -241,9 +237,9 @@ def _check(config: TrainConfig, machine: Machine) -> None:
             expected="a plain step: its look-ahead differentiates through a gradient and takes groups of samples apart",
             fix="leave graph, compile, fused and streams off (--no-graph)",
         )
-    if config.nesterov or config.batch % 2:
+    if config.nesterov or config.batch % 2 or config.optimizer != "sgd":
         raise OptionError(
-            f"l2w came with nesterov={config.nesterov} and a batch of {config.batch}",
-            expected="plain momentum, which its look-ahead repeats, and a batch that can be halved",
-            fix="set nesterov=False and an even batch",
+            f"l2w came with optimizer={config.optimizer}, nesterov={config.nesterov} and a batch of {config.batch}",
+            expected="sgd with plain momentum, which its look-ahead repeats, and a batch that can be halved",
+            fix="set optimizer=sgd, nesterov=False and an even batch",
         )

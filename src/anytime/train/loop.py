@@ -89,6 +89,11 @@ def fit(
     kind = WeighedStep if config.objective == "l2w" else TrainStep
     training = kind(model, data, plan[0].objective, config, machine)
     evaluation = None if val is None else Evaluation(training.model, val, graph=machine.graph)
+    return run_loop(training, plan, evaluation, habits)
+
+
+def run_loop(training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, habits: Habits) -> Outcome:
+    """The loop itself, for a step made by the caller."""
     with _chosen_kernels():
         return _Run(training, plan, evaluation, habits).run()
 

@@ -28,10 +28,8 @@ from anytime.errors import AnytimeError, MissingExtraError, OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Machine, TrainConfig
 from anytime.train.plan import Phase
-from anytime.train.sgd import SGD
 from anytime.train.step import TrainStep
 from anytime.train.stream import StreamedStep
-from anytime.train.weights import FlatWeights
 
 _END, _STATE, _BEGIN, _STEP = range(4)
 # Objectives that do more in a step than descend a mean over the batch.
@@ -79,7 +77,6 @@ class TeamStep(TrainStep):
         rows = config.batch // team.size
         self.share = slice(team.rank * rows, (team.rank + 1) * rows)
         self.rows = self.rows[:rows].clone()
-        self.optimizer = _TeamSGD(self.weights, config, team)
         join_norms(self.network, team)
         self._share_state()
 
@@ -101,8 +98,11 @@ class TeamStep(TrainStep):
         self.team.mean_(self.losses)
         self.losses.add_(before)
 
-    def adopt(self, velocity: dict[str, Tensor], losses: Tensor) -> None:
-        super().adopt(velocity, losses)
+    def share_gradient(self) -> None:
+        self.team.mean_(self.weights.gradient)
+
+    def adopt(self, optimizer: dict[str, Tensor], losses: Tensor) -> None:
+        super().adopt(optimizer, losses)
         self.team.tell(_STATE)
         self._share_state()
 
@@ -129,7 +129,7 @@ class TeamStep(TrainStep):
 
     @torch.no_grad()
     def _share_state(self) -> None:
-        for values in (self.weights.master, self.optimizer.velocity, *self.network.buffers()):
+        for values in (self.weights.master, *self.optimizer.tensors(), *self.network.buffers()):
             self.team.share_(values)
         self.weights.refresh()
 
@@ -273,18 +273,6 @@ def _left_to_the_leader() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _TeamSGD(SGD):
-    """Descends the gradient averaged over the processes."""
-
-    def __init__(self, weights: FlatWeights, config: TrainConfig, team: Team) -> None:
-        super().__init__(weights, config)
-        self.team = team
-
-    def step(self) -> None:
-        self.team.mean_(self.weights.gradient)
-        super().step()
 
 
 class _JoinedSum(torch.autograd.Function):

@@ -21,20 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from anytime.artifacts import write_bytes, write_json, write_text
 from anytime.errors import FileError, MissingFileError
-from anytime.models import create, save
+from anytime.models import save
 from anytime.models.base import MultiExit
 from anytime.train.config import Machine
 from anytime.train.log import EpochLog
 from anytime.train.logits import exit_accuracy
-from anytime.train.loop import Habits, Outcome, _chosen_kernels, _Run, fit
+from anytime.train.loop import Habits, Outcome, fit, run_loop
 from anytime.train.parallel import StreamedTeamStep, TeamStep, launch, leads
 from anytime.train.plan import phases
 from anytime.train.sets import Images, Sets, measure, open_sets
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
+from anytime.train.start import start_network
 from anytime.train.step import TrainStep
 from anytime.train.stream import StreamedStep
 
@@ -110,8 +110,7 @@ def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None)
     sets, machine = open_sets(config), config.machine
     if team is not None:
         machine = replace(machine, device=str(team.device))
-    torch.manual_seed(config.recipe.seed)
-    model = create(config.model, classes=sets.train.classes, **_options(config))
+    model = start_network(config.model, config.recipe, classes=sets.train.classes, init=config.init, options=_options(config))
     leads = team is None or team.rank == 0
     if leads and sets.split is not None:
         write_text(folder / _SPLIT, sets.split.to_json() + "\n")
@@ -132,8 +131,7 @@ def _fit(model: MultiExit, sets: Sets, config: RunConfig, machine: Machine, habi
         return Outcome(0, 0, 0.0, 0.0, None)
     evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
     try:
-        with _chosen_kernels():
-            return _Run(training, plan, evaluation, habits).run()
+        return run_loop(training, plan, evaluation, habits)
     finally:
         if team is not None:
             training.end()
@@ -200,5 +198,5 @@ def _options(config: RunConfig) -> dict[str, Any]:
 def _settled(config: RunConfig) -> RunConfig:
     """Paths in full, so that a run goes on from any folder; the plain step where several processes share it."""
     machine = config.machine if config.processes == 1 else replace(config.machine, graph=False, fused=False, streams=False)
-    root = None if config.root is None else str(Path(config.root).resolve())
-    return replace(config, root=root, machine=machine)
+    root, init = (None if path is None else str(Path(path).resolve()) for path in (config.root, config.init))
+    return replace(config, root=root, init=init, machine=machine)

@@ -60,6 +60,7 @@ class RunConfig:
         machine: Where.
         about: A sentence on what this is.
         root: Folder with the data; none for data that is built in.
+        init: Weights to begin from: a safetensors file or the folder of a run; none for a new network.
         options: Fields of the network's config to change.
         held_out: Validation rows, split off the training rows.
         split_seed: Of that split.
@@ -77,6 +78,7 @@ class RunConfig:
     machine: Machine
     about: str = ""
     root: str | None = None
+    init: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     held_out: int = 5000
     split_seed: int = 0

@@ -23,8 +23,8 @@ from anytime.train.config import Machine, TrainConfig
 from anytime.train.fused import fuse_norms
 from anytime.train.graph import Replayed
 from anytime.train.objectives import Objective
+from anytime.train.optimizers import Optimizer, optimizer_for
 from anytime.train.sdn import even_shares, growing_weights
-from anytime.train.sgd import SGD
 from anytime.train.weights import FlatWeights
 
 _COUNTER = "num_batches_tracked"
@@ -58,7 +58,7 @@ class TrainStep:
             fuse_norms(self.network)
         self._dtype = getattr(torch, machine.precision)
         self.weights = FlatWeights(self.network, rounded=self._dtype, channels_last=machine.channels_last)
-        self.optimizer = SGD(self.weights, config)
+        self.optimizer: Optimizer = optimizer_for(self.weights, config)
         self.data = data.to(device)
         self.rows = torch.zeros(config.batch, dtype=torch.int64, device=device)
         self.order = torch.zeros(len(data), dtype=torch.int64, device=device)
@@ -109,10 +109,15 @@ class TrainStep:
 
     def descend(self, losses: Tensor, *, share: float = 1.0) -> None:
         """One step of the optimiser down the sum of the losses; they count as a `share` of a batch in `losses`."""
-        gradients = torch.autograd.grad(losses.sum(), self.weights.parameters)
+        # Parameters that no exit reads get a gradient of zero.
+        gradients = torch.autograd.grad(losses.sum(), self.weights.parameters, materialize_grads=True)
         self.weights.collect(gradients)
+        self.share_gradient()
         self.optimizer.step()
         self.losses.add_(losses.detach(), alpha=share)
+
+    def share_gradient(self) -> None:
+        """Where several processes train one network: make one gradient of theirs."""
 
     def images(self, rows: Tensor, draws: Draws) -> Tensor:
         """Training images as the network sees them."""
@@ -135,10 +140,10 @@ class TrainStep:
                 buffer.fill_(steps)
 
     @torch.no_grad()
-    def adopt(self, velocity: dict[str, Tensor], losses: Tensor) -> None:
-        """Go on from the caller's model, with this velocity and these losses of an unfinished epoch."""
+    def adopt(self, optimizer: dict[str, Tensor], losses: Tensor) -> None:
+        """Go on from the caller's model, with this state of the optimiser and these losses of an unfinished epoch."""
         self.weights.load(self.weights.master, dict(self.model.named_parameters()))
-        self.weights.load(self.optimizer.velocity, velocity)
+        self.optimizer.load(optimizer)
         self.weights.refresh()
         statistics = dict(self.model.named_buffers())
         for name, buffer in self.network.named_buffers():

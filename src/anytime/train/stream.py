@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anytime.data.augment import Draws, normalise
 from anytime.data.base import StreamedImages
+from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.logits import Evaluation, exit_accuracy
 from anytime.train.step import TrainStep
@@ -22,6 +23,12 @@ class StreamedStep(TrainStep):
 
     def __init__(self, model: MultiExit, data: Any, *rest: Any) -> None:
         super().__init__(model, data, *rest)
+        if self.config.objective == "l2w":
+            raise OptionError(
+                "l2w came with images that are decoded as they are needed",
+                expected="images that fit on the device, of which it reads each batch twice",
+                fix="use another objective",
+            )
         self._pixels = torch.zeros(len(self.rows), *data.shape, dtype=torch.uint8, device=self.rows.device)
         self._stream: Iterator[Tensor] | None = None
 
