@@ -339,3 +339,28 @@ def test_files_are_synced_before_their_rename_and_folders_after(tmp_path, monkey
         ("unlink", str(folder / ".anytime-journal.json")),
         ("sync", str(folder)),
     ]
+
+
+@pytest.mark.parametrize("fault", [kill, tear])
+def test_a_killed_report_is_the_old_run_or_the_new_one(tmp_path: Path, fault: Fault) -> None:
+    import json
+
+    import torch
+    import yaml
+
+    from anytime import evaluate
+    from anytime.report import write_folder
+
+    logits, labels = torch.randn(2, 20, 3), torch.arange(20) % 3
+    runs = {seed: evaluate(logits, labels, rules=["latest"], seed=seed) for seed in (1, 2)}
+
+    def write(folder: Path, seed: int) -> None:
+        write_folder(folder / "run", runs[seed], source="logits.npz", environment={})
+
+    for folder in every_kill(tmp_path, lambda folder: write(folder, 1), lambda folder: write(folder, 2), fault):
+        files = read_bundle(folder / "run")
+        seed = json.loads(files["metrics.json"])["settings"]["seed"]
+        assert seed in runs
+        assert yaml.safe_load(files["config.yaml"])["seed"] == seed
+        assert files["report.html"].rstrip().endswith(b"</html>")
+        assert (folder / "run" / "report.html").read_bytes().rstrip().endswith(b"</html>")
