@@ -78,7 +78,12 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, document: Any) -> None:
     """Replace a file by a JSON document, as `write_bytes` does; NaN and infinity, which JSON lacks, are refused."""
     with _typed_errors(path):
-        write_text(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(path, json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """A JSON document as it is written to files."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_bundle(folder: str | Path, files: Mapping[str, bytes]) -> None:
@@ -237,7 +242,7 @@ def _manifest(files: Mapping[str, bytes]) -> bytes:
 
 
 def _document(files: Mapping[str, Any]) -> bytes:
-    return (json.dumps({"version": _VERSION, "files": files}, indent=1) + "\n").encode()
+    return json_text({"version": _VERSION, "files": files}).encode()
 
 
 def _load(path: Path) -> dict[str, Any]:

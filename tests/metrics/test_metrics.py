@@ -22,6 +22,7 @@ from anytime.metrics import (
     follow,
     is_monotone,
     oracle_auroc_as_released,
+    reach,
     rise,
 )
 from anytime.metrics.calibration import ece, histogram, oracle_accuracy
@@ -173,15 +174,15 @@ def test_certain_predictions_fall_into_the_last_bin() -> None:
 
 
 def test_strict_counting_leaves_equality_out() -> None:
-    logits = torch.tensor([[[0.0, 0.0]], [[0.0, 0.0]]])
-    for strict, wanted in ((False, 0.0), (True, 0.0)):
-        summary = Summary(torch.tensor([1.0, 2.0]), strict=strict)
-        summary.add(follow(Latest()(logits), torch.tensor([0])))
-        assert summary.figures()["label_drop_percent"]["0.01"] == wanted
-    from anytime.metrics import reach
-
     assert reach(torch.tensor([0.5, 0.25]), (0.25, 0.5)).tolist() == [2, 1]
     assert reach(torch.tensor([0.5, 0.25]), (0.25, 0.5), strict=True).tolist() == [1, 0]
+    # A set that grows by exactly 2 classes.
+    for strict, wanted in ((False, 100.0), (True, 0.0)):
+        summary = Summary(torch.tensor([1.0, 2.0]), strict=strict)
+        summary.add(follow(Latest()(torch.zeros(2, 1, 3)), torch.tensor([0])))
+        summary.add_sets(torch.tensor([[1], [3]]))
+        assert summary.figures()["set_size_rise_percent"]["2"] == wanted
+        assert summary.figures()["set_size_rise_percent"]["1"] == 100.0
 
 
 def test_oracle_mends_the_least_confident_errors() -> None:

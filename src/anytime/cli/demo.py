@@ -32,7 +32,7 @@ def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
     print(f"Learnt from {run.trained_on} images; evaluating on {len(run.labels):,} others ...", file=sys.stderr)
     found = evaluate(run.logits, run.labels, costs=run.costs, seed=seed)
     logits = save_logits(out, run)
-    show(found, source=logits.name, out=out, json=False)
+    show(found, source=logits.name, out=out, json=False, title="Handwritten digits")
     words = verdict(found)
     print(f"\n{words.question} {words.headline}\n{words.sentences[0]}")
     # From `make demo` the command is not on the path, but where it was called from.

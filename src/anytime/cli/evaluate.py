@@ -66,7 +66,7 @@ def evaluate(
     return 0
 
 
-def show(found: Evaluation, *, source: str, out: Path | None, json: bool) -> None:
+def show(found: Evaluation, *, source: str, out: Path | None, json: bool, title: str | None = None) -> None:
     """Write the folder if one is asked for, then print the table or the document."""
     from anytime.cli.table import print_table
 
@@ -74,7 +74,7 @@ def show(found: Evaluation, *, source: str, out: Path | None, json: bool) -> Non
         from anytime.cli.doctor import environment
         from anytime.report import write_folder
 
-        report = write_folder(out, found, source=source, environment=environment())
+        report = write_folder(out, found, source=source, environment=environment(), title=title)
         print(f"report: {report}", file=sys.stderr)
     if json:
         import json as writer

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
+from anytime.artifacts import json_text, read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
 from anytime.models import dvit, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
@@ -75,8 +75,7 @@ def save(model: MultiExit, folder: str | Path) -> None:
         if type(model) is architecture.network:
             settings: Any = model.config
             document = {"version": 1, "architecture": name, "config": asdict(settings)}
-            config = (json.dumps(document, indent=1) + "\n").encode()
-            write_bundle(folder, {_CONFIG: config, _WEIGHTS: tensors_to_bytes(model.state_dict())})
+            write_bundle(folder, {_CONFIG: json_text(document).encode(), _WEIGHTS: tensors_to_bytes(model.state_dict())})
             return
     raise OptionError(
         f"the model is a {type(model).__name__}",

@@ -17,7 +17,7 @@ from anytime.report.palette import variables
 from anytime.report.scale import Scale
 
 WIDTH, HEIGHT = 440.0, 264.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 30.0, 42.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 42.0  # ticks such as 99.58 need the left
 # Room between the frame and the outermost points, so that a line at zero is not hidden by the axis.
 INSET = 9.0
 LEGEND_LINE = 20.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytime.artifacts import json_text, write_bundle
 from anytime.report.measures import MEASURES
 from anytime.report.page import render
 
@@ -33,17 +33,15 @@ def write_folder(
     Returns:
         The path of the report.
     """
-    from anytime.artifacts import write_bundle
-
     page = render(evaluation, title=title or Path(source).stem, source=source, versions=_versions(environment))
     write_bundle(
         folder,
         {
             "config.yaml": config(evaluation, source).encode(),
-            "metrics.json": as_document(evaluation.to_json()).encode(),
+            "metrics.json": json_text(evaluation.to_json()).encode(),
             "per_exit.csv": per_exit(evaluation).encode(),
             "report.html": page.encode(),
-            "environment.json": as_document(environment).encode(),
+            "environment.json": json_text(environment).encode(),
         },
     )
     return Path(folder) / "report.html"
@@ -68,11 +66,6 @@ def per_exit(evaluation: Evaluation) -> str:
         for exit, cost in enumerate(evaluation.costs):
             writer.writerow([rule, exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()
-
-
-def as_document(data: Any) -> str:
-    """JSON as it is written to files."""
-    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _versions(environment: Mapping[str, Any]) -> dict[str, str]:

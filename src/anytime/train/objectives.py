@@ -50,8 +50,8 @@ def product_likelihood(logits: Tensor, labels: Tensor, *, weights: Sequence[floa
         labels: `(batch,)`.
         weights: Of the exits' losses in the sum, all ones by default; not the exponents of the product.
     """
-    # What `Product(Softplus(), weights="ones")` gives, less its look for collapsed rows: a softplus is never zero, and that
-    # look waits for the device.
+    # What `Product(Softplus(), weights="ones")` gives, less what it does for collapsed rows: a softplus is never zero, and a
+    # second softmax in every step would be for nothing.
     evidence = Softplus().log_evidence(at_least_float32(logits)).cumsum(0)
     return _mean_loss(evidence.log_softmax(-1), labels, weights)
 
