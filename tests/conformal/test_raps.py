@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime.conformal import Raps, rank_of, sort_rows
+from anytime.conformal import Raps, members_of, rank_of, sort_rows
 from anytime.errors import OptionError, ShapeError
 
 
@@ -18,6 +18,8 @@ def plain_rank(probs: np.ndarray, label: int) -> int:
 
 def plain_score(raps: Raps, probs: np.ndarray, rank: int, u: float) -> float:
     ordered = np.sort(probs)[::-1]
+    if not raps.randomised:
+        return ordered[: rank + 1].sum() + raps.penalty * max(rank + 1 - raps.free, 0)
     if raps.variant == "original":
         return ordered[:rank].sum() + u * ordered[rank] + raps.penalty * max(rank + 1 - raps.free, 0)
     steps = ordered + raps.penalty * (np.arange(1, len(ordered) + 1) > raps.free)
@@ -25,16 +27,16 @@ def plain_score(raps: Raps, probs: np.ndarray, rank: int, u: float) -> float:
 
 
 def plain_size(raps: Raps, probs: np.ndarray, q: float, u: float) -> int:
-    classes = len(probs)
-    if raps.variant == "paper":
-        return sum(plain_score(raps, probs, rank, u) <= q for rank in range(classes))
-    if q == 1:
+    classes, least = len(probs), 0 if raps.empty else 1
+    if raps.variant == "original" and q == 1:
         return classes
+    if raps.variant == "paper" or not raps.randomised:
+        return max(least, sum(plain_score(raps, probs, rank, u) <= q for rank in range(classes)))
     ordered = np.sort(probs)[::-1]
     reach = np.cumsum(ordered) + raps.penalty * np.maximum(np.arange(1, classes + 1) - raps.free, 0)
     size = min(classes, 1 + int((reach <= q).sum()))
     chance = (q - ordered[: size - 1].sum() - raps.penalty * max(size - raps.free, 0)) / ordered[size - 1]
-    return max(1, size - int(u >= chance))
+    return max(least, size - int(u >= chance))
 
 
 @settings(max_examples=60)
@@ -44,10 +46,12 @@ def plain_size(raps: Raps, probs: np.ndarray, q: float, u: float) -> int:
     penalty=st.sampled_from([0.0, 0.01, 0.3]),
     free=st.integers(0, 6),
     ties=st.booleans(),
+    randomised=st.booleans(),
+    empty=st.sampled_from([None, True, False]),
 )
-def test_scores_and_sizes_are_the_formulas(seed, variant, penalty, free, ties) -> None:
+def test_scores_and_sizes_are_the_formulas(seed, variant, penalty, free, ties, randomised, empty) -> None:
     rng = np.random.default_rng(seed)
-    raps = Raps(penalty=penalty, free=free, variant=variant)
+    raps = Raps(penalty=penalty, free=free, variant=variant, randomised=randomised, empty=empty)
     logits = rng.normal(size=(2, 6, 9)) * 2
     logits = torch.from_numpy(np.round(logits) if ties else logits)
     log_probs = logits.log_softmax(-1)
@@ -58,12 +62,15 @@ def test_scores_and_sizes_are_the_formulas(seed, variant, penalty, free, ties) -
     scores = raps.label_score(ascending, rank, uniform)
     threshold = torch.from_numpy(rng.random(2) * 1.2)
     sizes = raps.size(ascending, threshold, uniform)
+    members = members_of(log_probs, ascending, sizes)
     for m in range(2):
         for n in range(6):
             probs, u = log_probs[m, n].exp().numpy(), float(uniform[m, n])
             assert rank[m, n].item() == plain_rank(log_probs[m, n].numpy(), int(labels[n]))
             assert scores[m, n].item() == pytest.approx(plain_score(raps, probs, int(rank[m, n]), u))
             assert sizes[m, n].item() == plain_size(raps, probs, float(threshold[m]), u)
+            best = np.argsort(-log_probs[m, n].numpy(), kind="stable")[: int(sizes[m, n])]
+            assert set(members[m, n].nonzero()[:, 0].tolist()) == set(best.tolist())
 
 
 @pytest.mark.parametrize("rows", [1, 5, 19, 20, 100, 101])
@@ -73,6 +80,32 @@ def test_thresholds_are_the_quantiles_of_numpy(rows: int) -> None:
     assert Raps(variant="original").threshold(scores).numpy() == pytest.approx(plain)
     level = min(1.0, np.ceil((rows + 1) * 0.95) / rows)
     assert Raps().threshold(scores).numpy() == pytest.approx(np.quantile(scores.numpy(), level, axis=1, method="higher"))
+    least = int(np.ceil((rows + 1) * 0.95 - 1e-9))
+    exact = np.sort(scores.numpy(), axis=1)[:, least - 1] if least <= rows else [np.inf, np.inf]
+    assert Raps(quantile="exact").threshold(scores).numpy() == pytest.approx(exact)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "original"]), penalty=st.sampled_from([0.0, 0.01, 0.3]))
+def test_a_label_is_in_its_set_where_its_score_is_within_the_threshold(seed, variant, penalty) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    raps = Raps(penalty=penalty, free=2, variant=variant, empty=True)
+    logits = torch.randn(2, 50, 9, generator=generator) * 5
+    log_probs = logits.clamp(min=0).log().log_softmax(-1).nan_to_num(-1e9) if seed % 2 else logits.log_softmax(-1)
+    labels = torch.randint(0, 9, (50,), generator=generator)
+    uniform = torch.rand(2, 50, generator=generator)
+    ascending = sort_rows(log_probs)
+    rank = rank_of(log_probs, ascending, labels)
+    scores = raps.label_score(ascending, rank, uniform)
+    threshold = raps.threshold(scores)
+    size = raps.size(ascending, threshold, uniform)
+    all_classes = (threshold[:, None] == 1.0) & (variant == "original")
+    assert torch.equal(rank < size, (scores <= threshold[:, None]) | all_classes)
+
+
+def test_variants_fill_in_their_own_defaults() -> None:
+    assert (Raps().quantile, Raps().empty) == ("corrected", True)
+    assert (Raps(variant="original").quantile, Raps(variant="original").empty) == ("plain", False)
 
 
 def test_classes_without_probability_are_ranked_by_index() -> None:
@@ -82,7 +115,15 @@ def test_classes_without_probability_are_ranked_by_index() -> None:
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    for bad in ({"alpha": 0}, {"alpha": 1}, {"penalty": -1}, {"free": -1}, {"variant": "aps"}, {"penalty": float("inf")}):
+    for bad in (
+        {"alpha": 0},
+        {"alpha": 1},
+        {"penalty": -1},
+        {"free": -1},
+        {"variant": "aps"},
+        {"penalty": float("inf")},
+        {"quantile": "exakt"},
+    ):
         with pytest.raises(OptionError):
             Raps(**bad)
     with pytest.raises(ShapeError):

@@ -255,6 +255,131 @@ def test_tokens_of_a_transformer_get_exits() -> None:
     assert attach_exits(body, [0.3, 0.7], example=tokens, classes=4).exit_names == ("1.layers.0", "1.layers.1")
 
 
+# Stages.
+
+
+def run_stages(model: AttachedExits, x: Tensor) -> list[Tensor]:
+    carry, logits = (x,), []
+    for exit in range(model.num_exits):
+        carry, now = model.stage(exit, carry)
+        logits.append(now)
+    assert carry == ()
+    return logits
+
+
+@pytest.mark.parametrize("mode", [True, False])
+@pytest.mark.parametrize("kind", [FunctionalDropout, InPlace, LikeHuggingFace])
+def test_stages_give_what_exits_give_in_both_modes(kind: type[nn.Module], mode: bool) -> None:
+    model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3).train(mode)
+    assert model.staged
+    torch.manual_seed(3)
+    wanted = list(model.exits(VECTORS))
+    torch.manual_seed(3)
+    for given, exit in zip(run_stages(model, VECTORS), wanted, strict=True):
+        assert torch.equal(given, exit)
+    check_model(model, VECTORS)
+
+
+class Sizes(Body):
+    """Sizes, and what is made of them and of buffers, are needed on both sides of an exit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, width = x.shape
+        ramp = torch.arange(x.size(1), device=x.device) * self.scale
+        x = self.first(x).view(rows, 2, width // 2)
+        x = self.second(x.reshape(rows, width) + ramp)
+        return self.third(x.view(rows, -1) + ramp) * rows / rows
+
+
+class TokensFirst(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x.t()
+        return self.third(self.second(self.first(x)) + turned.t())
+
+
+class Pieces(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        pieces = x.chunk(2, dim=1)
+        return self.third(self.second(self.first(x)) + torch.cat([pieces[1], pieces[0]], dim=1))
+
+
+class SharedMemory(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        flat = x.view(x.shape[0], 6)
+        y = self.second(x)
+        flat.relu_()
+        return self.third(y + x)
+
+
+class OtherInTraining(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.third(self.second(x) + x if self.training else self.second(x))
+
+
+def test_sizes_are_worked_out_again_behind_a_cut() -> None:
+    model = attach_exits(Sizes(), ["first", "second"], example=VECTORS, classes=3, method="trace").eval()
+    assert model.staged
+    check_model(model, VECTORS)
+    (first, *_), _ = model.stage(0, (VECTORS,))
+    assert first.shape == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(TokensFirst, "batch first"), (Pieces, "batch first"), (SharedMemory, "share memory")]
+)
+def test_what_cannot_cross_a_cut_leaves_exits_without_stages(kind: type[nn.Module], why: str) -> None:
+    model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3, method="trace").eval()
+    assert not model.staged
+    assert torch.equal(model(VECTORS)[-1], model.backbone(VECTORS))
+    with pytest.raises(StateError, match=why):
+        model.stage(0, (VECTORS,))
+
+
+def test_stages_are_those_of_eval_mode_or_there_are_none() -> None:
+    model = attach_exits(OtherInTraining(), ["first"], example=VECTORS, classes=3).eval()
+    assert model.staged
+    assert not model.train().staged
+    with pytest.raises(StateError, match="in these modes"):
+        model.stage(0, (VECTORS,))
+    assert model.eval().staged
+
+
+def test_a_module_in_a_thread_has_no_stages_and_says_what_to_do() -> None:
+    model = attach_exits(Branching(), ["first"], example=VECTORS, classes=3)
+    assert not model.staged
+    for use in (lambda: model.stage(0, (VECTORS,)), lambda: model.carry_size(0)):
+        with pytest.raises(StateError, match="method='trace'"):
+            use()
+
+
+def test_values_that_no_later_layer_writes_over_are_carried_as_they_are() -> None:
+    model = attached("trace")
+    with torch.no_grad():
+        carry, _ = model.stage(0, (IMAGES,))
+        seen: list[Tensor] = []
+        model.backbone.blocks[1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        model.stage(1, carry)
+    assert seen[0] is carry[0]
+
+
+def test_a_copy_has_stages_of_its_own() -> None:
+    model = attached("trace")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.backbone.linear.weight.zero_()
+        other.backbone.linear.bias.zero_()
+    assert run_stages(other, IMAGES)[-1].abs().max() == 0
+    assert run_stages(model, IMAGES)[-1].abs().max() > 0
+
+
+def test_a_network_of_shapes_alone_has_stages() -> None:
+    with torch.device("meta"):
+        model = attach_exits(CifarResNet(classes=5, depth=8, width=4), ["blocks.0"], example=IMAGES.to("meta"), classes=5)
+    assert [tuple(logits.shape) for logits in run_stages(model.eval(), IMAGES.to("meta"))] == [(4, 5)] * 2
+
+
 # The thread.
 
 

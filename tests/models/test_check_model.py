@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.errors import CheckError, OptionError, ShapeError
-from anytime.models import MultiExit
+from anytime.models import Carry, MultiExit
 from anytime.testing.models import check_model
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -190,7 +190,77 @@ class Functions:
         yield 2 * x
 
 
-@pytest.mark.parametrize("model", [Good(), LazyWide(), Recurrent(), Functions()], ids=lambda model: type(model).__name__)
+class Staged(Good):
+    """The same three stages, given one at a time; two tensors are carried, the second of which is the input."""
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        x, start = carry if exit else (carry[0], carry[0])
+        x = self.stages[exit](x)
+        return (x, start) if exit < 2 else (), self.heads[exit](self.noise(x)) + start[:, :1]
+
+    def carry_size(self, exit: int) -> int:
+        return 2 if exit else 1
+
+    def exits(self, x: Tensor) -> Iterator[Tensor]:
+        return MultiExit.exits(self, x)
+
+
+class StagesDiffer(Staged):
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        carry, logits = super().stage(exit, carry)
+        return carry, logits + exit
+
+    def exits(self, x: Tensor) -> Iterator[Tensor]:
+        for exit, logits in enumerate(super().exits(x)):
+            yield logits - 2 * exit
+
+
+class ChangesCarry(Staged):
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        return super().stage(exit, (carry[0].mul_(2), *carry[1:]) if exit == 1 else carry)
+
+
+class LeavesSomething(Staged):
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        left, logits = super().stage(exit, carry)
+        return left or carry, logits
+
+
+class BatchLast(Staged):
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        left, logits = super().stage(exit, (carry[0].T, *carry[1:]) if exit else carry)
+        return (left[0].T, left[1]) if left else (), logits
+
+
+class LeavesSize(Staged):
+    def stage(self, exit: int, carry: Any) -> Any:
+        left, logits = super().stage(exit, carry[:2])
+        return (*left, 3) if left else (), logits
+
+
+class OtherAlone(Staged):
+    """Its stages forget the input where only one row is left; its exits do not."""
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        alone = exit > 0 and len(carry[0]) == 1
+        return super().stage(exit, (carry[0], 0 * carry[1]) if alone else carry)
+
+    def exits(self, x: Tensor) -> Iterator[Tensor]:
+        carry: Carry = (x,)
+        for exit in range(self.num_exits):
+            carry, logits = Staged.stage(self, exit, carry)
+            yield logits
+
+
+class NoCarrySize(Staged):
+    def carry_size(self, exit: int) -> int:
+        return 1
+
+
+GOOD = [Good(), Staged(), LazyWide(), Recurrent(), Functions()]
+
+
+@pytest.mark.parametrize("model", GOOD, ids=lambda model: type(model).__name__)
 def test_a_good_model_passes(model: Any) -> None:
     check_model(model, X)
 
@@ -216,6 +286,13 @@ def test_a_good_model_passes(model: Any) -> None:
         (ChangesMode, "changed the training mode of 'noise'"),
         (FewerInTraining, "train mode gave 1 exits"),
         (Wide, "ran before the first exit"),
+        (StagesDiffer, "stage 1 gave other logits than exits"),
+        (ChangesCarry, "stage 1 changed tensor 0"),
+        (LeavesSomething, "the last stage left 2 tensors"),
+        (BatchLast, r"stage 0 left a tensor 0 of shape \(4, 3\)"),
+        (LeavesSize, "stage 0 left Tensor, Tensor, int"),
+        (NoCarrySize, r"left 2 tensors, and carry_size\(1\) is 1"),
+        (OtherAlone, "stage 1 gave something else for one row"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

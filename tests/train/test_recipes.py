@@ -86,3 +86,22 @@ def test_the_second_stage_of_imta_begins_from_a_run_of_the_first(tmp_path: Path)
         bad = resolve(read_recipe("digits-msdnet"), Source("test", {**stage, "objective": "one-for-all", "init": missing}))
         with pytest.raises(AnytimeError, match=r"init|nowhere"):
             train(begin(bad, tmp_path / f"bad{missing is None}"), tmp_path / f"bad{missing is None}")
+
+
+def test_cascading_heads_begin_from_a_trained_backbone(tmp_path: Path) -> None:
+    import torch
+
+    from anytime.models import save
+    from anytime.train import TrainConfig
+    from anytime.train.start import start_network
+
+    small = {"depth": 8, "width": 4, "at": ()}
+    trained = create("resnet-cifar-20", classes=10, **small)
+    save(trained, tmp_path / "run" / "model")
+    options = {"depth": 8, "width": 4, "at": ("blocks.0.sum", "blocks.1.sum")}
+    model = start_network("ztw-resnet-cifar-56", TrainConfig(), classes=10, init=tmp_path / "run", options=options)
+    images = torch.randn(2, 3, 32, 32)
+    trained.eval()
+    model.eval()
+    torch.testing.assert_close(model(images)[-1], trained(images)[-1])
+    assert not any(p.requires_grad for p in model.backbone.parameters())  # type: ignore[union-attr]

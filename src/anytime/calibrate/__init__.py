@@ -1,6 +1,42 @@
 """Small objects fitted on held-out rows and carried beside a model."""
 
 from anytime.calibrate.adaptive import AdaptiveFit, Trial, fit_adaptive_threshold
+from anytime.calibrate.certify import Certificate, ChoiceCertificate, certify, certify_choice
 from anytime.calibrate.ensembles import fit_arithmetic, fit_geometric
+from anytime.calibrate.laplace import LastLayerLaplace, fit_laplace
+from anytime.calibrate.laplace_package import laplace_torch
+from anytime.calibrate.mixture import LaplaceMixture, fit_mixture
+from anytime.calibrate.powers import PowersFit, fit_powers
+from anytime.calibrate.static import StaticTrial, sweep_static_thresholds
+from anytime.calibrate.temperature import Temperature, fit_temperature
+from anytime.calibrate.tune import Candidate, Frontier, tune
+from anytime.calibrate.tuned import TunedRule
+from anytime.models.ensemble import average_logits
 
-__all__ = ["AdaptiveFit", "Trial", "fit_adaptive_threshold", "fit_arithmetic", "fit_geometric"]
+__all__ = [
+    "AdaptiveFit",
+    "Candidate",
+    "Certificate",
+    "ChoiceCertificate",
+    "Frontier",
+    "LaplaceMixture",
+    "LastLayerLaplace",
+    "PowersFit",
+    "StaticTrial",
+    "Temperature",
+    "Trial",
+    "TunedRule",
+    "average_logits",
+    "certify",
+    "certify_choice",
+    "fit_adaptive_threshold",
+    "fit_arithmetic",
+    "fit_geometric",
+    "fit_laplace",
+    "fit_mixture",
+    "fit_powers",
+    "fit_temperature",
+    "laplace_torch",
+    "sweep_static_thresholds",
+    "tune",
+]

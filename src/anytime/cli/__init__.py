@@ -25,6 +25,9 @@ app = App(
 VERBS = {
     "demo": "Train a small network with exits on real digits and show what the rules do.",
     "evaluate": "Measure how anytime a model is, from the logits of its exits.",
+    "conformal": "Fit prediction sets on one file of logits and measure them on another.",
+    "tune": "Show what the rules can reach on a model, and choose the one that fits a wish.",
+    "certify": "Bound the share of future inputs that get worse on the way.",
     "train": "Train a network with exits, by a recipe, a file or flags.",
     "doctor": "Show versions, threads, devices and optional packages.",
 }

@@ -13,13 +13,16 @@ from anytime.combine.activations import (
 from anytime.combine.intervals import Intersection, Interval, IntervalState
 from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.named import rule
+from anytime.combine.powers import Powers
 from anytime.combine.rules import Caching, Latest, Mixture, Prediction, Product, Rule, State
+from anytime.combine.scaled import Cached, Scaled, Tempered
 from anytime.combine.thresholds import AdaptiveReLU
 
 __all__ = [
     "Activation",
     "AdaptiveReLU",
     "Arithmetic",
+    "Cached",
     "Caching",
     "ClippedReLU",
     "Exponential",
@@ -30,13 +33,16 @@ __all__ = [
     "IntervalState",
     "Latest",
     "Mixture",
+    "Powers",
     "Prediction",
     "Product",
     "ReLU",
     "Rule",
+    "Scaled",
     "Sigmoid",
     "Softplus",
     "State",
+    "Tempered",
     "ThresholdReLU",
     "rule",
 ]

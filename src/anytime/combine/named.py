@@ -13,7 +13,9 @@ from typing import Any
 
 from anytime.combine.activations import ClippedReLU, Exponential, Heaviside, ReLU, Sigmoid, Softplus, ThresholdReLU
 from anytime.combine.learned import Arithmetic, Geometric
+from anytime.combine.powers import Powers
 from anytime.combine.rules import Caching, Latest, Mixture, Product, Rule
+from anytime.combine.scaled import Cached, Scaled, Tempered
 from anytime.combine.thresholds import AdaptiveReLU
 from anytime.errors import OptionError
 
@@ -23,8 +25,15 @@ RULES: Mapping[str, Callable[..., Rule[Any]]] = {
     "product": Product,
     "mixture": Mixture,
 }
-# These cannot be made without the numbers they were fitted to.
-FITTED: Mapping[str, Callable[..., Rule[Any]]] = {"geometric": Geometric, "arithmetic": Arithmetic}
+# These cannot be made without the numbers they were fitted to, or without a rule to wrap.
+FITTED: Mapping[str, Callable[..., Rule[Any]]] = {
+    "geometric": Geometric,
+    "arithmetic": Arithmetic,
+    "powers": Powers,
+    "scaled": Scaled,
+    "tempered": Tempered,
+    "cached": Cached,
+}
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "relu": ReLU,
     "heaviside": Heaviside,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from anytime.errors import OptionError, StateError
 
 Weights = Literal["linear", "ones"] | tuple[float, ...]
 Shift = float | Literal["1/K"]
+Ties = Literal["earlier", "later"]
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,18 @@ class Prediction:
 
 @dataclass(frozen=True)
 class State:
-    """Where a rule stands after `seen` of `exits` exits. `memory` is the rule's own, `(batch, classes)`."""
+    """Where a rule stands after `seen` of `exits` exits. `memory` is the rule's own, `(batch, classes)`.
+
+    Every tensor of a state has the batch first, so that inputs can leave a running batch.
+    """
 
     exits: int
     seen: int = 0
     memory: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Self:
+        """The state of some inputs only, by their places in the batch or by a mask, for a step on those alone."""
+        return replace(self, **{part.name: _select(getattr(self, part.name), rows) for part in fields(self)})
 
 
 S = TypeVar("S", bound=State)
@@ -144,19 +152,16 @@ class Caching(Rule[CachingState]):
     """
 
     state_type: ClassVar[type[State]] = CachingState
-    ties: Literal["earlier", "later"] = "earlier"
+    ties: Ties = "earlier"
 
     def __post_init__(self) -> None:
-        if self.ties not in ("earlier", "later"):
-            raise OptionError(
-                f"ties is {self.ties!r}", expected="'earlier' or 'later'", fix="'earlier' is the paper's definition"
-            )
+        check_ties(self.ties)
 
     def _update(self, state: CachingState, logits: Tensor) -> tuple[CachingState, Prediction]:
         log_probs = logits.log_softmax(-1)
-        margin = _log_odds(log_probs)
+        margin = log_odds(log_probs)
         if state.memory is not None and state.margin is not None:
-            newer = margin > state.margin if self.ties == "earlier" else margin >= state.margin
+            newer = is_surer(margin, state.margin, self.ties)
             log_probs = torch.where(newer, log_probs, state.memory)
             margin = torch.where(newer, margin, state.margin)
         after = CachingState(state.exits, state.seen + 1, log_probs, margin)
@@ -270,11 +275,33 @@ def normalise_evidence(log_evidence: Tensor, logits: Tensor) -> tuple[Tensor, Te
     return log_probs, fell_back
 
 
-def _log_odds(log_probs: Tensor) -> Tensor:
+def log_odds(log_probs: Tensor) -> Tensor:
     """Log-odds of the top class, `(batch, 1)`: orders confidences where they all round to one."""
     top, index = log_probs.max(-1, keepdim=True)
     others = log_probs.exp().scatter_(-1, index, 0.0).sum(-1, keepdim=True)
     return top - others.log()
+
+
+def is_surer(margin: Tensor, cached: Tensor, ties: Ties) -> Tensor:
+    """Where an answer with these log-odds takes the place of the cached one."""
+    return margin > cached if ties == "earlier" else margin >= cached
+
+
+def check_ties(value: str) -> None:
+    """Refuse anything but `earlier` and `later`."""
+    if value not in ("earlier", "later"):
+        raise OptionError(f"ties is {value!r}", expected="'earlier' or 'later'", fix="'earlier' is the paper's definition")
+
+
+def _select(value: Any, rows: Tensor) -> Any:
+    match value:
+        case Tensor():
+            return value[rows]
+        case State():
+            return value.select(rows)
+        case tuple():
+            return tuple(_select(part, rows) for part in value)
+    return value
 
 
 def _no(logits: Tensor) -> Tensor:

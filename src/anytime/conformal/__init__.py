@@ -1,5 +1,38 @@
 """Prediction sets with coverage, fitted on held-out rows."""
 
-from anytime.conformal.raps import Raps, rank_of, sort_rows
+from anytime.conformal.nested import NestedAnswer, NestedSets, NestedState, fit_nested
+from anytime.conformal.nested_intervals import IntervalsState, NestedInterval, NestedIntervals, fit_nested_intervals
+from anytime.conformal.nesting import (
+    SetFigures,
+    interval_nestedness,
+    measure_sets,
+    nestedness,
+    running_intersection,
+    support_sets,
+)
+from anytime.conformal.raps import Raps, members_of, rank_of, sort_rows
+from anytime.conformal.sets import ConformalSets, fit_sets, tuning_split
 
-__all__ = ["Raps", "rank_of", "sort_rows"]
+__all__ = [
+    "ConformalSets",
+    "IntervalsState",
+    "NestedAnswer",
+    "NestedInterval",
+    "NestedIntervals",
+    "NestedSets",
+    "NestedState",
+    "Raps",
+    "SetFigures",
+    "fit_nested",
+    "fit_nested_intervals",
+    "fit_sets",
+    "interval_nestedness",
+    "measure_sets",
+    "members_of",
+    "nestedness",
+    "rank_of",
+    "running_intersection",
+    "sort_rows",
+    "support_sets",
+    "tuning_split",
+]

@@ -1,11 +1,11 @@
-"""Prediction sets per exit: regularised adaptive prediction sets (RAPS), both ways they are in use.
+"""Prediction sets per exit: regularised adaptive prediction sets (RAPS), both ways they are in use, and APS.
 
 A set holds the most probable classes of a row, as many as a threshold admits; the threshold is the quantile of the
 labels' scores on calibration rows. Sets are prefixes of the ranking, so the sorted probabilities of a row suffice.
 
 `paper` is what the paper's released code does: the penalty is randomised with the probability, the quantile has the
 finite-sample correction, sets may be empty. `original` is the public code of RAPS: only the probability is randomised,
-the quantile is plain, and a set holds at least one class.
+the quantile is plain, and a set holds at least one class. Without a penalty either is APS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from torch import Tensor
 from anytime.errors import OptionError, ShapeError
 from anytime.metrics.trajectories import above_zero
 
+Quantile = Literal["exact", "corrected", "plain"]
+_NEAR = 1e-9
+"""(n + 1)(1 - α) is a whole number more often than its floating point value is."""
+
 
 @dataclass(frozen=True)
 class Raps:
@@ -28,15 +32,25 @@ class Raps:
 
     Args:
         alpha: Share of labels that may be missed.
-        penalty: λ, added for each rank beyond `free`.
+        penalty: λ, added for each rank beyond `free`; 0 is APS.
         free: k_reg, how many ranks come without penalty.
         variant: `paper` or `original`.
+        randomised: Whether scores and sets use the draws. Without them every score is taken whole, on calibration rows
+            too, and coverage lies above 1 - alpha by more. (The public code of RAPS adds one more class to such sets.)
+        quantile: Of the n calibration scores. `exact` is the ⌈(n + 1)(1 - α)⌉-th smallest: coverage lies between 1 - α and
+            1 - α + 1/(n + 1), and with fewer rows than 1/α - 1 sets hold all classes. `corrected` is the level
+            ⌈(n + 1)(1 - α)⌉/n, at most 1, rounded to the higher score, most often one score further. `plain` is the level
+            1 - α, without correction. None is `corrected` for the paper's variant and `plain` for the original.
+        empty: Whether a set may be empty. None is yes for the paper's variant and no for the original.
     """
 
     alpha: float = 0.05
     penalty: float = 0.01
     free: int = 5
     variant: Literal["paper", "original"] = "paper"
+    randomised: bool = True
+    quantile: Quantile | None = None
+    empty: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1 or self.penalty < 0 or not math.isfinite(self.penalty) or self.free < 0:
@@ -49,26 +63,33 @@ class Raps:
             raise OptionError(
                 f"variant is {self.variant!r}", expected="'paper' or 'original'", fix="see anytime.conformal.Raps"
             )
+        if self.quantile not in (None, "exact", "corrected", "plain"):
+            raise OptionError(
+                f"quantile is {self.quantile!r}", expected="'exact', 'corrected' or 'plain'", fix="see anytime.conformal.Raps"
+            )
+        if self.quantile is None:
+            object.__setattr__(self, "quantile", "corrected" if self.variant == "paper" else "plain")
+        if self.empty is None:
+            object.__setattr__(self, "empty", self.variant == "paper")
 
     def label_score(self, ascending: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
         """The score of each row's label, which stands at `rank` (from 0) of the sorted row."""
         values = above_zero(ascending).flip(-1).exp()
-        value, total = _at(values, rank), _at(values.cumsum(-1), rank)
-        beyond = (rank + 1 - self.free).clamp(min=0)
-        if self.variant == "original":
-            return total - value + uniform * value + self.penalty * beyond
-        return total + self.penalty * beyond - uniform * (value + self.penalty * (beyond > 0))
+        return self._score(_at(values.cumsum(-1), rank), _at(values, rank), rank + 1, uniform)
 
     def threshold(self, scores: Tensor) -> Tensor:
         """The quantile of the calibration scores, `(exits, rows)`, at each exit."""
         rows = scores.shape[-1]
         if rows == 0:
             raise ShapeError("no calibration rows", expected="at least one", fix="hold out more rows")
-        if self.variant == "original":
-            index = math.ceil((rows - 1) * (1 - self.alpha) - 1e-9)  # the "higher" of the two neighbours
+        least = math.ceil((rows + 1) * (1 - self.alpha) - _NEAR)  # so many of n + 1 exchangeable scores
+        if self.quantile == "exact":
+            if least > rows:
+                return scores.new_full(scores.shape[:-1], math.inf)
+            index = least - 1
         else:
-            level = min(1.0, math.ceil((rows + 1) * (1 - self.alpha) - 1e-9) / rows)
-            index = math.ceil((rows - 1) * level - 1e-9)
+            level = min(1.0, least / rows) if self.quantile == "corrected" else 1 - self.alpha
+            index = math.ceil((rows - 1) * level - _NEAR)  # the "higher" of the two neighbours
         return scores.sort(-1).values[..., index]
 
     def size(self, ascending: Tensor, threshold: Tensor, uniform: Tensor) -> Tensor:
@@ -82,24 +103,32 @@ class Raps:
         classes = ascending.shape[-1]
         limit = threshold[:, None]
         values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
-        beyond = (torch.arange(1, values.shape[-1] + 1, device=values.device) - self.free).clamp(min=0)
-        sums = values.cumsum(-1)
-        reach = sums + self.penalty * beyond
-        if self.variant == "paper":
-            step = values + self.penalty * (beyond > 0)
-            return _count(reach - uniform[..., None] * step <= limit[..., None])
-        size = (_count(reach <= limit[..., None]) + 1).clamp(max=values.shape[-1])
-        value = _at(values, size - 1)
-        below = _at(sums, size - 1) - value + self.penalty * (size - self.free).clamp(min=0)
-        chance = (limit - below) / value.clamp(min=torch.finfo(value.dtype).tiny)
-        size = (size - (uniform >= chance).long()).clamp(min=1)
-        return torch.where(limit == 1.0, classes, size)
+        ranks = torch.arange(1, values.shape[-1] + 1, device=values.device)
+        size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None])
+        if not self.empty:
+            size = size.clamp(min=1)
+        return torch.where(limit == 1.0, classes, size) if self.variant == "original" else size
+
+    def _score(self, total: Tensor, value: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
+        """The score of the class at `rank`, from 1: of probability `value`, `total` with those before it.
+
+        It rises with the rank, so the classes whose score is at most the threshold are a prefix of the ranking. With
+        the original's score, this prefix is the set that its code gets by shrinking a larger one by chance.
+        """
+        beyond = (rank - self.free).clamp(min=0)
+        whole = total + self.penalty * beyond
+        if not self.randomised:
+            return whole
+        if self.variant == "original":
+            return whole - (1 - uniform) * value
+        return whole - uniform * (value + self.penalty * (beyond > 0))
 
     def _reachable(self, limit: Tensor, classes: int) -> int:
         """A rank that no set goes beyond: by then the penalties alone exceed the threshold."""
-        if self.penalty == 0 or not bool(torch.isfinite(limit).all()):
+        most = float(limit.max()) if limit.numel() else 0.0
+        if self.penalty == 0 or not math.isfinite(most):
             return classes
-        return min(classes, self.free + 2 + max(0, math.ceil(float(limit.max()) / self.penalty)))
+        return min(classes, self.free + 2 + max(0, math.ceil(most / self.penalty)))
 
 
 def sort_rows(log_probs: Tensor) -> Tensor:
@@ -127,6 +156,15 @@ def rank_of(log_probs: Tensor, ascending: Tensor, labels: Tensor) -> Tensor:
         index = torch.arange(classes, device=log_probs.device)
         rank[tied] += _count((log_probs[tied] == value[tied]) & (index < given[tied]))
     return rank
+
+
+def members_of(log_probs: Tensor, ascending: Tensor, size: Tensor) -> Tensor:
+    """The sets as booleans, `(..., batch, classes)`: the `size` most probable classes, in the order of `rank_of`."""
+    classes = log_probs.shape[-1]
+    last = _at(ascending, (classes - size).clamp(max=classes - 1)).unsqueeze(-1)
+    above, equal = log_probs > last, log_probs == last
+    room = size.unsqueeze(-1) - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1) <= room))
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

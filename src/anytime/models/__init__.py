@@ -1,10 +1,11 @@
 """Networks with exits, one file an architecture, and ways to put exits on others."""
 
 from anytime.models.attach import AttachedExits, attach_exits
-from anytime.models.base import ExitModel, MultiExit
+from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 from anytime.models.cost import Cost, measure_cost
 from anytime.models.dvit import DViT, DViTConfig
-from anytime.models.ensemble import AveragedEnsemble, Ensemble
+from anytime.models.ensemble import AveragedEnsemble, Ensemble, average_logits
+from anytime.models.features import collect_features, exit_features, last_layers
 from anytime.models.heads import PooledHead
 from anytime.models.imta import IMTA, IMTAConfig
 from anytime.models.mlp import MLP, IntervalMLP, MLPConfig
@@ -18,6 +19,7 @@ __all__ = [
     "MLP",
     "AttachedExits",
     "AveragedEnsemble",
+    "Carry",
     "CascadeHead",
     "CifarResNet",
     "Cost",
@@ -34,9 +36,15 @@ __all__ = [
     "PooledHead",
     "ResNet",
     "ResNetConfig",
+    "StagedModel",
     "attach_cascade",
     "attach_exits",
+    "average_logits",
+    "collect_features",
     "create",
+    "exit_features",
+    "is_staged",
+    "last_layers",
     "load",
     "load_weights",
     "measure_cost",

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from anytime.errors import OptionError, ShapeError
-from anytime.models.base import MultiExit
+from anytime.errors import OptionError, ShapeError, StateError
+from anytime.models.base import Carry, MultiExit
 from anytime.models.heads import PooledHead
 from anytime.models.paused import make_pausable, run_paused
 from anytime.models.probe import Probe, Visit, evaluating, logits_of, probe
-from anytime.models.traced import Trace, UntraceableError, traced_through
+from anytime.models.traced import Cuts, Trace, UntraceableError, traced_through
 
 Place = str | float
 """The name of a submodule, or a share of the FLOPs above 0 and below 1."""
@@ -30,6 +30,7 @@ Statistics = Literal["fixed", "moving"]
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _ROWS = 2
+_THREAD = "it is run in a thread"
 
 
 def attach_exits(
@@ -111,9 +112,10 @@ class AttachedExits(MultiExit):
         make = head or (lambda shape: PooledHead(shape, classes))
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
         self._check_heads(visits, classes)
-        through = traced_through(module, [visit.module for visit in visits])
-        self._in_sight = tuple({names[id(part)]: None for outer in through for part in (outer, *outer.children())})
+        self._through = tuple(names[id(part)] for part in traced_through(module, [visit.module for visit in visits]))
         self._traces: dict[tuple[bool, ...], Trace] = {}
+        self._cuts: dict[Trace, Cuts] = {}
+        self._uncut = _THREAD
         self.method = self._choose(method, rows, seen, visits)
         # The module keeps the modes it came in.
         self.training = module.training
@@ -125,16 +127,43 @@ class AttachedExits(MultiExit):
         features = self._features(x)
         logits: Tensor | None = None
         try:
-            for head, overwritten in zip(self.heads, self._overwritten, strict=True):
+            for exit, overwritten in enumerate(self._overwritten):
                 now = next(features)
                 # A later layer of the module writes over these features: what the head keeps for its gradient must stay.
                 now = now.clone() if overwritten else now
-                logits = head(now, logits) if getattr(head, "reads_previous", False) else head(now)
+                logits = self._answer(exit, now, logits)
                 del now
                 yield logits
             yield logits_of(next(features))
         finally:
             features.close()  # type: ignore[attr-defined]
+
+    @property
+    def staged(self) -> bool:
+        """Whether the module was cut into stages by tracing, in the modes that its parts are in now."""
+        try:
+            self._cut()
+        except StateError:
+            return False
+        return super().staged
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage on the values of the module that cross the cut, and the logits of the exit before if its head reads them.
+
+        Which values these are may differ between train and eval mode.
+        """
+        cuts = self._cut()
+        self._check_carry(exit, carry)
+        values, previous = (carry[:-1], carry[-1]) if self._reads_previous(exit) else (carry, None)
+        left, found = cuts.run(self.backbone, exit, values)
+        if exit == len(self.heads):
+            return (), logits_of(found)
+        logits = self._answer(exit, found, previous)
+        return (*left, logits) if self._reads_previous(exit + 1) else left, logits
+
+    def carry_size(self, exit: int) -> int:
+        """The values that cross the cut, and the logits of the exit before where the head reads them."""
+        return len(self._cut().stages[exit].given) + self._reads_previous(exit)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the batch norms of a frozen module stay in eval mode unless its statistics may move."""
@@ -148,36 +177,60 @@ class AttachedExits(MultiExit):
                 if isinstance(part, _NormBase):
                     part.eval()
 
+    def _answer(self, exit: int, features: Tensor, previous: Tensor | None) -> Tensor:
+        head = self.heads[exit]
+        logits: Tensor = head(features, previous) if getattr(head, "reads_previous", False) else head(features)
+        return logits
+
+    def _reads_previous(self, exit: int) -> bool:
+        return 0 < exit < len(self.heads) and bool(getattr(self.heads[exit], "reads_previous", False))
+
     def _features(self, x: Tensor) -> Iterator[Any]:
-        places = self._places()
         if self.method == "trace":
             try:
-                return self._trace(places).run(self.backbone, x)
+                return self._trace().run(self.backbone, x)
             except UntraceableError:  # a combination of modes that was not there before
-                make_pausable(places)
-        return run_paused(self.backbone, places, x)
+                make_pausable(self._places())
+        return run_paused(self.backbone, self._places(), x)
 
     def _places(self) -> list[nn.Module]:
         return [self.backbone.get_submodule(name) for name in self.exit_names]
 
-    def _trace(self, places: list[nn.Module]) -> Trace:
+    def _trace(self) -> Trace:
         """The trace for the modes of the traced modules and their children: what their forward may look at."""
-        modes = tuple(self.backbone.get_submodule(name).training for name in self._in_sight)
+        through = map(self.backbone.get_submodule, self._through)
+        modes = tuple(part.training for outer in through for part in (outer, *outer.children()))
         if modes not in self._traces:
-            self._traces[modes] = Trace(self.backbone, places)
+            self._traces[modes] = Trace(self.backbone, self._places())
         return self._traces[modes]
+
+    def _cut(self) -> Cuts:
+        """The stages of the trace for the modes of now."""
+        try:
+            if not self._cuts:
+                raise UntraceableError(self._uncut)
+            trace = self._trace()
+            if trace not in self._cuts:
+                self._cuts[trace] = next(iter(self._cuts.values())).of(trace)
+        except UntraceableError as error:
+            raise StateError(
+                f"the module cannot be run by stages: {error}",
+                expected="a module that tracing can cut, in the modes that it is in now",
+                fix="use exits(x)" + (", or method='trace', which says what is in the way" if self.method == "thread" else ""),
+            ) from error
+        return self._cuts[trace]
 
     def _choose(self, method: Method, rows: Tensor, seen: Probe, visits: list[Visit]) -> Literal["trace", "thread"]:
         """Trace in both modes and compare; where that fails, turn to the thread."""
-        places = self._places()
         if method != "thread":
             try:
                 with evaluating(self):
-                    self._trace(places)
+                    trace = self._trace()
                     if not rows.is_meta:
                         self._compare(rows, [*(visit.kept for visit in visits), seen.output])
+                    self._try_to_cut(trace, rows)
                     self.train()
-                    self._trace(places)
+                    self._trace()
                 return "trace"
             except UntraceableError as error:
                 if method == "trace":
@@ -186,13 +239,20 @@ class AttachedExits(MultiExit):
                         expected="a forward that does the same for every input",
                         fix="leave method out, or use method='thread'",
                     ) from error
-        make_pausable(places)
+        self._cuts, self._uncut = {}, _THREAD
+        make_pausable(self._places())
         return "thread"
+
+    def _try_to_cut(self, trace: Trace, rows: Tensor) -> None:
+        try:
+            self._cuts[trace] = Cuts.found(trace, self.backbone, rows)
+        except Exception as error:  # without stages the module has its exits all the same
+            self._uncut = str(error)
 
     @torch.no_grad()
     def _compare(self, rows: Tensor, expected: list[Any]) -> None:
         try:
-            for given, wanted in zip(self._trace(self._places()).run(self.backbone, rows), expected, strict=True):
+            for given, wanted in zip(self._trace().run(self.backbone, rows), expected, strict=True):
                 tensor = given if isinstance(given, Tensor) else logits_of(given)
                 if tensor.shape != wanted.shape or not torch.allclose(tensor, wanted, rtol=1e-3, atol=1e-5, equal_nan=True):
                     raise UntraceableError("the trace gives something else than the module")
@@ -203,8 +263,9 @@ class AttachedExits(MultiExit):
     def _check_heads(self, visits: list[Visit], classes: int) -> None:
         logits: Tensor | None = None
         with evaluating(self.heads):
-            for name, head, visit in zip(self.exit_names, self.heads, visits, strict=True):
-                logits = head(visit.kept, logits) if getattr(head, "reads_previous", False) else head(visit.kept)
+            for exit, (name, visit) in enumerate(zip(self.exit_names, visits, strict=True)):
+                assert visit.kept is not None
+                logits = self._answer(exit, visit.kept, logits)
                 _check_logits(f"the head at {name!r} gives", logits, visit.output.shape[0], classes)
 
     @staticmethod

@@ -11,7 +11,7 @@ Parts stand here before what is made of them. Nothing in them looks at numbers, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
-from anytime.models.base import MultiExit
+from anytime.models.base import Carry, MultiExit
 
 Unfold = tuple[int, int, int]
 """Kernel, stride and padding of one cut into overlapping tiles."""
@@ -182,7 +182,7 @@ class _ClassToken(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         # Under autocast the other tokens come in less than float32, which what the blocks add to should not.
-        joined = torch.cat((self.token.expand(len(tokens), -1, -1), tokens.to(self.token.dtype)), dim=1)
+        joined = torch.cat((self.token.expand(tokens.shape[0], -1, -1), tokens.to(self.token.dtype)), dim=1)
         return joined + self.positions
 
     def macs(self, x: Tensor, out: Tensor) -> int:
@@ -251,7 +251,7 @@ class _Block(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         """Drop path: in training nothing is added to some of the rows, and more to the others."""
-        return x * F.dropout(x.new_ones(len(x), 1, 1), self.drop_path) if self.training else x
+        return x * F.dropout(x.new_ones(x.shape[0], 1, 1), self.drop_path) if self.training else x
 
 
 class _Network(nn.Module):
@@ -308,19 +308,23 @@ class DViT(MultiExit):
         self.networks = nn.ModuleList(_Network(config, network) for network in range(self.num_exits))
         self.apply(_init)
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of each exit, `(batch, classes)`, for images `(batch, 3, image_size, image_size)`."""
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage: the images go into all of them, and what the transformer before leaves into all but the first."""
+        self._check_carry(exit, carry)
+        image, *left = carry
         size = self.config.image_size
-        if x.shape[1:] != (3, size, size):
+        if image.shape[1:] != (3, size, size):
             raise ShapeError(
-                f"images have shape {tuple(x.shape)}",
+                f"images have shape {tuple(image.shape)}",
                 expected=f"(batch, 3, {size}, {size})",
                 fix="channels come before height and width; other sizes need another image_size in the config",
             )
-        upstream = None
-        for network in self.networks:
-            logits, upstream = network(x, upstream)
-            yield logits
+        logits, (tokens, maps) = self.networks[exit](image, (left[0], left[1:]) if left else None)
+        return (image, tokens, *maps) if exit + 1 < self.num_exits else (), logits
+
+    def carry_size(self, exit: int) -> int:
+        """The images, the last tokens of the transformer before, and the attention logits of its blocks."""
+        return 2 + self.config.depth if exit else 1
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

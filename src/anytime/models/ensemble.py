@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anytime.errors import OptionError
-from anytime.models.base import ExitModel, MultiExit
+from anytime.checks import check_logits
+from anytime.errors import OptionError, ShapeError, StateError
+from anytime.models.base import Carry, ExitModel, MultiExit
 from anytime.models.probe import logits_of
 
 
@@ -39,10 +41,10 @@ class Ensemble(MultiExit):
         """The members side by side, averaged at each of their exits."""
         return AveragedEnsemble(members)
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of each member, `(batch, classes)`."""
-        for member in self.members:
-            yield _last(member, x)
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a member; all of them read the input."""
+        self._check_carry(exit, carry)
+        return carry if exit + 1 < self.num_exits else (), _last(self.members[exit], carry[0])
 
 
 class AveragedEnsemble(MultiExit):
@@ -64,12 +66,68 @@ class AveragedEnsemble(MultiExit):
         self.members = nn.ModuleList(members)
         self.num_exits = counts[0]
 
+    @property
+    def staged(self) -> bool:
+        """Whether all members can be run stage by stage."""
+        return super().staged and len(self._staged_members()) == len(self.members)
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage of every member; what they leave is joined in their order."""
+        members = self._staged_members()
+        if len(members) < len(self.members):
+            raise StateError(
+                f"stage {exit} was asked for, and {len(self.members) - len(members)} of the members cannot be run by stages",
+                expected="members whose `staged` is true",
+                fix="use exits(x), which any member with exits can be run by",
+            )
+        self._check_carry(exit, carry)
+        left: list[Tensor] = []
+        logits: list[Tensor] = []
+        start = 0
+        for member in members:
+            size = member.carry_size(exit)
+            kept, now = member.stage(exit, carry[start : start + size])
+            left += kept
+            logits.append(now)
+            start += size if exit else 0  # all first stages read the same input
+        return tuple(left), _log_mean(logits)
+
+    def carry_size(self, exit: int) -> int:
+        """What the stages of all members are given together."""
+        return sum(member.carry_size(exit) for member in self._staged_members()) if exit else 1
+
     def exits(self, x: Tensor) -> Iterator[Tensor]:
         """Yield log-probabilities, `(batch, classes)`, which serve as logits; the members take turns, exit by exit."""
         with ExitStack() as stack:
             runs = [stack.enter_context(closing(_exits(member, x))) for member in self.members]
             for _ in range(self.num_exits):
                 yield _log_mean([next(run) for run in runs])
+
+    def _staged_members(self) -> list[MultiExit]:
+        return [member for member in self.members if isinstance(member, MultiExit) and member.staged]
+
+
+def average_logits(members: Sequence[Any]) -> Tensor:
+    """The logarithm of the mean of the members' softmaxes at each exit, `(exits, batch, classes)`: serves as logits.
+
+    What `AveragedEnsemble` gives, from logits that were saved.
+
+    Args:
+        members: The logits of each member, `(exits, batch, classes)`, for the same inputs in the same order.
+
+    Example:
+        >>> average_logits([torch.zeros(3, 5, 2), torch.ones(3, 5, 2)])[0, 0].exp()
+        tensor([0.5000, 0.5000])
+    """
+    checked = [check_logits(logits, name=f"logits of member {number}") for number, logits in enumerate(members)]
+    shapes = [tuple(logits.shape) for logits in checked]
+    if not shapes or any(shape != shapes[0] for shape in shapes):
+        raise ShapeError(
+            f"the members' logits have the shapes {', '.join(map(str, shapes))}" if shapes else "there are no members",
+            expected="at least one member, and the same exits, inputs and classes for all",
+            fix="save the logits of all members for the same inputs",
+        )
+    return _log_mean(checked)
 
 
 def _checked(members: Sequence[nn.Module]) -> Sequence[nn.Module]:

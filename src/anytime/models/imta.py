@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from anytime.errors import OptionError
 from anytime.models import msdnet
-from anytime.models.base import MultiExit
+from anytime.models.base import Carry, MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
 
 
@@ -112,15 +112,26 @@ class IMTA(MultiExit):
         network.backbone.load_state_dict(trained.state_dict())
         return network.to(next(trained.parameters()).device).train(trained.training)
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of each exit, `(batch, classes)`, for images `(batch, 3, image_size, image_size)`."""
-        yield from self._collaborate(self._features(x))
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage: images go into the first, the maps of the MSDNet and the logits of the exit before into the others."""
+        self._check_carry(exit, carry)
+        below, previous = (carry[:-1], carry[-1]) if exit else (carry, None)
+        maps = self.backbone.maps(exit, below)
+        logits = self._answer(exit, self._feature(exit, maps), previous)
+        return (*maps, logits) if exit + 1 < self.num_exits else (), logits
+
+    def carry_size(self, exit: int) -> int:
+        """The maps of the MSDNet, and the logits of the exit before."""
+        return self.backbone.carry_size(exit) + (exit > 0)
 
     def with_teacher(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The logits of all exits, `(exits, batch, classes)`, and those of the MSDNet's own last exit, without gradient."""
-        features = list(self._features(x))
+        features = [self._feature(exit, maps) for exit, maps in enumerate(self.backbone.stages(x))]
         teacher: Tensor = _linear(self.backbone.classifier[-1])(features[-1])
-        return torch.stack(tuple(self._collaborate(features))), teacher.detach()
+        answers: list[Tensor] = []
+        for exit, feature in enumerate(features):
+            answers.append(self._answer(exit, feature, answers[-1] if answers else None))
+        return torch.stack(answers), teacher.detach()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
@@ -128,18 +139,16 @@ class IMTA(MultiExit):
             self.backbone.eval()
         return self
 
-    def _features(self, x: Tensor) -> Iterator[Tensor]:
-        """What each classifier of the MSDNet makes of its map before its linear layer, `(batch, width)`."""
-        for maps, classifier in zip(self.backbone.stages(x), self.backbone.classifier, strict=True):
-            yield classifier.get_submodule("m")(maps[-1]).flatten(1)
+    def _feature(self, exit: int, maps: list[Tensor]) -> Tensor:
+        """What the classifier of the MSDNet makes of its map before its linear layer, `(batch, width)`."""
+        pooled: Tensor = self.backbone.classifier[exit].get_submodule("m")(maps[-1])
+        return pooled.flatten(1)
 
-    def _collaborate(self, features: Iterator[Tensor] | list[Tensor]) -> Iterator[Tensor]:
-        logits: Tensor | None = None
-        for exit, (feature, head) in enumerate(zip(features, self.heads, strict=True)):
-            if logits is not None:
-                feature = torch.cat((feature, self.links[exit - 1](logits)), dim=1)
-            logits = head(feature)
-            yield logits
+    def _answer(self, exit: int, feature: Tensor, previous: Tensor | None) -> Tensor:
+        if previous is not None:
+            feature = torch.cat((feature, self.links[exit - 1](previous)), dim=1)
+        logits: Tensor = self.heads[exit](feature)
+        return logits
 
 
 def _linear(classifier: nn.Module) -> nn.Linear:

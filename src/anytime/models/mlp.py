@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anytime.errors import OptionError, ShapeError
-from anytime.models.base import MultiExit
+from anytime.models.base import Carry, MultiExit
 
 _LARGEST = 1 << 16
 
@@ -57,17 +57,18 @@ class MLP(MultiExit):
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, config.width), nn.ReLU()) for width in widths)
         self.heads = nn.ModuleList(nn.Linear(config.width, config.classes) for _ in widths)
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield what each exit gives, `(batch, classes)`, for vectors `(batch, inputs)`."""
-        if x.ndim != 2 or x.shape[1] != self.config.inputs:
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage: vectors `(batch, inputs)` go into the first, `(batch, width)` into the others."""
+        self._check_carry(exit, carry)
+        (x,) = carry
+        if exit == 0 and (x.ndim != 2 or x.shape[1] != self.config.inputs):
             raise ShapeError(
                 f"inputs have shape {tuple(x.shape)}",
                 expected=f"(batch, {self.config.inputs})",
                 fix="flatten each input to a vector",
             )
-        for layer, head in zip(self.layers, self.heads, strict=True):
-            x = layer(x)
-            yield head(x)
+        x = self.layers[exit](x)
+        return (x,) if exit + 1 < self.num_exits else (), self.heads[exit](x)
 
 
 class IntervalMLP(MLP):
@@ -87,12 +88,12 @@ class IntervalMLP(MLP):
     def __init__(self, *, inputs: int = 1, width: int = 64, exits: int = 5) -> None:
         super().__init__(MLPConfig(classes=2, inputs=inputs, width=width, exits=exits))
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the lower and the upper end of each exit, `(batch, 2)`."""
-        for raw in super().exits(x):
-            middle, spread = raw.unbind(-1)
-            half = F.softplus(spread)
-            yield torch.stack((middle - half, middle + half), dim=-1)
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage; in place of logits it gives the lower and the upper end, `(batch, 2)`."""
+        carry, raw = super().stage(exit, carry)
+        middle, spread = raw.unbind(-1)
+        half = F.softplus(spread)
+        return carry, torch.stack((middle - half, middle + half), dim=-1)
 
     def intervals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The lower and the upper ends of all exits, `(exits, batch)` each."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
-from anytime.models.base import MultiExit
+from anytime.models.base import Carry, MultiExit
 
 _HEAD_WIDTH = 128
 # Far beyond any network, near enough that a file made up to exhaust memory is refused.
@@ -299,40 +299,53 @@ class MSDNet(MultiExit):
         self.config = config
         self.num_exits = config.exits
         stages: list[list[nn.Module]] = [[] for _ in range(config.exits)]
-        widths = [0] * config.exits
+        widths, scales = [0] * config.exits, [0] * config.exits
         stages[0].append(_First(config))
         for plan in config.layers():
             stages[plan.stage].append(_Layer(config, plan))
             widths[plan.stage] = plan.width + config.growth
+            scales[plan.stage] = plan.scales_out
             if plan.reduced_width is not None:
                 stages[plan.stage].append(_Transition(config, plan, plan.reduced_width))
                 widths[plan.stage] = plan.reduced_width
         coarsest = config.growth_factors[-1]
         self.blocks = nn.ModuleList(nn.Sequential(*stage) for stage in stages)
         self.classifier = nn.ModuleList(_Classifier(config, width * coarsest) for width in widths)
+        self._scales_into = (1, *scales[:-1])
         if config.init == "he":
             self.apply(_he_init)
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of each exit, `(batch, classes)`, for images `(batch, 3, image_size, image_size)`."""
-        for maps, classifier in zip(self.stages(x), self.classifier, strict=True):
-            yield classifier(maps[-1])
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        """Run a stage: images `(batch, 3, image_size, image_size)` go into the first, one map a scale into the others."""
+        maps = self.maps(exit, carry)
+        logits: Tensor = self.classifier[exit](maps[-1])
+        return tuple(maps) if exit + 1 < self.num_exits else (), logits
+
+    def carry_size(self, exit: int) -> int:
+        """One map a scale; the image before the first stage."""
+        return self._scales_into[exit]
+
+    def maps(self, exit: int, carry: Carry) -> list[Tensor]:
+        """The maps after a stage, from fine to coarse, of which its exit reads the last; the exit itself is not run."""
+        self._check_carry(exit, carry)
+        size = self.config.image_size
+        if exit == 0 and carry[0].shape[1:] != (3, size, size):
+            raise ShapeError(
+                f"images have shape {tuple(carry[0].shape)}",
+                expected=f"(batch, 3, {size}, {size})",
+                fix="channels come before height and width; other sizes need another image_size in the config",
+            )
+        maps: list[Tensor] = self.blocks[exit](list(carry))
+        return maps
 
     def stages(self, x: Tensor) -> Iterator[list[Tensor]]:
         """Yield the maps after each stage, from fine to coarse; its exit reads the last of them.
 
         The next stage goes on from the list that was yielded: who changes an entry changes what that stage reads.
         """
-        size = self.config.image_size
-        if x.shape[1:] != (3, size, size):
-            raise ShapeError(
-                f"images have shape {tuple(x.shape)}",
-                expected=f"(batch, 3, {size}, {size})",
-                fix="channels come before height and width; other sizes need another image_size in the config",
-            )
         maps = [x]
-        for block in self.blocks:
-            maps = block(maps)
+        for exit in range(self.num_exits):
+            maps = self.maps(exit, tuple(maps))
             yield maps
 
 

@@ -85,14 +85,15 @@ class _Block(nn.Module):
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
+        self.sum = nn.Identity()  # a place for heads that read the sum before its ReLU, as ZTW's do
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm2(self.conv2(self.relu1(self.norm1(self.conv1(x)))))
         if self.new:
             x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new - self.new // 2))
-        sum_: Tensor = self.relu2(out + x)
-        return sum_
+        result: Tensor = self.relu2(self.sum(out + x))
+        return result
 
 
 class CifarResNet(nn.Module):
@@ -147,7 +148,7 @@ class ResNet(AttachedExits):
 
 
 _SDN = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9)
-_EVERY_BLOCK = tuple(f"blocks.{number}" for number in range(26))
+_EVERY_BLOCK = tuple(f"blocks.{number}.sum" for number in range(26))
 
 PRESETS: Mapping[str, ResNetConfig] = MappingProxyType(
     {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.errors import CheckError, OptionError, ShapeError
-from anytime.models.base import ExitModel, MultiExit
+from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 
 Calls = list[list[str]]
 """Names of the submodules that ran, one list an exit."""
@@ -28,7 +28,9 @@ def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None 
     The laws: it yields as many logits as it has exits, all finite and of one shape `(batch, classes)`; nothing runs before
     it is asked for, and nothing runs on after the last question; in eval mode it gives the same answer twice, the same
     to a row alone as in a batch, and the same when two inputs are worked on in turns; `forward` is the exits stacked;
-    gradients reach every trainable parameter; the input and the training mode stay as they were.
+    gradients reach every trainable parameter; the input and the training mode stay as they were. Where it can be run stage
+    by stage (`anytime.models.is_staged`), the stages give what the exits give, in eval mode; what goes from one to the next
+    is tensors with the batch first, is not changed, is nothing after the last, and may be cut down to some of its rows.
 
     Laziness is seen by which submodules run when. Where a top-level `ModuleList` has one member an exit, its member m is
     taken to belong to stage m.
@@ -55,6 +57,8 @@ def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None 
             _check_early_stop(model, example_input)
             if isinstance(model, MultiExit):
                 _check_forward(model, example_input, logits, tolerance)
+            if is_staged(model):
+                _check_stages(model, example_input, logits, tolerance)
         if isinstance(model, nn.Module):
             _check_lazy(model, example_input)
             _check_gradients(model, example_input)
@@ -171,6 +175,72 @@ def _check_forward(model: MultiExit, x: Tensor, logits: Tensor, tolerance: float
             fix="leave forward to MultiExit",
         )
     _check_close(together, logits, tolerance, came="forward(x) differs from the exits", fix="leave forward to MultiExit")
+
+
+def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+    """Run every stage on the whole batch and on its last row alone, from what the stage before left of the whole batch."""
+    carry: Carry = (x,)
+    for exit in range(model.num_exits):
+        before = tuple(tensor.clone() for tensor in carry)
+        left, now = model.stage(exit, carry)
+        changed = [at for at, (old, new) in enumerate(zip(before, carry, strict=True)) if not _is_same(old, new)]
+        if changed:
+            raise CheckError(
+                f"stage {exit} changed tensor {changed[0]} of what it was given",
+                expected="a carry that is the same afterwards, so that a stage can be run again",
+                fix="look for in-place operations (x += …, relu_, nn.ReLU(inplace=True)) on a carried tensor itself",
+            )
+        if not _is_near(now, logits[exit], tolerance):
+            raise CheckError(
+                f"stage {exit} gave other logits than exits(x)",
+                expected="the same, stage by stage",
+                fix="leave exits(x) to MultiExit",
+            )
+        _check_left(model, exit, left, x.shape[0])
+        left_alone, alone = model.stage(exit, tuple(tensor[-1:] for tensor in before))
+        pairs = zip((alone, *left_alone), (now, *left), strict=False)
+        if len(left) != len(left_alone) or not all(_is_near(row, rows[-1:], tolerance) for row, rows in pairs):
+            raise CheckError(
+                f"stage {exit} gave something else for one row of what it was given than for all rows",
+                expected="that rows which are done can be dropped before any stage",
+                fix="carry all that a row needs, with the batch first, and let no layer mix rows in eval mode",
+            )
+        carry = left
+
+
+def _check_left(model: StagedModel, exit: int, left: Carry, rows: int) -> None:
+    """What a stage leaves: tensors with the batch first, as many as the next one is given; nothing after the last."""
+    if not isinstance(left, tuple) or not all(isinstance(tensor, Tensor) for tensor in left):
+        kinds = ", ".join(type(part).__name__ for part in left) if isinstance(left, tuple) else type(left).__name__
+        raise CheckError(f"stage {exit} left {kinds}", expected="a tuple of tensors", fix="work sizes and the like out anew")
+    for at, tensor in enumerate(left):
+        if tensor.ndim == 0 or tensor.shape[0] != rows:
+            raise CheckError(
+                f"stage {exit} left a tensor {at} of shape {tuple(tensor.shape)} for {rows} inputs",
+                expected="the batch as the first dimension of all that is carried",
+                fix="move the batch to the front; what is the same for all inputs belongs into a buffer",
+            )
+    if exit + 1 == model.num_exits:
+        if left:
+            raise CheckError(f"the last stage left {len(left)} tensors", expected="none, ()", fix="return () and the logits")
+    elif isinstance(model, MultiExit) and len(left) != model.carry_size(exit + 1):
+        raise CheckError(
+            f"stage {exit} left {len(left)} tensors, and carry_size({exit + 1}) is {model.carry_size(exit + 1)}",
+            expected="the same number",
+            fix="let carry_size(exit) say how many tensors stage `exit` is given",
+        )
+
+
+def _is_near(came_out: Tensor, expected: Tensor, tolerance: float) -> bool:
+    if came_out.shape != expected.shape or came_out.dtype != expected.dtype:
+        return False
+    one, other = came_out.double(), expected.double()
+    largest = float(other.abs().nan_to_num(posinf=0).max()) if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, largest), equal_nan=True)
+
+
+def _is_same(old: Tensor, new: Tensor) -> bool:
+    return bool(((old == new) | (old != old)).all())  # NaN stays NaN
 
 
 def _check_lazy(model: nn.Module, x: Tensor) -> None:

@@ -29,10 +29,11 @@ from anytime.artifacts import tensors_to_bytes, write_bytes
 from anytime.data import ImageData, Split, hold_out, load_cifar
 from anytime.errors import AnytimeError
 from anytime.models.base import MultiExit
-from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, TrainConfig
+from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, OptimizerName, Schedule, TrainConfig
 from anytime.train.log import EpochLog
 from anytime.train.logits import Evaluation, exit_accuracy
 from anytime.train.loop import Habits, Outcome, fit
+from anytime.train.plan import learnt_rule
 from anytime.train.start import start_network
 
 _RATE_PER_IMAGE = 0.1 / 64
@@ -103,7 +104,7 @@ def _train_one(
     if not outcome.finished:
         print(f"stopped at step {outcome.step} of {outcome.steps}: {outcome.stopped}; go on with --resume", flush=True)
         return False
-    _finish(folder, model, {"val": val, "test": test}, outcome, {"seed": seed, "epochs": config.epochs}, machine)
+    _finish(folder, model, {"val": val, "test": test}, outcome, config, machine)
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
     return True
 
@@ -113,18 +114,20 @@ def _finish(
     model: MultiExit,
     sets: dict[str, ImageData],
     outcome: Outcome,
-    about: dict[str, Any],
+    config: TrainConfig,
     machine: Machine,
 ) -> None:
     """Write logits, weights and the summary."""
+    rule = learnt_rule(config)
     summary: dict[str, Any] = {
-        **about,
+        "seed": config.seed,
+        "epochs": config.epochs,
         "seconds": round(outcome.seconds, 1),
         "images_per_second": round(outcome.images_per_second),
     }
     for name, data in sets.items():
         logits = Evaluation(model, data, graph=machine.graph).logits()
-        summary[f"{name}_accuracy"] = [round(share, 5) for share in exit_accuracy(logits, data.labels)]
+        summary[f"{name}_accuracy"] = [round(share, 5) for share in exit_accuracy(logits, data.labels, rule)]
         stored = io.BytesIO()
         np.savez(stored, logits=logits.numpy().astype(np.float16), labels=data.labels.numpy(), indices=data.rows.numpy())
         _write(folder / f"{name}.npz", stored.getvalue())
@@ -140,7 +143,9 @@ def _config(options: argparse.Namespace, seed: int) -> TrainConfig:
         lr=_RATE_PER_IMAGE * options.batch if options.lr is None else options.lr,
         nesterov=options.nesterov,
         weight_decay=options.weight_decay,
+        optimizer=options.optimizer,
         schedule=options.schedule,
+        milestones=tuple(options.milestones),
         warmup=min(options.warmup, options.epochs),
         objective=options.objective,
         frozen=tuple(options.frozen),
@@ -209,7 +214,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--lr", type=float, help="highest learning rate; .1 for each 64 images of a batch by default")
     add("--nesterov", action=argparse.BooleanOptionalAction, default=True)
     add("--weight-decay", type=float, default=1e-4)
-    add("--schedule", choices=("step", "cosine"), default="cosine")
+    add("--optimizer", choices=get_args(OptimizerName), default="sgd")
+    add("--schedule", choices=get_args(Schedule), default="cosine")
+    add("--milestones", type=float, nargs="+", default=TrainConfig.milestones, metavar="SHARE", help="of the epochs, with step")
     add("--warmup", type=float, default=5.0, help="epochs")
     add("--objective", choices=get_args(Objective), default="joint")
     add("--frozen", nargs="+", default=[], metavar="NAME", help="modules that keep their weights, such as blocks")

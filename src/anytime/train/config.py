@@ -82,7 +82,8 @@ class TrainConfig:
         momentum: Of stochastic gradient descent.
         nesterov: Whether to look ahead by Nesterov's rule.
         weight_decay: L2, on all parameters.
-        schedule: `step` divides the rate by 10 at a half and at three quarters, `cosine` goes down to 0.
+        schedule: `step` divides the rate by 10 at each of the `milestones`, `cosine` goes down to 0.
+        milestones: Shares of the epochs.
         warmup: Epochs over which the rate first climbs.
         objective: `joint` is the sum of the exits' cross-entropies (Eq. 1), `product` the likelihood of Product Anytime,
             `joint-then-product` the paper's finetuning: the first, and for the last part of the epochs the second. `sdn` is
@@ -106,6 +107,7 @@ class TrainConfig:
     nesterov: bool = False
     weight_decay: float = 1e-4
     schedule: Schedule = "step"
+    milestones: tuple[float, ...] = (0.5, 0.75)
     warmup: float = 0.0
     objective: Objective = "joint"
     product_from: float = 2 / 3
@@ -135,6 +137,9 @@ class TrainConfig:
             for weight in weights:
                 _number("exit_weights", weight, 0, math.inf)
             object.__setattr__(self, "exit_weights", tuple(float(weight) for weight in weights))
+        for share in self.milestones:
+            _number("milestones", share, 0, 1)
+        object.__setattr__(self, "milestones", tuple(float(share) for share in self.milestones))
         if isinstance(self.frozen, str) or not all(isinstance(name, str) for name in self.frozen):
             raise OptionError(f"frozen is {self.frozen!r}", expected="a tuple of names of modules", fix="('blocks',)")
         object.__setattr__(self, "frozen", tuple(self.frozen))
@@ -152,7 +157,7 @@ class TrainConfig:
         """Read back what `to_json` gave; unknown names are refused."""
         _known(cls, values)
         read = dict(values)
-        for name in ("exit_weights", "frozen"):
+        for name in ("exit_weights", "frozen", "milestones"):
             if isinstance(read.get(name), list):
                 read[name] = tuple(read[name])
         for name, kind in (("distillation", Distillation), ("l2w", L2W)):

@@ -9,7 +9,7 @@ the true step is taken with the new weights, and the halves change places.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from anytime.data.base import ImageData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import L2W, Centring, Machine, TrainConfig
+from anytime.train.graph import Replayed
 from anytime.train.objectives import Objective, at_least_float32
 from anytime.train.optimizers import SGD
 from anytime.train.step import TrainStep
@@ -99,7 +100,7 @@ def meta_loss(
     velocity: Mapping[str, Tensor],
     halves: tuple[Half, Half],
     *,
-    lr: float,
+    lr: float | Tensor,
     config: TrainConfig,
 ) -> Tensor:
     """The loss on the second half after a weighted step on the first, as a function of the weight network.
@@ -143,8 +144,15 @@ class TwoOptimizers(SGD):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.weigher = WeightNetwork(exits).to(weights.master.device)
-        settings = config.l2w
-        self.adam = torch.optim.Adam(self.weigher.parameters(), lr=settings.meta_lr, weight_decay=settings.meta_weight_decay)
+        self.meta_lr = torch.tensor(config.l2w.meta_lr, device=weights.master.device)
+        # On a GPU its count of steps and its rate lie there too, so that a captured step can move them.
+        self._steps_at = weights.master.device if weights.master.is_cuda else torch.device("cpu")
+        self.adam = torch.optim.Adam(
+            self.weigher.parameters(),
+            lr=self.meta_lr,
+            weight_decay=config.l2w.meta_weight_decay,
+            capturable=weights.master.is_cuda,
+        )
 
     def meta_step(self, loss: Tensor) -> None:
         """Move the weight network down `loss`, at a rate that falls as the network's own does."""
@@ -168,9 +176,8 @@ class TwoOptimizers(SGD):
             own = _PREFIX + name
             parameter.copy_(state[own])
             moments = {key.removeprefix(f"{own}."): value for key, value in state.items() if key.startswith(f"{own}.")}
-            # Adam keeps its count of steps on the host.
             self.adam.state[parameter] = {
-                moment: value.to("cpu" if moment == "step" else parameter.device, copy=True)
+                moment: value.to(self._steps_at if moment == "step" else parameter.device, copy=True)
                 for moment, value in moments.items()
             }
 
@@ -178,8 +185,7 @@ class TwoOptimizers(SGD):
 class WeighedStep(TrainStep):
     """A training step of L2W: two steps of the optimiser a batch, each on a half, with one of the weight network before.
 
-    The look-ahead differentiates through a gradient and takes groups of samples apart, so no CUDA graph can be made of it,
-    nor can fused norms be used.
+    The look-ahead differentiates through a gradient, which fused norms and parts on streams of their own cannot.
     """
 
     optimizer: TwoOptimizers
@@ -188,12 +194,19 @@ class WeighedStep(TrainStep):
         _check(config, machine)
         super().__init__(model, data, objective, config, machine)
         self.optimizer = TwoOptimizers(self.weights, config, exits=model.num_exits)
-        self._lr, self._meta = 0.0, True
+        self._meta = True
+
+    def minimise(self, objective: Objective) -> None:
+        """Minimise this from the next step on; steps with and without one of the weight network are captured apart."""
+        super().minimise(objective)
+        self._runs: dict[bool, Callable[[], None]] = {True: self._run}
+        self._runs[False] = Replayed(self.run) if self.machine.graph else self.run
 
     def __call__(self, index: int, lr: float) -> None:
         settings = self.config.l2w
-        self._lr, self._meta = lr, index % settings.meta_every == 0
-        self.optimizer.adam.param_groups[0]["lr"] = settings.meta_lr * lr / self.config.lr
+        self._meta = index % settings.meta_every == 0
+        self._run = self._runs[self._meta]
+        self.optimizer.meta_lr.fill_(settings.meta_lr * lr / self.config.lr)
         super().__call__(index, lr)
 
     def run(self) -> None:
@@ -207,7 +220,7 @@ class WeighedStep(TrainStep):
     def _judged(self, halves: tuple[Half, Half]) -> Tensor:
         both, weights = self.optimizer, self.weights
         velocity = weights.named(both.velocity)
-        return meta_loss(self.network, both.weigher, weights.named(), velocity, halves, lr=self._lr, config=self.config)
+        return meta_loss(self.network, both.weigher, weights.named(), velocity, halves, lr=both.lr, config=self.config)
 
     def _weighted(self, half: Half) -> Tensor:
         losses = cross_entropies(torch.stack(tuple(self.network.exits(half.images))), half.labels)
@@ -231,11 +244,11 @@ def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
 
 
 def _check(config: TrainConfig, machine: Machine) -> None:
-    if machine.graph or machine.compile or machine.fused or machine.streams:
+    if machine.compile or machine.fused or machine.streams:
         raise OptionError(
-            "l2w came with a CUDA graph, compilation, fused norms or streams",
-            expected="a plain step: its look-ahead differentiates through a gradient and takes groups of samples apart",
-            fix="leave graph, compile, fused and streams off (--no-graph)",
+            "l2w came with compilation, fused norms or streams",
+            expected="none of them: its look-ahead differentiates through a gradient, which they cannot",
+            fix="leave compile, fused and streams off",
         )
     if config.nesterov or config.batch % 2 or config.optimizer != "sgd":
         raise OptionError(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from anytime.combine import Rule
 from anytime.data.augment import normalise
 from anytime.data.base import ImageData
 from anytime.models.base import MultiExit
@@ -48,9 +50,9 @@ class Evaluation:
                 pieces.append(self._out[:, : count - start].to("cpu", copy=True))
         return torch.cat(pieces, 1)
 
-    def accuracy(self) -> tuple[float, ...]:
-        """The share of images each exit is right on."""
-        return exit_accuracy(self.logits(), self.data.labels.cpu())
+    def accuracy(self, rule: Rule[Any] | None = None) -> tuple[float, ...]:
+        """The share of images that a rule, `Latest` by default, is right on at each exit."""
+        return exit_accuracy(self.logits(), self.data.labels.cpu(), rule)
 
     def _forward(self) -> None:
         images = normalise(self.data.images[self._rows], self._mean, self._std)
@@ -58,13 +60,14 @@ class Evaluation:
             self._out[exit] = logits
 
 
-def exit_accuracy(logits: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """The share of rows each exit is right on.
+def exit_accuracy(logits: Tensor, labels: Tensor, rule: Rule[Any] | None = None) -> tuple[float, ...]:
+    """The share of rows that a rule, `Latest` by default, is right on at each exit.
 
     >>> exit_accuracy(torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([0, 1]))
     (0.5, 1.0)
     """
-    return tuple((logits.argmax(-1) == labels).double().mean(-1).tolist())
+    answers = logits.argmax(-1) if rule is None else rule.combine(logits).labels
+    return tuple((answers == labels).double().mean(-1).tolist())
 
 
 @contextmanager

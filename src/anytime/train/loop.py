@@ -19,7 +19,7 @@ from anytime.train.config import Machine, TrainConfig
 from anytime.train.l2w import WeighedStep
 from anytime.train.log import CsvLog, EpochLog, Progress
 from anytime.train.logits import Evaluation
-from anytime.train.plan import Phase, phases
+from anytime.train.plan import Phase, learnt_rule, phases
 from anytime.train.schedule import learning_rate
 from anytime.train.step import TrainStep
 from anytime.train.stopping import Stopping
@@ -185,7 +185,7 @@ class _Run:
         if self.evaluation is None or (epoch % self.habits.evaluate_every and step < self.steps):
             return None
         self.training.publish(step)
-        return self.evaluation.accuracy()
+        return self.evaluation.accuracy(learnt_rule(self.config))
 
     def _save(self, place: Place) -> None:
         self.training.publish(place.step)

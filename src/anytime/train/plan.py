@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from anytime.combine import Product, Rule, Softplus
 from anytime.errors import OptionError
 from anytime.train.config import TrainConfig
 from anytime.train.imta import equilibrium, one_for_all
@@ -25,6 +26,11 @@ def phases(config: TrainConfig, *, exits: int, steps_per_epoch: int) -> tuple[Ph
     change = round(config.product_from * config.epochs) * steps_per_epoch
     names = {"joint-then-product": ("joint", "product")}.get(config.objective, (config.objective,))
     return tuple(Phase(start, name, _objective(name, config)) for start, name in zip((0, change), names, strict=False))
+
+
+def learnt_rule(config: TrainConfig) -> Rule[Any] | None:
+    """The rule by which a network trained so is to be judged: the product where it learns one, else each exit by itself."""
+    return Product(Softplus(), weights="ones") if config.objective in ("product", "joint-then-product") else None
 
 
 def _objective(name: str, config: TrainConfig) -> Objective:

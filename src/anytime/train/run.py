@@ -31,7 +31,7 @@ from anytime.train.log import EpochLog
 from anytime.train.logits import exit_accuracy
 from anytime.train.loop import Habits, Outcome, fit, run_loop
 from anytime.train.parallel import StreamedTeamStep, TeamStep, launch, leads
-from anytime.train.plan import phases
+from anytime.train.plan import learnt_rule, phases
 from anytime.train.sets import Images, Sets, measure, open_sets
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
 from anytime.train.start import start_network
@@ -169,7 +169,7 @@ def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, f
     parts: dict[str, Images | None] = {"val": sets.val, "test": sets.test}
     for name, data in parts.items():
         if data is not None:
-            summary[f"{name}_accuracy"] = _write_logits(folder / f"{name}.npz", model, data, graph=config.machine.graph)
+            summary[f"{name}_accuracy"] = _write_logits(folder / f"{name}.npz", model, data, config)
     if config.expected is not None:
         missed = config.expected.missed(summary["test_accuracy"])
         summary["expected_accuracy"] = list(config.expected.accuracy)
@@ -180,14 +180,14 @@ def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, f
     return summary
 
 
-def _write_logits(path: Path, model: MultiExit, data: Images, *, graph: bool) -> list[float]:
-    """Write what `anytime evaluate` reads; gives the accuracy of each exit."""
-    logits = measure(model, data, graph=graph).logits().half()
+def _write_logits(path: Path, model: MultiExit, data: Images, config: RunConfig) -> list[float]:
+    """Write what `anytime evaluate` reads; gives the accuracy at each exit."""
+    logits = measure(model, data, graph=config.machine.graph).logits().half()
     labels = data.labels.cpu()
     stored = io.BytesIO()
     np.savez(stored, logits=logits.numpy(), labels=labels.numpy(), indices=data.rows.cpu().numpy())
     write_bytes(path, stored.getvalue())
-    return [round(share, 5) for share in exit_accuracy(logits.float(), labels)]
+    return [round(share, 5) for share in exit_accuracy(logits.float(), labels, learnt_rule(config.recipe))]
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

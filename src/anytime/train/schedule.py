@@ -21,6 +21,6 @@ def learning_rate(step: int, *, steps_per_epoch: int, config: TrainConfig) -> fl
     if step < warmup:
         return config.lr * (step + 1) / (warmup + 1)
     if config.schedule == "step":
-        return config.lr * 0.1 ** ((2 * epoch >= config.epochs) + (4 * epoch >= 3 * config.epochs))
+        return config.lr * 0.1 ** sum(epoch >= share * config.epochs for share in config.milestones)
     rest = config.epochs * steps_per_epoch - warmup
     return 0.5 * config.lr * (1 + math.cos(math.pi * (step - warmup) / rest))

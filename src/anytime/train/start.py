@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anytime.artifacts import read_bundle, tensors_from_bytes
 from anytime.errors import MissingFileError, OptionError
-from anytime.models import IMTA, MSDNet, MultiExit, create, load_weights
+from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
 from anytime.train.config import TrainConfig
 
 _WEIGHTS = "model.safetensors"
@@ -26,13 +26,14 @@ def start_network(
         name: Of the network; for `one-for-all`, of the MSDNet that was trained with `equilibrium`.
         recipe: Its seed decides the start, its objective whether this is IMTA's second stage.
         classes: How many classes there are.
-        init: Weights to begin from: a safetensors file, a folder that `anytime.models.save` made, or one of a run.
+        init: Weights to begin from: a safetensors file, a folder that `anytime.models.save` made, or one of a run. A network
+            with attached exits also takes those of its backbone alone; its heads then are new.
         options: Fields of the network's config to change.
     """
     torch.manual_seed(recipe.seed)
     model = create(name, classes=classes, **(options or {}))
     if init is not None:
-        load_weights(model, _weights(Path(init)))
+        _take(model, _weights(Path(init)))
     if recipe.objective != "one-for-all":
         return model
     if init is None or not isinstance(model, MSDNet):
@@ -42,6 +43,13 @@ def start_network(
             fix="give the run of the first stage: --init FOLDER",
         )
     return IMTA.on(model, hold_statistics=recipe.hold_statistics)
+
+
+def _take(model: MultiExit, weights: Mapping[str, Tensor]) -> None:
+    if isinstance(model, AttachedExits) and not any(name.startswith("heads.") for name in weights):
+        load_weights(model.backbone, {name.removeprefix("backbone."): tensor for name, tensor in weights.items()})
+    else:
+        load_weights(model, weights)
 
 
 def _weights(path: Path) -> dict[str, Tensor]:

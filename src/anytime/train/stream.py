@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytime.combine import Rule
 from anytime.data.augment import Draws, normalise
 from anytime.data.base import StreamedImages
 from anytime.errors import OptionError
@@ -78,6 +79,6 @@ class StreamedEvaluation(Evaluation):
             self.model.train(was_training)
         return torch.cat(pieces, 1)
 
-    def accuracy(self) -> tuple[float, ...]:
-        """The share of images each exit is right on."""
-        return exit_accuracy(self.logits(), self.stream.labels.cpu())
+    def accuracy(self, rule: Rule[Any] | None = None) -> tuple[float, ...]:
+        """The share of images that a rule, `Latest` by default, is right on at each exit."""
+        return exit_accuracy(self.logits(), self.stream.labels.cpu(), rule)

@@ -1,0 +1,91 @@
+"""Rules on the command line: named, or read from a file that tuning or fitting saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytime.errors import FormatError, OptionError
+
+if TYPE_CHECKING:
+    from anytime.calibrate import TunedRule
+    from anytime.combine import Rule
+    from anytime.evaluation import LogitsFile
+
+_BLOCK_ROWS = 4096
+
+
+def rules_from(text: str, source: LogitsFile) -> dict[str, Rule[Any] | TunedRule]:
+    """The rules in a list with commas; what ends in `.json` is a file. Each is under the text that names it.
+
+    Args:
+        text: Such as `latest,product(clipped(2), weights=ones),tuned/rule.json`.
+        source: The logits they are for: a tuned rule refuses another model's, and rows it was tuned on.
+    """
+    found: dict[str, Rule[Any] | TunedRule] = {}
+    for part in split(text):
+        if part in found:
+            raise OptionError(f"rule {part!r} is named twice", expected="each rule once", fix="leave one out")
+        found[part] = rule_from(part, source)
+    return found
+
+
+def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
+    """One rule, named or from a file; see `rules_from`."""
+    from anytime.calibrate import TunedRule
+    from anytime.checks import check_logits
+    from anytime.combine import rule
+
+    if not text.endswith(".json"):
+        return rule(text)
+    loaded = load_rule(Path(text))
+    if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
+        loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
+        for first in range(0, source.logits.shape[1], _BLOCK_ROWS):
+            rows = check_logits(source.logits[:1, first : first + _BLOCK_ROWS], first_row=first)
+            loaded.check_unseen(rows, purpose=f"this test (in {source.path.name}, from row {first})")
+    return loaded
+
+
+def load_rule(path: Path) -> Rule[Any] | TunedRule:
+    """What a fitted object's file has for a rule: the tuned rule itself, or the rule of another kind."""
+    from anytime import calibrate
+    from anytime.combine import Rule
+    from anytime.fitted import Fitted, read_document
+
+    document = read_document(path)
+    public = (getattr(calibrate, name) for name in calibrate.__all__)
+    kinds = {kind.kind: kind for kind in public if isinstance(kind, type) and issubclass(kind, Fitted)}
+    known = kinds.get(document["kind"])
+    if known is calibrate.TunedRule:
+        return calibrate.TunedRule.from_document(document, path=path)
+    found = None if known is None else getattr(known.from_document(document, path=path), "rule", None)
+    built = found if isinstance(found, Rule) or not callable(found) else found()
+    if not isinstance(built, Rule):
+        raise FormatError(
+            f"{path} holds a {document['kind']}, which is no rule",
+            expected="a rule that `anytime tune` chose, or another fitted rule",
+            fix="give the rule.json of its folder",
+            path=path,
+        )
+    return built
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list with commas, where a comma inside brackets or quotes belongs to its part.
+
+    >>> split("latest, product(clipped(2), weights=ones),tuned/rule.json")
+    ['latest', 'product(clipped(2), weights=ones)', 'tuned/rule.json']
+    """
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        depth += 0 if quote else (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,291 @@
+"""Intervals for regression that are nested over the exits (anytime-valid, after Jazbec et al.).
+
+Each exit l has features h_l and a Bayesian linear last layer on them, whose prior and noise are found by maximising the
+evidence. One draw w_l of its weights, shared by all inputs, gives the ratio R_t(y) = Π_{l≤t} N(y; h·μ_l, σ_l² + v_l) /
+N(y; h·w_l, σ_l²); the interval after t exits is where R_s(y) ≤ 1/α at every s ≤ t. Each of these sets is where a quadratic
+in y is not positive, so three numbers an input suffice.
+
+What is promised: given the target, and were w_l drawn from the posterior that has seen it too, the ratio at the target
+would be a martingale of mean 1 and, by Ville's inequality, the target would be in all intervals at once with probability
+1 - α. The draw that can be had is from the posterior without it. The two hardly differ where there are many more rows than
+features, and coverage is then far above 1 - α; it is not proved, nor does it hold where the linear model is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anytime.checks import as_tensor
+from anytime.conformal.nested import check_alpha
+from anytime.errors import DtypeError, InputError, OptionError, ShapeError, StateError
+from anytime.fitted import Fitted
+
+_ROUNDS = 1000
+_TOLERANCE = 1e-5
+_BEGIN = 1e-5
+_NOTHING = 1e-8
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """A Bayesian linear layer: posterior of the weights (the last is the intercept) and the noise.
+
+    Attributes:
+        mean: μ, `(features + 1,)`.
+        factor: F, `(features + 1, features + 1)`, of their covariance Σ = FF'.
+        noise: σ², of a target about its line.
+    """
+
+    mean: Tensor
+    factor: Tensor
+    noise: float
+
+    def spread(self, inputs: Tensor) -> Tensor:
+        """The variance hΣh' of each input's line, `(batch,)`, from features with a column of ones."""
+        return (inputs @ self.factor).square().sum(-1)
+
+    def draw(self, draws: int, seed: list[int]) -> Tensor:
+        """Weights from the posterior, `(draws, features + 1)`; more draws begin with the same ones."""
+        noise = np.random.default_rng(seed).standard_normal((draws, len(self.mean)))
+        return self.mean + torch.from_numpy(noise).to(self.factor) @ self.factor.T
+
+
+def fit_linear(features: Any, targets: Any) -> LinearLayer:
+    """A Bayesian linear layer whose prior precision a and noise precision b maximise the evidence.
+
+    From a = b = 1e-5: Σ = (aI + bX'X)⁻¹, μ = bΣX'y, γ = Σ_i e_i/(e_i + a) with e the eigenvalues of bX'X, then a = γ/|μ|²,
+    b = (n - γ)/|y - Xμ|², until both settle.
+
+    Args:
+        features: `(rows, width)`.
+        targets: `(rows,)`.
+    """
+    inputs, wanted = _with_one(_checked(features, 2, "features")), _checked(targets, 1, "targets")
+    rows = len(wanted)
+    if len(inputs) != rows or rows < 2:
+        raise ShapeError(
+            f"{len(inputs)} rows of features and {rows} targets", expected="as many of both, at least 2", fix="hold out more"
+        )
+    values, basis = torch.linalg.eigh(inputs.T @ inputs)
+    values = values.clamp(min=0)
+    turned = basis.T @ (inputs.T @ wanted)  # X'y along the eigenvectors, where Σ is diagonal
+    prior, precision = _BEGIN, _BEGIN
+    for _ in range(_ROUNDS):
+        mean = basis @ (precision * turned / (prior + precision * values))
+        known = float((precision * values / (precision * values + prior)).sum())
+        size, error = float(mean @ mean), float((wanted - inputs @ mean).square().sum())
+        if not (error > 0 and rows > known):
+            raise InputError(
+                f"{rows} targets that {inputs.shape[1] - 1} features explain without error",
+                expected="targets that vary about a line, and more rows than features",
+                fix="hold out more rows, or give fewer features",
+            )
+        if size == 0 or known < _NOTHING:  # the features say nothing, and the prior tightens without end
+            break
+        before, (prior, precision) = (prior, precision), (known / size, (rows - known) / error)
+        if math.isclose(prior, before[0], rel_tol=_TOLERANCE) and math.isclose(precision, before[1], rel_tol=_TOLERANCE):
+            break
+    spread = 1 / (prior + precision * values)
+    return LinearLayer(basis @ (precision * turned * spread), basis * spread.sqrt(), 1 / precision)
+
+
+@dataclass(frozen=True)
+class IntervalsState:
+    """Where some inputs stand after `seen` exits; tensors are `(draws, batch)`, in targets less `centre`, `(batch,)`.
+
+    Attributes:
+        seed: Of the draws.
+        draws: How many of them are intersected.
+        square, slope, constant: Of the quadratic that is at most 0 where R ≤ 1/α.
+        lower, upper, empty: The interval so far, `(batch,)`.
+    """
+
+    seed: int
+    draws: int
+    seen: int = 0
+    centre: Tensor | None = None
+    square: Tensor | None = None
+    slope: Tensor | None = None
+    constant: Tensor | None = None
+    lower: Tensor | None = None
+    upper: Tensor | None = None
+    empty: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class NestedInterval:
+    """The intervals at one exit, or at all of them with one more dimension in front.
+
+    Attributes:
+        lower, upper: The ends, `(..., batch)`; both are NaN where it is empty.
+        empty: True where no target is left: the exits contradict each other, often on unusual inputs.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    empty: Tensor
+
+    def holds(self, targets: Tensor) -> Tensor:
+        """Whether each interval holds its input's target."""
+        return (self.lower <= targets) & (targets <= self.upper)  # false for NaN
+
+
+@dataclass(frozen=True)
+class NestedIntervals(Fitted, kind="nested-intervals"):
+    """Nested intervals for regression, as `fit_nested_intervals` gives them.
+
+    Args:
+        alpha: Share of targets that may be missed, for one draw.
+        means, factors, noises: The linear layer of each exit.
+        rows: How many rows they were fitted on.
+    """
+
+    alpha: float
+    means: tuple[Tensor, ...]
+    factors: tuple[Tensor, ...]
+    noises: tuple[float, ...]
+    rows: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_alpha(self.alpha)
+        if not len(self.means) == len(self.factors) == len(self.noises) == self.exits:
+            raise OptionError(f"{len(self.means)} layers", expected=f"{self.exits}, one an exit", fix="fit them all")
+        for mean, factor, noise in zip(self.means, self.factors, self.noises, strict=True):
+            if mean.ndim != 1 or factor.shape != (len(mean), len(mean)) or not 0 < noise < math.inf:
+                raise OptionError("layers of odd shapes", expected="a mean, a factor and a noise each", fix="fit them anew")
+
+    def guarantee(self, draws: int = 1) -> float:
+        """The coverage that holds when so many draws are intersected, each of which may miss: 1 - draws · alpha."""
+        return max(0.0, 1 - draws * self.alpha)
+
+    def start(self, seed: int = 0, *, draws: int = 1) -> IntervalsState:
+        """The state before the first exit.
+
+        Args:
+            seed: Of the weights drawn.
+            draws: How many draws to intersect: narrower intervals, with `guarantee(draws)` in place of 1 - alpha.
+        """
+        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+            raise OptionError(f"draws is {draws!r}", expected="a whole number, at least 1", fix="1 is the default")
+        return IntervalsState(seed, draws)
+
+    def step(self, state: IntervalsState, features: Any) -> tuple[IntervalsState, NestedInterval]:
+        """Take the features of the next exit, `(batch, width)`; give the new state and the intervals so far."""
+        if state.seen >= self.exits:
+            raise StateError(
+                f"a step after the last of {self.exits} exits",
+                expected=f"at most {self.exits} steps",
+                fix="begin anew: start()",
+            )
+        layer = LinearLayer(self.means[state.seen], self.factors[state.seen], self.noises[state.seen])
+        inputs = _with_one(_checked(features, 2, "features"))
+        if inputs.shape[1] != len(layer.mean) or (state.centre is not None and len(inputs) != len(state.centre)):
+            raise ShapeError(
+                f"features of exit {state.seen} have shape {(inputs.shape[0], inputs.shape[1] - 1)}",
+                expected=f"{len(layer.mean) - 1} columns, and as many rows as at the exits before",
+                fix="step all exits of the same inputs with the features they were fitted on",
+            )
+        centre = inputs @ layer.mean if state.centre is None else state.centre
+        drawn = inputs @ layer.draw(state.draws, [state.seed, state.seen]).T
+        square, slope, constant = quadratic(layer, inputs, drawn.T, centre)
+        if state.square is None or state.slope is None or state.constant is None:
+            constant = constant + math.log(self.alpha)
+        else:
+            square, slope, constant = state.square + square, state.slope + slope, state.constant + constant
+        lower, upper = (ends + centre for ends in _roots(square, slope, constant))
+        lower, upper = lower.amax(0), upper.amin(0)
+        if state.lower is not None and state.upper is not None:
+            lower, upper = torch.maximum(lower, state.lower), torch.minimum(upper, state.upper)
+        empty = ~(lower <= upper) if state.empty is None else ~(lower <= upper) | state.empty
+        lower, upper = lower.masked_fill(empty, math.nan), upper.masked_fill(empty, math.nan)
+        after = IntervalsState(state.seed, state.draws, state.seen + 1, centre, square, slope, constant, lower, upper, empty)
+        return after, NestedInterval(lower, upper, empty)
+
+    def __call__(self, features: Sequence[Any], *, seed: int = 0, draws: int = 1) -> NestedInterval:
+        """The intervals at every exit, `(exits, batch)`, from the features of each, `(batch, width)`."""
+        if len(features) != self.exits:
+            raise ShapeError(f"features of {len(features)} exits", expected=f"of {self.exits}", fix="give one array an exit")
+        state, answers = self.start(seed, draws=draws), []
+        for now in features:
+            state, answer = self.step(state, now)
+            answers.append(answer)
+        return NestedInterval(*(torch.stack([getattr(a, name) for a in answers]) for name in ("lower", "upper", "empty")))
+
+
+def fit_nested_intervals(features: Sequence[Any], targets: Any, *, alpha: float = 0.05) -> NestedIntervals:
+    """Fit a Bayesian linear layer to each exit's features.
+
+    Args:
+        features: One `(rows, width)` an exit; widths may differ.
+        targets: `(rows,)`.
+        alpha: Share of targets that may be missed.
+
+    Example:
+        >>> rows = torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> fitted = fit_nested_intervals([rows[:, :1], rows], rows.sum(1) + 0.1 * rows[:, 0].sin())
+        >>> bool(fitted([rows[:5, :1], rows[:5]]).holds(rows[:5].sum(1)).all())
+        True
+    """
+    check_alpha(alpha)
+    if not len(features):
+        raise ShapeError("features of no exits", expected="one array an exit", fix="give a list")
+    layers = [fit_linear(now, targets) for now in features]
+    return NestedIntervals(
+        exits=len(layers),
+        classes=None,
+        alpha=alpha,
+        means=tuple(layer.mean for layer in layers),
+        factors=tuple(layer.factor for layer in layers),
+        noises=tuple(layer.noise for layer in layers),
+        rows=len(targets),
+    )
+
+
+def quadratic(layer: LinearLayer, inputs: Tensor, drawn: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One exit's ln R as A·y² + B·y + G, with y less `centre`, which keeps the digits of large targets.
+
+    Args:
+        layer: The exit's.
+        inputs: Features with a column of ones, `(batch, width + 1)`.
+        drawn: The predictions of the drawn weights, `(draws, batch)`.
+        centre: `(batch,)`.
+    """
+    wide = layer.noise + layer.spread(inputs)
+    expected, shown = inputs @ layer.mean - centre, drawn - centre
+    square = (0.5 / layer.noise - 0.5 / wide).expand_as(shown)
+    slope = expected / wide - shown / layer.noise
+    constant = shown.square() / (2 * layer.noise) - expected.square() / (2 * wide) + 0.5 * (math.log(layer.noise) - wide.log())
+    return square, slope, constant
+
+
+def _roots(square: Tensor, slope: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+    """Where A·y² + B·y + G ≤ 0: NaN if nowhere, the whole line if the quadratic is a constant that is not positive."""
+    inner = slope.square() - 4 * square * constant
+    half = inner.sqrt()  # NaN where there is no root
+    lower, upper = (-slope - half) / (2 * square), (-slope + half) / (2 * square)
+    flat = (square <= 0) & (constant <= 0)  # the weights are known to the last digit: nothing is ruled out
+    return lower.masked_fill(flat, -math.inf), upper.masked_fill(flat, math.inf)
+
+
+def _with_one(features: Tensor) -> Tensor:
+    return torch.cat((features, features.new_ones(len(features), 1)), 1)
+
+
+def _checked(values: Any, rank: int, name: str) -> Tensor:
+    given = as_tensor(values, name)
+    if given.ndim != rank:
+        shape = "(rows, width)" if rank == 2 else "(rows,)"
+        raise ShapeError(f"{name} have shape {tuple(given.shape)}", expected=shape, fix="give one array an exit")
+    if not given.is_floating_point():
+        raise DtypeError(f"{name} have element type {given.dtype}", expected="floating point numbers", fix="use .double()")
+    if not bool(torch.isfinite(given).all()):
+        raise InputError(f"{name} hold NaN or infinite values", expected="finite numbers", fix="look for overflow")
+    return given.double()

@@ -1,0 +1,128 @@
+"""What any sets over the exits can be asked: how large, how often right, and do they only shrink?
+
+Sets of classes are booleans, `(exits, batch, classes)`. A set that takes a class back after it had been ruled out cannot
+have meant both; nestedness, |∩_{l≤t} C_l| / |C_t|, is 1 where that never happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.checks import as_tensor, check_labels
+from anytime.combine import Prediction
+from anytime.errors import DtypeError, ShapeError
+from anytime.metrics.monotonicity import SIZE_RISES, reach, rise
+
+
+@dataclass(frozen=True)
+class SetFigures:
+    """Figures of some sets; lists have one number an exit.
+
+    Attributes:
+        size: Mean number of classes.
+        coverage: Share of labels in the set.
+        simultaneous_coverage: Share of labels in the sets of this and all earlier exits: that of the running intersection.
+        empty: Share of empty sets.
+        nestedness: Mean of |∩_{l≤t} C_l| / |C_t|, which is 1 for an empty C_t.
+        size_rise_percent: Inputs whose set grows by so many classes between an earlier and a later exit.
+    """
+
+    size: list[float]
+    coverage: list[float]
+    simultaneous_coverage: list[float]
+    empty: list[float]
+    nestedness: list[float]
+    size_rise_percent: dict[str, float]
+
+
+def measure_sets(members: Any, labels: Any) -> SetFigures:
+    """Figures of sets of any origin.
+
+    Args:
+        members: Booleans, `(exits, batch, classes)`.
+        labels: `(batch,)`.
+
+    Example:
+        >>> sets = torch.tensor([[[True, True, False]], [[True, False, True]]])
+        >>> measure_sets(sets, torch.tensor([0])).nestedness
+        [1.0, 0.5]
+    """
+    inside = _check_members(members)
+    _, batch, classes = inside.shape
+    if batch == 0:
+        raise ShapeError("sets of no inputs", expected="at least one input", fix="give some rows")
+    wanted = check_labels(labels, batch=batch, classes=classes, device=inside.device)
+    covered = inside[:, torch.arange(batch, device=inside.device), wanted]
+    size = inside.sum(-1)
+    rises = reach(rise(size), SIZE_RISES).tolist()
+    return SetFigures(
+        size=_means(size),
+        coverage=_means(covered),
+        simultaneous_coverage=_means(covered.cummin(0).values),
+        empty=_means(size == 0),
+        nestedness=_means(nestedness(inside)),
+        size_rise_percent={str(limit): 100 * count / batch for limit, count in zip(SIZE_RISES, rises, strict=True)},
+    )
+
+
+def running_intersection(members: Any) -> Tensor:
+    """The classes that this and all earlier sets hold: nested by construction, and smaller in coverage."""
+    return _check_members(members).cummin(0).values
+
+
+def nestedness(members: Any) -> Tensor:
+    """|∩_{l≤t} C_l| / |C_t| of each input, `(exits, batch)`."""
+    inside = _check_members(members)
+    size = inside.sum(-1)
+    return torch.where(size == 0, 1.0, inside.cummin(0).values.sum(-1) / size.clamp(min=1))
+
+
+def interval_nestedness(lower: Tensor, upper: Tensor, empty: Tensor) -> Tensor:
+    """The same for intervals, all of shape `(exits, batch)`: lengths in place of numbers of classes.
+
+    An interval of length 0, and one without an end, count as nested if they are inside all earlier ones, else as 0.
+    """
+    if not lower.shape == upper.shape == empty.shape or lower.ndim != 2:
+        raise ShapeError(
+            f"lower {tuple(lower.shape)}, upper {tuple(upper.shape)}, empty {tuple(empty.shape)}",
+            expected="one shape for all, (exits, batch)",
+            fix="stack the exits along the first dimension",
+        )
+    low, high = lower.cummax(0).values, upper.cummin(0).values
+    common = torch.where(empty.cummax(0).values, 0.0, (high - low).clamp(min=0))
+    width = upper - lower
+    whole = ((low == lower) & (high == upper) & ~empty.cummax(0).values).to(lower.dtype)
+    share = torch.where((width > 0) & torch.isfinite(width), common / width, whole)
+    return torch.where(empty, 1.0, share)
+
+
+def support_sets(prediction: Prediction) -> Tensor:
+    """The classes of positive probability: for the product, those that every exit so far has left in.
+
+    These sets only shrink and come for free, but nobody chose their coverage: measure it. A row that has collapsed has
+    no evidence left for one class rather than another, and its set holds all of them from there on.
+
+    Args:
+        prediction: What `rule(logits)` gives.
+    """
+    return prediction.log_probs > -torch.inf
+
+
+def _check_members(members: Any) -> Tensor:
+    inside = as_tensor(members, "members")
+    if inside.dtype != torch.bool:
+        raise DtypeError(f"members are {inside.dtype}", expected="booleans", fix="give what sets() returns")
+    if inside.ndim != 3 or len(inside) == 0:
+        raise ShapeError(
+            f"members have shape {tuple(inside.shape)}", expected="(exits, batch, classes)", fix="give the sets of all exits"
+        )
+    return inside
+
+
+def _means(values: Tensor) -> list[float]:
+    means: list[float] = values.double().mean(-1).tolist()
+    return means

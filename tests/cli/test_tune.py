@@ -1,0 +1,133 @@
+"""The command `anytime tune` as its users meet it, and its rule in the hands of the other commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anytime.artifacts import verify_bundle
+from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_powers, fit_temperature
+from anytime.cli import run
+from anytime.cli.rules import load_rule, split
+from anytime.evaluation import open_logits
+from anytime.report.frontier import frontier_figures, render_frontier
+
+
+def write(path: Path, seed: int, rows: int = 300) -> Path:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 8, rows)
+    logits = rng.normal(size=(3, rows, 8)) * 2 + 3 * np.eye(8)[labels]
+    np.savez(path, logits=logits.astype(np.float16), labels=labels)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with logits to tune on, others to test on, and a tuning."""
+    home = tmp_path_factory.mktemp("tuned")
+    write(home / "held-out.npz", 0)
+    write(home / "test.npz", 1)
+    assert run(["tune", str(home / "held-out.npz"), "--at-most", "0.3", "--out", str(home / "tuned")]) == 0
+    return home
+
+
+def test_the_bundle_holds_rule_frontier_and_picture(folder: Path) -> None:
+    verify_bundle(folder / "tuned")
+    names = {path.name for path in (folder / "tuned").iterdir()}
+    assert names == {"rule.json", "frontier.json", "frontier.html", "manifest.json"}
+    chosen, found = TunedRule.load(folder / "tuned" / "rule.json"), Frontier.load(folder / "tuned" / "frontier.json")
+    assert chosen.wish.startswith("least ece with drop_0.1 at most 0.3 and accuracy at least")
+    assert chosen.figures["drop_0.1"] <= 0.3
+    assert chosen.text in found.texts
+    assert chosen.rows == found.fitting_rows + found.choosing_rows == 300
+
+
+def test_the_table_marks_the_choice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", str(folder / "held-out.npz"), "--at-most", "0.3", "--all"]) == 0
+    out, err = capsys.readouterr()
+    assert "chosen" in out
+    assert "caching" in out
+    assert "rules are in the Pareto set" in out
+    assert err == ""
+
+
+def test_a_promise_is_made_on_rows_kept_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--at-most", "0.4", "--certify-confidence", "0.9", "--json", "--out", str(tmp_path / "out")]
+    assert run(["tune", str(folder / "held-out.npz"), *words]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["rows"] == {"fitting": 100, "choosing": 100, "certifying": 100}
+    promise = ChoiceCertificate.load(tmp_path / "out" / "certificate.json")
+    assert promise.chosen == document["chosen"]["rule"] == TunedRule.load(tmp_path / "out" / "rule.json").text
+    assert document["certificate"]["sentence"] == promise.sentence
+    assert "With 90 % confidence at most 40 % of inputs" in (tmp_path / "out" / "frontier.html").read_text()
+    # A wish out of reach is a check that failed, and leaves no old rule or promise behind.
+    words[1] = "0.0001"
+    assert run(["tune", str(folder / "held-out.npz"), *words]) == 1
+    assert "no rule can be promised" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "rule.json").exists()
+    verify_bundle(tmp_path / "out")
+    assert run(["tune", str(folder / "held-out.npz"), "--at-most", "-1", "--out", str(tmp_path / "out")]) == 1
+    out, err = capsys.readouterr()
+    assert "Pareto" in out
+    assert "the nearest is" in err
+    assert not (tmp_path / "out" / "certificate.json").exists()
+
+
+def test_other_commands_take_the_saved_rule(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rule = str(folder / "tuned" / "rule.json")
+    assert (
+        run(["evaluate", str(folder / "test.npz"), "--json", "--rules", f"latest,product(clipped(2), weights=ones),{rule}"])
+        == 0
+    )
+    assert list(json.loads(capsys.readouterr().out)["rules"]) == ["latest", "product(clipped(2), weights=ones)", rule]
+    assert run(["certify", str(folder / "test.npz"), "--json", "--rule", rule]) == 0
+    assert json.loads(capsys.readouterr().out)["rule"] == TunedRule.load(rule).text
+    for verb, flag in (("certify", "--rule"), ("evaluate", "--rules")):
+        assert run([verb, str(folder / "held-out.npz"), flag, rule]) == 2
+        assert "300 of the 300 rows" in capsys.readouterr().err
+    assert run(["evaluate", str(folder / "test.npz"), "--rules", f"{rule},{rule}"]) == 2
+    assert "named twice" in capsys.readouterr().err
+
+
+def test_other_fitted_rules_can_be_read_and_other_things_cannot(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = open_logits(folder / "held-out.npz")
+    powers, temperature = fit_powers(file.logits[:], file.labels), fit_temperature(file.logits[:], file.labels)
+    assert load_rule(powers.save(tmp_path / "powers.json")) == powers.rule
+    assert load_rule(temperature.save(tmp_path / "temperature.json")) == temperature.rule()
+    assert run(["certify", str(folder / "test.npz"), "--rule", str(folder / "tuned" / "frontier.json")]) == 2
+    assert "holds a frontier, which is no rule" in capsys.readouterr().err
+
+
+def test_commas_in_brackets_and_quotes_do_not_split() -> None:
+    assert split("a(b, c),d[1,2] , 'x,y',") == ["a(b, c)", "d[1,2]", "'x,y'"]
+    assert split("") == []
+
+
+def test_the_picture_needs_nothing_and_shows_every_rule(folder: Path) -> None:
+    found = Frontier.load(folder / "tuned" / "frontier.json")
+    page = (folder / "tuned" / "frontier.html").read_text()
+    assert not re.search(r"https?://|url\(|@import|<script|\son\w+=", page)
+    assert page.count('class="ring"') == len(frontier_figures(found)) == 3
+    drawn = [one for one in found.candidates if one.figures["accuracy"] >= found.floor["accuracy"]]
+    for figure in frontier_figures(found):
+        marks = [index for series in figure.chart.series[1:] for index, _, _ in series.points()]
+        assert len(marks) == len(drawn)
+    evil = "</style><img src=x>"
+    assert evil not in render_frontier(found, source=evil, title=evil)
+    assert "ring" not in render_frontier(found, source="x").split("</style>")[1]
+
+
+def test_wrong_calls_leave_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, hint in (
+        (["--least", "speed"], "speed"),
+        (["--drop", "2"], "drop is 2"),
+        (["--accuracy", "1.1"], "the nearest is"),
+    ):
+        assert run(["tune", str(folder / "held-out.npz"), *words]) == 2
+        assert hint in capsys.readouterr().err

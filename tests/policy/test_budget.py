@@ -1,0 +1,191 @@
+"""Budgeted batch classification against a plain loop, its laws, and the reference logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anytime
+from anytime.errors import IntegrityError, OptionError, OverlapError, ShapeError
+from anytime.policy import BudgetPolicy, budget_curve, exit_shares, fit_budget, share_thresholds
+
+COSTS = (1.0, 2.5, 3.0, 7.0, 8.0)
+
+
+def plain_thresholds(sure: np.ndarray, q: float) -> list[float]:
+    """METHODS 2.4, one row at a time."""
+    exits, rows = sure.shape
+    shares = [q**k for k in range(1, exits + 1)]
+    total = sum(shares)
+    left, limits = set(range(rows)), []
+    for k in range(exits - 1):
+        ordered = sorted(left, key=lambda row: -sure[k, row])
+        count = min(int(rows * shares[k] / total + 1e-9), len(ordered))
+        limit = sure[k, ordered[count - 1]] if count else math.inf
+        limits.append(limit)
+        left -= {row for row in left if sure[k, row] >= limit}
+    return [*limits, -math.inf]
+
+
+def plain_exits(sure: np.ndarray, limits: list[float]) -> list[int]:
+    return [next(k for k in range(len(limits)) if sure[k, row] >= limits[k]) for row in range(sure.shape[1])]
+
+
+@settings(max_examples=80)
+@given(seed=st.integers(0, 10_000), point=st.integers(1, 59), rows=st.integers(1, 60), ties=st.booleans())
+def test_thresholds_are_the_plain_ones(some: Callable, seed: int, point: int, rows: int, ties: bool) -> None:
+    log_probs, _ = some(rows, seed, ties=ties)
+    q = point / 20
+    found = share_thresholds(log_probs, exit_shares(q, 5))
+    assert found == tuple(plain_thresholds(log_probs.amax(-1).exp().numpy(), q))
+
+
+def test_shares_are_a_geometric_series_at_any_q() -> None:
+    for q in (0.05, 0.5, 1.0, 1.95, 2.95):
+        shares = exit_shares(q, 7)
+        assert float(shares.sum()) == pytest.approx(1)
+        assert (shares[1:] / shares[:-1]).tolist() == pytest.approx([q] * 6)
+    assert exit_shares(0, 3).tolist() == [1, 0, 0]
+    assert exit_shares(math.inf, 3).tolist() == [0, 0, 1]
+    assert exit_shares(1e300, 7).tolist() == pytest.approx([0] * 6 + [1])
+    for bad in (-1.0, math.nan):
+        with pytest.raises(OptionError):
+            exit_shares(bad, 3)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000), point=st.integers(1, 58), rows=st.integers(1, 60), ties=st.booleans())
+def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, point: int, rows: int, ties: bool) -> None:
+    log_probs, _ = some(rows, seed, ties=ties)
+    price = torch.tensor(COSTS)
+    spent, expected = [], []
+    for q in (point / 20, (point + 1) / 20):
+        shares = exit_shares(q, 5)
+        exits = anytime.policy.Confidence(share_thresholds(log_probs, shares)).apply(log_probs)
+        if not ties:
+            counts = exits.bincount(minlength=5)[:-1]
+            assert counts.tolist() == [math.floor(rows * share + 1e-9) for share in shares.tolist()[:-1]]
+            # Shares are rounded to whole rows, one an exit.
+            spent.append(float(price[exits].mean()))
+        expected.append(float((shares * price).sum()))
+    assert expected[0] < expected[1]
+    if not ties:
+        assert spent[0] <= spent[1] + 4 * COSTS[-1] / rows
+
+
+def test_ties_leave_together() -> None:
+    log_probs = torch.tensor([[[0.75, 0.25]] * 4, [[0.5, 0.5]] * 4]).log()
+    assert share_thresholds(log_probs, (0.25, 0.75)) == (0.75, -math.inf)
+    assert share_thresholds(log_probs, (0.2, 0.8)) == (math.inf, -math.inf)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 10_000), budget=st.floats(1.0, 9.0), rows=st.integers(1, 80), ties=st.booleans())
+def test_the_budget_is_kept_and_nearly_spent(some: Callable, seed: int, budget: float, rows: int, ties: bool) -> None:
+    log_probs, labels = some(rows, seed, ties=ties)
+    fit = fit_budget(log_probs, labels, costs=COSTS, budget=budget)
+    sure = log_probs.amax(-1).exp().numpy()
+    exits = plain_exits(sure, list(fit.thresholds))
+    assert fit.apply(log_probs).tolist() == exits
+    assert fit.cost == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
+    right = [int(log_probs[exit, row].argmax()) == int(labels[row]) for row, exit in enumerate(exits)]
+    assert fit.accuracy == pytest.approx(np.mean(right))
+    assert fit.cost <= budget
+    assert fit.shares == pytest.approx([exits.count(exit) / rows for exit in range(5)])
+    if not ties:
+        assert fit.cost >= min(budget, COSTS[-1]) - 5 * COSTS[-1] / rows
+
+
+def test_the_ends_of_the_budget() -> None:
+    log_probs = torch.randn(3, 40, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    least, most = (fit_budget(log_probs, costs=(1, 2, 3), budget=budget) for budget in (1, 3))
+    assert (least.cost, most.cost) == (1, 3)
+    assert least.q < 1e-6
+    assert most.q == math.inf
+    assert least.accuracy is None
+    with pytest.raises(OptionError, match=r"the budget is 0\.9"):
+        fit_budget(log_probs, costs=(1, 2, 3), budget=0.9)
+    with pytest.raises(OptionError, match="nan"):
+        fit_budget(log_probs, costs=(1, 2, 3), budget=math.nan)
+
+
+def test_the_curve_is_the_plain_one(some: Callable) -> None:
+    (held, _), (log_probs, labels) = some(90, 1), some(70, 2)
+    curve = budget_curve(held, log_probs, labels, costs=COSTS)
+    assert curve.q == tuple(point / 20 for point in range(1, 40))
+    sure, given = log_probs.amax(-1).exp().numpy(), log_probs.argmax(-1).numpy()
+    for point, q in enumerate(curve.q):
+        exits = plain_exits(sure, plain_thresholds(held.amax(-1).exp().numpy(), q))
+        assert curve.cost[point] == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
+        assert curve.accuracy[point] == pytest.approx(np.mean(given[exits, np.arange(70)] == labels.numpy()))
+        assert sum(curve.shares[point]) == pytest.approx(1)
+
+
+def test_the_same_rows_are_refused_and_equal_answers_of_others_are_not(some: Callable) -> None:
+    log_probs, labels = some(50, 3)
+    with pytest.raises(OverlapError, match="50 of the 50"):
+        budget_curve(log_probs, log_probs, labels, costs=COSTS)
+    one_hot = torch.full((5, 50, 6), -torch.inf).scatter(2, labels.expand(5, 50)[..., None], 0.0)
+    budget_curve(one_hot, one_hot, labels, costs=COSTS)
+    logits = anytime.samples.cifar100_msdnet().logits[:]
+    truth = anytime.samples.cifar100_msdnet().labels
+    for rule in (anytime.Latest(), anytime.Product()):
+        answers = rule(logits).log_probs
+        budget_curve(answers[:, :500], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
+        with pytest.raises(OverlapError):
+            budget_curve(answers[:, :501], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
+
+
+def test_bad_input_is_refused(some: Callable) -> None:
+    (held, _), (log_probs, labels) = some(30, 4), some(20, 5)
+    with pytest.raises(ShapeError, match="4 exits"):
+        budget_curve(held[:4], log_probs, labels, costs=COSTS)
+    with pytest.raises(ShapeError, match="no rows"):
+        budget_curve(held[:, :0], log_probs, labels, costs=COSTS)
+    with pytest.raises(OptionError, match="points"):
+        budget_curve(held, log_probs, labels, costs=COSTS, points=0)
+    with pytest.raises(ShapeError, match="costs"):
+        fit_budget(held, costs=(1, 2), budget=2)
+    with pytest.raises(OptionError, match="shares"):
+        share_thresholds(held, (0.5, 0.5))
+    with pytest.raises(OptionError, match="shares"):
+        share_thresholds(held, (0.9, 0.9, 0, 0, 0))
+
+
+def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: Path) -> None:
+    log_probs, labels = some(60, 6)
+    fit = fit_budget(log_probs, labels, costs=COSTS, budget=4.0)
+    path = fit.save(tmp_path / "budget.json")
+    again = BudgetPolicy.load(path)
+    assert again == fit
+    assert torch.equal(again.apply(log_probs), fit.apply(log_probs))
+    assert math.inf not in again.shares
+    with pytest.raises(ShapeError, match="this budget policy was fitted"):
+        again.apply(some(3, classes=4)[0])
+    with pytest.raises(ShapeError, match="this budget policy was fitted"):
+        again.answer(anytime.Latest()(torch.zeros(4, 3, 6)))
+    path.write_text(path.read_text().replace("4.0", "5.0", 1))
+    with pytest.raises(IntegrityError, match="damaged"):
+        BudgetPolicy.load(path)
+
+
+@pytest.mark.parametrize("name", ["msdnet-cifar100-val", "msdnet-cifar10-val"])
+def test_stopping_by_itself_beats_a_fixed_exit_on_the_reference_logits(shared: Path, name: str) -> None:
+    with np.load(shared / "reference" / f"{name}.npz") as file:
+        # In float64: a third of the confidences on CIFAR-10 are 1 in float32, and ties leave together.
+        logits, labels = torch.from_numpy(file["logits"]).double(), torch.from_numpy(file["labels"].astype(np.int64))
+    costs = np.arange(1.0, 8)
+    for rule in (anytime.Latest(), anytime.Caching()):
+        held, test = rule(logits[:, :2500]), rule(logits[:, 2500:])
+        curve = budget_curve(held.log_probs, test.log_probs, labels[2500:], costs=costs)
+        assert all(before < after for before, after in zip(curve.cost, curve.cost[1:], strict=False))
+        fixed = (test.labels == labels[2500:]).double().mean(1).numpy()
+        for exit in (1, 2):
+            assert np.interp(costs[exit], curve.cost, curve.accuracy) > fixed[exit]
