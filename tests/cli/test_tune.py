@@ -131,3 +131,16 @@ def test_wrong_calls_leave_with_2(folder: Path, capsys: pytest.CaptureFixture[st
     ):
         assert run(["tune", str(folder / "held-out.npz"), *words]) == 2
         assert hint in capsys.readouterr().err
+
+
+def test_an_error_names_the_row_of_the_file_and_a_percentage_is_no_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "bad.npz", 0)
+    stored = dict(np.load(path))
+    assert run(["tune", str(path), "--at-most", "5"]) == 2
+    assert "1 % is 0.01" in capsys.readouterr().err
+    stored["logits"][1, 3, 2] = np.nan
+    np.savez(path, **stored)
+    assert run(["tune", str(path)]) == 2
+    assert "exit 1, row 3, class 2" in capsys.readouterr().err
