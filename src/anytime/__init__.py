@@ -14,9 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anytime import samples
     from anytime.combine import (
         AdaptiveReLU,
+        Cached,
         Caching,
         ClippedReLU,
         Exponential,
@@ -24,25 +27,30 @@ if TYPE_CHECKING:
         Intersection,
         Latest,
         Mixture,
+        Powers,
         Prediction,
         Product,
         ReLU,
         Rule,
+        Scaled,
         Sigmoid,
         Softplus,
         State,
+        Tempered,
         ThresholdReLU,
         rule,
     )
     from anytime.conformal import Raps
     from anytime.errors import AnytimeError
     from anytime.evaluation import Evaluation, evaluate, open_logits
+    from anytime.fitted import Fitted
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveReLU",
     "AnytimeError",
+    "Cached",
     "Caching",
     "ClippedReLU",
     "Evaluation",
@@ -51,17 +59,21 @@ __all__ = [
     "Intersection",
     "Latest",
     "Mixture",
+    "Powers",
     "Prediction",
     "Product",
     "Raps",
     "ReLU",
     "Rule",
+    "Scaled",
     "Sigmoid",
     "Softplus",
     "State",
+    "Tempered",
     "ThresholdReLU",
     "__version__",
     "evaluate",
+    "load",
     "open_logits",
     "rule",
     "samples",
@@ -74,6 +86,55 @@ _HOMES = {
     "open_logits": "anytime.evaluation",
     "Raps": "anytime.conformal",
 }
+# What a fitted object's file says it holds, and the class that reads it.
+_KINDS = {
+    "Laplace mixture": "anytime.calibrate.LaplaceMixture",
+    "budget policy": "anytime.policy.BudgetPolicy",
+    "certificate": "anytime.calibrate.Certificate",
+    "choice certificate": "anytime.calibrate.ChoiceCertificate",
+    "conformal-sets": "anytime.conformal.ConformalSets",
+    "fitted product": "anytime.calibrate.PowersFit",
+    "frontier": "anytime.calibrate.Frontier",
+    "last-layer Laplace": "anytime.calibrate.LastLayerLaplace",
+    "nested-intervals": "anytime.conformal.NestedIntervals",
+    "nested-sets": "anytime.conformal.NestedSets",
+    "profile": "anytime.run.Profile",
+    "risk control": "anytime.policy.RiskControl",
+    "rule": "anytime.calibrate.TunedRule",
+    "temperature": "anytime.calibrate.Temperature",
+    "window policy": "anytime.policy.WindowPolicy",
+}
+
+
+def load(path: str | Path) -> Fitted:
+    """Read any fitted object from the file that its `save` wrote; a damaged file is refused.
+
+    Args:
+        path: The file. It says itself what it holds: temperatures, prediction sets, a tuned rule, a policy, a certificate.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from anytime.calibrate import fit_temperature
+        >>> fitted = fit_temperature(torch.tensor([[[3.0, 0.0]] * 3]), torch.tensor([0, 0, 1]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     load(fitted.save(f"{folder}/temperature.json")) == fitted
+        True
+    """
+    from anytime.errors import FormatError
+    from anytime.fitted import read_document
+
+    document = read_document(path)
+    home = _KINDS.get(document["kind"])
+    if home is None:
+        raise FormatError(
+            f"{path} holds a {document['kind']!r}",
+            expected=f"one of {', '.join(_KINDS)}",
+            fix="update anytime; an object of your own is read by its own class: Kind.load(path)",
+            path=path,
+        )
+    package, _, name = home.rpartition(".")
+    known: type[Fitted] = getattr(import_module(package), name)
+    return known.from_document(document, path=path)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import anytime
-from anytime.calibrate.certify import Certificate, ChoiceCertificate, _down, _up, certify, certify_choice, p_value, share_bound
+from anytime.calibrate.certify import (
+    Certificate,
+    ChoiceCertificate,
+    certify,
+    certify_choice,
+    p_value,
+    rounded_down,
+    rounded_up,
+    share_bound,
+)
 from anytime.calibrate.tuned import TunedRule, fingerprints
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
@@ -127,14 +136,16 @@ def test_a_tuned_rule_refuses_the_rows_it_has_seen_and_other_shapes() -> None:
 
 
 def test_words_round_so_that_they_stay_true() -> None:
-    assert (_up(0.013), _up(0.01301), _up(0.0099), _up(0.009901), _up(1.0)) == ("1.3 %", "1.4 %", "0.99 %", "1.00 %", "100.0 %")
-    assert (_down(0.98), _down(0.9799), _down(0.99999), _down(0.0)) == ("98.0 %", "97.9 %", "99.99 %", "0.0 %")
+    ups = [rounded_up(share) for share in (0.013, 0.01301, 0.0099, 0.009901, 1.0)]
+    assert ups == ["1.3 %", "1.4 %", "0.99 %", "1.00 %", "100.0 %"]
+    downs = [rounded_down(share) for share in (0.98, 0.9799, 0.99999, 0.0)]
+    assert downs == ["98.0 %", "97.9 %", "99.99 %", "0.0 %"]
 
 
 @given(st.floats(0, 1))
 def test_rounded_bounds_are_bounds(share: float) -> None:
-    assert float(_up(share).split()[0]) >= 100 * share - 1e-9
-    assert float(_down(share).split()[0]) <= 100 * share + 1e-9
+    assert float(rounded_up(share).split()[0]) >= 100 * share - 1e-9
+    assert float(rounded_down(share).split()[0]) <= 100 * share + 1e-9
 
 
 def test_the_sentences_say_what_is_promised() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytime.evaluation import Evaluation, evaluate
+from anytime.evaluation import Evaluation, Promises, evaluate, promises
 
 Make = Callable[..., Evaluation]
 Change = Callable[..., Evaluation]
@@ -41,6 +41,19 @@ def plain() -> Evaluation:
     """Four exits, eight classes, three rules, labels, costs."""
     logits, labels = random_logits(4, 400, 8)
     return evaluate(logits, labels, costs=[1.0, 2.5, 4.0, 7.0])
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., tuple[Promises, Evaluation]]:
+    """What was fitted on other random logits, and the evaluation that belongs to it."""
+
+    def build(exits: int = 4, classes: int = 8, **options: Any) -> tuple[Promises, Evaluation]:
+        test, held = random_logits(exits, 200, classes), random_logits(exits, 160, classes, seed=1)
+        found = promises(test, held, **options)
+        rules = {name: each.rule for name, each in found.rules.items()}
+        return found, found.put_sets(evaluate(*test, rules=rules, sets=None))
+
+    return build
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from torch import Tensor
 
@@ -66,10 +66,36 @@ class Certificate(Fitted, kind="certificate"):
     joint_drop_bound: float
     joint_monotone_bound: float
 
+    @classmethod
+    def from_counts(cls, *, rows: int, drops: int, losses: int, confidence: float, **fixed: Any) -> Self:
+        """The certificate that counts give; `fixed` are the fields that do not depend on them."""
+        half = 1 - (1 - confidence) / 2  # the chance of error is shared by two bounds that are to hold at once
+        return cls(
+            **fixed,
+            confidence=confidence,
+            rows=rows,
+            drops=drops,
+            losses=losses,
+            drop_bound=share_bound(drops, rows, confidence),
+            monotone_bound=1 - share_bound(losses, rows, confidence),
+            joint_drop_bound=share_bound(drops, rows, half),
+            joint_monotone_bound=1 - share_bound(losses, rows, half),
+        )
+
     @property
     def sentence(self) -> str:
         """The first promise in words, rounded so that it stays true."""
-        return f"With {_percent(self.confidence)} confidence at most {_up(self.drop_bound)} of inputs lose {_amount(self)}."
+        return (
+            f"With {_percent(self.confidence)} confidence at most {rounded_up(self.drop_bound)} of inputs lose {_amount(self)}."
+        )
+
+    @property
+    def joint_sentence(self) -> str:
+        """Both promises at once, in one sentence."""
+        return (
+            f"With {_percent(self.confidence)} confidence at most {rounded_up(self.joint_drop_bound)} of future inputs lose "
+            f"{_amount(self)}, and at least {rounded_down(self.joint_monotone_bound)} stay right once right."
+        )
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -77,8 +103,8 @@ class Certificate(Fitted, kind="certificate"):
         sure = f"With {_percent(self.confidence)} confidence"
         return (
             self.sentence,
-            f"{sure} at least {_down(self.monotone_bound)} of inputs never go from right to wrong.",
-            f"{sure} both at once hold with {_up(self.joint_drop_bound)} and {_down(self.joint_monotone_bound)}.",
+            f"{sure} at least {rounded_down(self.monotone_bound)} of inputs never go from right to wrong.",
+            f"{sure} both at once hold with {rounded_up(self.joint_drop_bound)} and {rounded_down(self.joint_monotone_bound)}.",
         )
 
 
@@ -166,8 +192,7 @@ def certify(
     check_share("confidence", confidence)
     count = rows.shape[1]
     drops, losses = _count(built, rows, known, drop, strict)
-    half = 1 - (1 - confidence) / 2
-    return Certificate(
+    return Certificate.from_counts(
         exits=rows.shape[0],
         classes=rows.shape[2],
         rule=text,
@@ -177,10 +202,6 @@ def certify(
         rows=count,
         drops=drops,
         losses=losses,
-        drop_bound=share_bound(drops, count, confidence),
-        monotone_bound=1 - share_bound(losses, count, confidence),
-        joint_drop_bound=share_bound(drops, count, half),
-        joint_monotone_bound=1 - share_bound(losses, count, half),
     )
 
 
@@ -348,14 +369,22 @@ def _percent(share: float) -> str:
     return f"{100 * share:.6g} %"
 
 
-def _up(share: float) -> str:
-    """A percentage rounded up: an upper bound stays one."""
+def rounded_up(share: float) -> str:
+    """A percentage rounded up: an upper bound stays one.
+
+    >>> rounded_up(0.003101), rounded_up(0.1371)
+    ('0.32 %', '13.8 %')
+    """
     digits = 2 if share < 0.01 else 1
     # What is exact but for the last bits of a float is not rounded up a whole step.
     return f"{math.ceil(100 * share * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
-def _down(share: float) -> str:
-    """A percentage rounded down."""
+def rounded_down(share: float) -> str:
+    """A percentage rounded down.
+
+    >>> rounded_down(0.8608), rounded_down(0.99999)
+    ('86.0 %', '99.99 %')
+    """
     digits = 2 if share > 0.99 else 1
     return f"{math.floor(100 * share * 10**digits + 1e-9) / 10**digits:.{digits}f} %"

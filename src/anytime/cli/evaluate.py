@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from anytime.errors import OptionError
 
 if TYPE_CHECKING:
-    from anytime.evaluation import Evaluation
+    from anytime.evaluation import Evaluation, LogitsFile, Promise, Promises
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -21,6 +21,7 @@ def evaluate(
     /,
     *,
     labels: Path | None = None,
+    calibration: Path | None = None,
     rules: str = "latest,caching,product",
     costs: str | None = None,
     out: Path | None = None,
@@ -35,7 +36,9 @@ def evaluate(
     Args:
         file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits.
         labels: A file with the labels, if they are not in FILE.
-        rules: Rules to compare, such as `latest,product,product(softplus, weights=ones)`.
+        calibration: A file with `logits` and `labels` of other rows, held out from training: temperatures, the fitted product,
+            prediction sets and thresholds of stopping are fitted on them, and all inputs of FILE show what they are worth.
+        rules: Rules to compare, such as `latest,product,product(softplus, weights=ones)`, or the rule.json of a tuning.
         costs: Cumulative cost up to each exit, such as `15.1,25.5,37.1`.
         out: Folder for config.yaml, metrics.json, per_exit.csv, report.html and environment.json.
         json: Print one JSON document instead of the table.
@@ -45,43 +48,121 @@ def evaluate(
         seed: For the calibration split, the randomised sets and the sample of inputs.
     """
     from anytime.cli.progress import rows_bar
-    from anytime.combine.named import rules_in
+    from anytime.cli.rules import rules_from
     from anytime.conformal import Raps
     from anytime.evaluation import evaluate as measure
-    from anytime.evaluation import open_logits
+    from anytime.evaluation import open_logits, promises
 
     source = open_logits(file, labels)
+    named: dict[str, Any] = dict(rules_from(rules, source))
+    options: dict[str, Any] = {
+        "costs": None if costs is None else numbers(costs, "costs"),
+        "probabilities": probabilities,
+        "strict": strict,
+        "seed": seed,
+    }
+    raps = None if sets == "none" else Raps(variant=sets)
+    promised = None
+    if calibration is not None:
+        held_out = open_logits(calibration)
+        refuse_same_rows(held_out, source)
+        with rows_bar("fitting and measuring") as progress:
+            promised = promises(source, held_out, rules=named, sets=raps, progress=progress, **options)
+        named = {**named, **{name: each.rule for name, each in promised.rules.items() if each.fitted}}
+        raps = None  # they are calibrated on the other file
     with rows_bar("evaluating") as progress:
-        found = measure(
-            source,
-            rules=rules_in(rules),
-            costs=None if costs is None else numbers(costs, "costs"),
-            probabilities=probabilities,
-            strict=strict,
-            sets=None if sets == "none" else Raps(variant=sets),
-            seed=seed,
-            progress=progress,
-        )
-    show(found, source=file.name, out=out, json=json)
+        found = measure(source, rules=named, sets=raps, progress=progress, **options)
+    if promised is not None:
+        found = promised.put_sets(found)
+    held = None if calibration is None else calibration.name
+    show(found, source=file.name, out=out, json=json, promised=promised, calibration=held)
     return 0
 
 
-def show(found: Evaluation, *, source: str, out: Path | None, json: bool, title: str | None = None) -> None:
+def show(
+    found: Evaluation,
+    *,
+    source: str,
+    out: Path | None,
+    json: bool,
+    title: str | None = None,
+    promised: Promises | None = None,
+    calibration: str | None = None,
+) -> None:
     """Write the folder if one is asked for, then print the table or the document."""
     from anytime.cli.table import print_table
+    from anytime.report.folder import document, write_folder
+    from anytime.report.promises import dropped
 
+    if promised is not None and promised.dropped_rows:
+        print(f"anytime: {dropped(promised, str(calibration))}", file=sys.stderr)
     if out is not None:
         from anytime.cli.doctor import environment
-        from anytime.report import write_folder
 
-        report = write_folder(out, found, source=source, environment=environment(), title=title)
+        report = write_folder(
+            out, found, source=source, environment=environment(), title=title, promises=promised, calibration=calibration
+        )
         print(f"report: {report}", file=sys.stderr)
     if json:
         import json as writer
 
-        print(writer.dumps(found.to_json(), allow_nan=False))
+        print(writer.dumps(document(found, promised), allow_nan=False))
     else:
         print_table(found)
+        if promised is not None:
+            print_promises(promised, str(calibration))
+
+
+def refuse_same_rows(calibration: LogitsFile, test: LogitsFile) -> None:
+    """Refuse one file for both, also under two names, and files whose `indices` name the same rows of a data set."""
+    import torch
+
+    from anytime.cli.conformal import refuse_overlap
+
+    # Equal logits are found when the rows are read, in blocks; a few of them may be.
+    nothing = torch.zeros(1, 0, 1)
+    labels = [torch.zeros(0) if file.labels is None else file.labels for file in (calibration, test)]
+    refuse_overlap(calibration.path, (nothing, labels[0]), test.path, (nothing, labels[1]))
+
+
+def print_promises(found: Promises, calibration: str) -> None:
+    """Print what was fitted and can be promised to stdout, one row a rule."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from anytime.calibrate.certify import rounded_down, rounded_up
+    from anytime.report.numbers import share
+    from anytime.report.promises import at_cost
+
+    middle = (found.costs[0] + found.costs[-1]) / 2
+    rows = f"{found.fitting_rows:,} rows to fit, {found.calibrating_rows:,} for sets and thresholds"
+    table = Table(title=f"calibrated on {calibration}: {rows}", title_justify="left")
+    table.add_column("rule")
+    loss = f"{'>' if found.strict else '≥'} {found.drop:g}"
+    for name in (
+        "ECE → scaled",
+        "NLL → scaled",
+        f"lose {loss}, at most",
+        "stay right, at least",
+        f"right for a cost of {middle:g}",
+    ):
+        table.add_column(name, justify="right")
+    for name, each in found.rules.items():
+        bounds = rounded_up(each.certificate.joint_drop_bound), rounded_down(each.certificate.joint_monotone_bound)
+        table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, share(at_cost(each, middle)))
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Both bounds of a rule hold at once with {100 * found.confidence:g} % confidence, each rule by itself. Temperatures "
+        "are fitted at each exit; ECE and NLL are means over the exits.",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _change(found: Promise, key: str) -> str:
+    states = [found.before] if found.after is None else [found.before, found.after]
+    return " → ".join(f"{sum(state[key]) / len(state[key]):.3f}" for state in states)
 
 
 def numbers(text: str, name: str) -> list[float]:

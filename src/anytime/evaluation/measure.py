@@ -99,7 +99,7 @@ def evaluate(
         >>> sorted(found.rules)
         ['caching', 'latest', 'product']
     """
-    rows = _open(logits, labels, probabilities)
+    rows = open_rows(logits, labels, probabilities)
     exits, samples, classes = rows.logits.shape
     combiners = _combiners(rules)
     limits = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
@@ -139,7 +139,8 @@ def evaluate(
         )
 
 
-def _open(logits: Any, labels: Any, probabilities: bool) -> Rows:
+def open_rows(logits: Any, labels: Any, probabilities: bool) -> Rows:
+    """Logits and labels in any form that `evaluate` takes, checked."""
     if isinstance(logits, str | Path):
         logits = open_logits(logits, labels if isinstance(labels, str | Path) else None)
     if isinstance(logits, LogitsFile):

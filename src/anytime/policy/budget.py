@@ -114,7 +114,7 @@ def share_thresholds(log_probs: Any, shares: Any) -> tuple[float, ...]:
         raise OptionError(
             f"shares are {shares}", expected=f"{len(answers)} shares that sum to 1, one an exit", fix="see exit_shares"
         )
-    return _thresholds(confidence(answers), wanted)
+    return thresholds_of(confidence(answers), wanted)
 
 
 def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float) -> BudgetPolicy:
@@ -148,7 +148,7 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     sure = confidence(answers)
 
     def spent(part: float) -> float:
-        return float(price[_exits(sure, _thresholds(sure, exit_shares(_q(part), exits)))].mean())
+        return float(price[first_reached(sure, thresholds_of(sure, exit_shares(_q(part), exits)))].mean())
 
     # The rounding of the shares to whole rows makes the cost rise in small steps back and forth: what is kept is a q whose
     # own cost was within the budget, not one between two that were.
@@ -158,8 +158,8 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     for _ in range(_HALVINGS):
         middle = (within + beyond) / 2
         within, beyond = (middle, beyond) if spent(middle) <= budget else (within, middle)
-    limits = _thresholds(sure, exit_shares(_q(within), exits))
-    found = _exits(sure, limits)
+    limits = thresholds_of(sure, exit_shares(_q(within), exits))
+    found = first_reached(sure, limits)
     return BudgetPolicy(
         exits=exits,
         classes=classes,
@@ -199,8 +199,8 @@ def budget_curve(validation: Any, log_probs: Any, labels: Any, *, costs: Any, po
     check_disjoint(_telling(held), _telling(answers), names=("the thresholds", "the test"))
     held_sure, sure = confidence(held), confidence(answers)
     values = tuple(point / 20 for point in range(1, points + 1))
-    limits = tuple(_thresholds(held_sure, exit_shares(q, exits)) for q in values)
-    found = [_exits(sure, limit) for limit in limits]
+    limits = tuple(thresholds_of(held_sure, exit_shares(q, exits)) for q in values)
+    found = [first_reached(sure, limit) for limit in limits]
     return BudgetCurve(
         q=values,
         cost=tuple(float(price[exit].mean()) for exit in found),
@@ -217,7 +217,8 @@ def _checked(values: Any, name: str) -> Tensor:
     return answers
 
 
-def _thresholds(sure: Tensor, shares: Tensor) -> tuple[float, ...]:
+def thresholds_of(sure: Tensor, shares: Tensor) -> tuple[float, ...]:
+    """The confidence at each exit from which on its share of the rows leaves, from confidences `(exits, rows)`."""
     rows = sure.shape[1]
     limits = []
     here = torch.ones(rows, dtype=torch.bool, device=sure.device)
@@ -229,7 +230,7 @@ def _thresholds(sure: Tensor, shares: Tensor) -> tuple[float, ...]:
     return (*limits, -math.inf)
 
 
-def _exits(sure: Tensor, limits: tuple[float, ...]) -> Tensor:
+def first_reached(sure: Tensor, limits: tuple[float, ...]) -> Tensor:
     """The first exit at which each row reaches the threshold."""
     reached = sure >= torch.tensor(limits, dtype=sure.dtype, device=sure.device)[:, None]
     return reached.int().argmax(0)

@@ -103,8 +103,9 @@ class Chart:
 
     @property
     def legend(self) -> tuple[tuple[str, Look], ...]:
-        """The name and look of each line."""
-        return (*((series.name, series.look) for series in self.series), *((guide.name, IDEAL) for guide in self.guides))
+        """The name and look of each line; of lines that share a name, that of the last."""
+        lines = {series.name: series.look for series in self.series}
+        return (*lines.items(), *((guide.name, IDEAL) for guide in self.guides))
 
 
 def draw(chart: Chart, *, over: str = "") -> str:

@@ -13,13 +13,21 @@ from anytime.report.measures import MEASURES
 from anytime.report.page import render
 
 if TYPE_CHECKING:
-    from anytime.evaluation import Evaluation
+    from anytime.evaluation import Evaluation, Promises
 
 _VERSIONS = ("torch", "numpy")
+FITTED = "fitted-product.json"
 
 
 def write_folder(
-    folder: str | Path, evaluation: Evaluation, *, source: str, environment: Mapping[str, Any], title: str | None = None
+    folder: str | Path,
+    evaluation: Evaluation,
+    *,
+    source: str,
+    environment: Mapping[str, Any],
+    title: str | None = None,
+    promises: Promises | None = None,
+    calibration: str | None = None,
 ) -> Path:
     """Write everything an evaluation has to say into a folder.
 
@@ -29,30 +37,48 @@ def write_folder(
         source: The name of the file with the logits.
         environment: What it was measured with, as `anytime doctor` finds it.
         title: The title of the report; the source without its ending if left out.
+        promises: What was fitted on calibration rows and measured on the same inputs; the fitted product is saved with it.
+        calibration: The name of the file with the calibration rows.
 
     Returns:
         The path of the report.
     """
-    page = render(evaluation, title=title or Path(source).stem, source=source, versions=_versions(environment))
-    write_bundle(
-        folder,
-        {
-            "config.yaml": config(evaluation, source).encode(),
-            "metrics.json": json_text(evaluation.to_json()).encode(),
-            "per_exit.csv": per_exit(evaluation).encode(),
-            "report.html": page.encode(),
-            "environment.json": json_text(environment).encode(),
-        },
+    page = render(
+        evaluation,
+        title=title or Path(source).stem,
+        source=source,
+        versions=_versions(environment),
+        promises=promises,
+        calibration=calibration or "the calibration rows",
     )
+    files = {
+        "config.yaml": config(evaluation, source, calibration),
+        "metrics.json": json_text(document(evaluation, promises)),
+        "per_exit.csv": per_exit(evaluation),
+        "report.html": page,
+        "environment.json": json_text(environment),
+    }
+    if promises is not None:
+        files[FITTED] = json_text(promises.product.document())
+    write_bundle(folder, {name: text.encode() for name, text in files.items()})
+    if promises is None:  # that of an earlier run does not stay beside this one
+        (Path(folder) / FITTED).unlink(missing_ok=True)
     return Path(folder) / "report.html"
 
 
-def config(evaluation: Evaluation, source: str) -> str:
+def document(evaluation: Evaluation, promises: Promises | None = None) -> dict[str, Any]:
+    """What `anytime evaluate --json` prints."""
+    found = evaluation.to_json()
+    return found if promises is None else {**found, "calibration": promises.to_json()}
+
+
+def config(evaluation: Evaluation, source: str, calibration: str | None = None) -> str:
     """What would make the same evaluation again, as YAML."""
     import yaml
 
     costs = list(evaluation.costs) if evaluation.costs_given else None
-    text: str = yaml.safe_dump({"file": source, "costs": costs, **evaluation.settings}, sort_keys=False, allow_unicode=True)
+    files = {"file": source} if calibration is None else {"file": source, "calibration": calibration}
+    text: str = yaml.safe_dump({**files, "costs": costs, **evaluation.settings}, sort_keys=False, allow_unicode=True)
     return text
 
 

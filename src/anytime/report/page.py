@@ -17,6 +17,7 @@ from anytime.report.chart import style_sheet, swatch, template_text
 from anytime.report.figures import figures
 from anytime.report.inputs import trajectories, worst
 from anytime.report.numbers import number, plural
+from anytime.report.promises import section
 from anytime.report.rules import followed, looks, shown
 from anytime.report.tables import exit_by_exit, over_all
 from anytime.report.verdict import DECISION, verdict
@@ -24,7 +25,7 @@ from anytime.report.verdict import DECISION, verdict
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from anytime.evaluation import Evaluation
+    from anytime.evaluation import Evaluation, Promises
 
 # The sections made of figures, in the order of the page, each with what it is about.
 SECTIONS: Mapping[str, tuple[str, str]] = {
@@ -55,7 +56,15 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
 SETTLING = ("Do the answers settle?", "The sooner the answer at an exit is the final one, the less is lost by stopping there.")
 
 
-def render(evaluation: Evaluation, *, title: str, source: str, versions: Mapping[str, str] | None = None) -> str:
+def render(
+    evaluation: Evaluation,
+    *,
+    title: str,
+    source: str,
+    versions: Mapping[str, str] | None = None,
+    promises: Promises | None = None,
+    calibration: str = "the calibration rows",
+) -> str:
     """The whole report as HTML.
 
     Args:
@@ -63,6 +72,8 @@ def render(evaluation: Evaluation, *, title: str, source: str, versions: Mapping
         title: The title of the report, such as the model's name.
         source: Where the logits came from, such as the name of the file.
         versions: What it was measured with, such as `{"torch": "2.13.0"}`; this library is always named.
+        promises: What was fitted on calibration rows and measured on the same inputs, if anything was.
+        calibration: Where those rows came from, such as the name of their file.
 
     Returns:
         One HTML document. The same evaluation gives the same bytes.
@@ -73,6 +84,7 @@ def render(evaluation: Evaluation, *, title: str, source: str, versions: Mapping
         **_words(evaluation),
         title=title,
         source=source,
+        promises=None if promises is None else section(promises, source=calibration),
         versions={"anytime": __version__, **(versions or {})},
         style=style_sheet() + style,
         script=script,

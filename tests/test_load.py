@@ -1,0 +1,106 @@
+"""`anytime.load` knows every kind of fitted object in the package."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import anytime
+from anytime import calibrate, conformal, policy, run
+from anytime.errors import FormatError, IntegrityError, MissingFileError
+from anytime.fitted import Fitted
+
+FILE = anytime.samples.cifar100_msdnet()
+LOGITS, LABELS = FILE.logits[:, :120].float(), FILE.labels[:120]  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Stranger(Fitted, kind="stranger"):
+    """Of these tests, not of the package."""
+
+
+def kinds_in_the_source() -> set[str]:
+    """What stands as `kind=` in a class statement, in modules that nobody has imported too."""
+    found = set()
+    for path in Path(anytime.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found |= {ast.literal_eval(word.value) for word in node.keywords if word.arg == "kind"}
+    return found
+
+
+def features() -> tuple[list[torch.Tensor], torch.Tensor, list[torch.nn.Linear]]:
+    torch.manual_seed(0)
+    return list(torch.randn(2, 40, 3)), torch.arange(40) % 4, [torch.nn.Linear(3, 4) for _ in range(2)]
+
+
+def mixture() -> calibrate.LaplaceMixture:
+    rows, labels, layers = features()
+    tuning = [each + 0.1 for each in rows]
+    options = {"samples": 4, "variances": (1.0,), "temperatures": (1.0,)}
+    return calibrate.fit_mixture(rows, labels, layers, (1.0, 2.0), tuning_features=tuning, tuning_labels=labels, **options)
+
+
+def profile() -> run.Profile:
+    times = torch.rand(1, 3, 4)
+    return run.Profile(3, 5, "torch", 1, {"system": "here"}, (1,), times, times.cumsum(1), 10)
+
+
+def examples() -> list[Fitted]:
+    answers = anytime.Product()(LOGITS).log_probs
+    frontier = calibrate.tune(LOGITS, LABELS)
+    return [
+        calibrate.fit_temperature(LOGITS, LABELS),
+        calibrate.fit_powers(LOGITS, LABELS, steps=3),
+        calibrate.certify(LOGITS, LABELS),
+        calibrate.certify_choice(LOGITS, LABELS, ["product", "latest"]),
+        calibrate.fit_laplace(*features()),
+        mixture(),
+        frontier,
+        frontier.choose(least="nll"),
+        conformal.fit_sets(LOGITS, LABELS),
+        conformal.fit_nested(LOGITS, LABELS),
+        conformal.fit_nested_intervals(features()[0], torch.randn(40)),
+        policy.fit_budget(answers, costs=range(1, 8), budget=3.0),
+        policy.control_risk(answers, loss="consistency", epsilon=0.2),
+        policy.fit_window(answers, aim="coverage", level=0.5, skip=5),
+        profile(),
+    ]
+
+
+def test_every_kind_of_the_package_is_in_the_table() -> None:
+    assert set(anytime._KINDS) == kinds_in_the_source()
+    for kind, home in anytime._KINDS.items():
+        package, _, name = home.rpartition(".")
+        assert getattr(importlib.import_module(package), name).kind == kind
+
+
+def test_one_of_every_kind_is_read_back_as_it_was(tmp_path: Path) -> None:
+    made = examples()
+    assert {each.kind for each in made} == set(anytime._KINDS)
+    for each in made:
+        again = anytime.load(each.save(tmp_path / "fitted.json"))
+        assert type(again) is type(each)
+        assert again.document() == each.document()
+        assert [field.name for field in fields(again)] == [field.name for field in fields(each)]
+
+
+def test_an_unknown_kind_names_the_known_ones(tmp_path: Path) -> None:
+    path = Stranger(2, 3).save(tmp_path / "stranger.json")
+    with pytest.raises(FormatError, match="stranger") as error:
+        anytime.load(path)
+    assert all(kind in error.value.expected for kind in anytime._KINDS)
+
+
+def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
+    path = calibrate.certify(LOGITS, LABELS).save(tmp_path / "certificate.json")
+    path.write_text(path.read_text().replace('"rows": 120', '"rows": 1200'))
+    with pytest.raises(IntegrityError, match="checksum"):
+        anytime.load(path)
+    with pytest.raises(MissingFileError):
+        anytime.load(tmp_path / "nowhere.json")
