@@ -1,4 +1,4 @@
-"""Data sets, one file each, and what is done to their images."""
+"""Data sets, one file each, and what is done to their images and texts."""
 
 from anytime.data.augment import Draws, augment, crop_flip, draw, no_draws, normalise
 from anytime.data.base import ImageData, StreamedImages
@@ -6,22 +6,44 @@ from anytime.data.cifar import load_cifar
 from anytime.data.digits import load_digits
 from anytime.data.imagenet import load_imagenet
 from anytime.data.split import Split, hold_out
+from anytime.data.text import (
+    Batch,
+    TextData,
+    TokenData,
+    draw_classes,
+    load_text,
+    plan_batches,
+    repeated,
+    take_classes,
+    tokenize,
+)
 from anytime.data.toys import make_curve, make_spiral
+from anytime.data.wordpiece import WordPiece
 
 __all__ = [
+    "Batch",
     "Draws",
     "ImageData",
     "Split",
     "StreamedImages",
+    "TextData",
+    "TokenData",
+    "WordPiece",
     "augment",
     "crop_flip",
     "draw",
+    "draw_classes",
     "hold_out",
     "load_cifar",
     "load_digits",
     "load_imagenet",
+    "load_text",
     "make_curve",
     "make_spiral",
     "no_draws",
     "normalise",
+    "plan_batches",
+    "repeated",
+    "take_classes",
+    "tokenize",
 ]

@@ -4,12 +4,14 @@ from anytime.models.attach import AttachedExits, attach_exits
 from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 from anytime.models.cost import Cost, measure_cost
 from anytime.models.dvit import DViT, DViTConfig
+from anytime.models.encoder import EncoderConfig, EncoderExits
 from anytime.models.ensemble import AveragedEnsemble, Ensemble, average_logits
 from anytime.models.features import collect_features, exit_features, last_layers
 from anytime.models.heads import PooledHead
 from anytime.models.imta import IMTA, IMTAConfig
 from anytime.models.mlp import MLP, IntervalMLP, MLPConfig
 from anytime.models.msdnet import MSDNet, MSDNetConfig
+from anytime.models.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
 from anytime.models.resnet import CifarResNet, ResNet, ResNetConfig
 from anytime.models.zoo import create, load, load_weights, names, save
 from anytime.models.ztw import CascadeHead, attach_cascade
@@ -25,6 +27,8 @@ __all__ = [
     "Cost",
     "DViT",
     "DViTConfig",
+    "EncoderConfig",
+    "EncoderExits",
     "Ensemble",
     "ExitModel",
     "IMTAConfig",
@@ -34,6 +38,7 @@ __all__ = [
     "MSDNetConfig",
     "MultiExit",
     "PooledHead",
+    "Pretrained",
     "ResNet",
     "ResNetConfig",
     "StagedModel",
@@ -46,8 +51,11 @@ __all__ = [
     "is_staged",
     "last_layers",
     "load",
+    "load_minilm",
+    "load_pretrained",
     "load_weights",
     "measure_cost",
     "names",
     "save",
+    "take_encoder",
 ]

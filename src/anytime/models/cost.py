@@ -152,6 +152,7 @@ _COUNTERS: dict[type[nn.Module], Counter] = {
     nn.Linear: _linear,
     nn.BatchNorm1d: _nothing,
     nn.BatchNorm2d: _nothing,
+    nn.Embedding: _nothing,
     nn.LayerNorm: _element,
     nn.ReLU: _element,
     nn.GELU: _element,

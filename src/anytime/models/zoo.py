@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from anytime.artifacts import json_text, read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
-from anytime.models import dvit, imta, mlp, msdnet, resnet
+from anytime.models import dvit, encoder, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -38,6 +38,7 @@ _ARCHITECTURES = {
     "dvit": _Architecture(dvit.DViT, dvit.DViTConfig, dvit.PRESETS),
     "resnet": _Architecture(resnet.ResNet, resnet.ResNetConfig, resnet.PRESETS),
     "mlp": _Architecture(mlp.MLP, mlp.MLPConfig, mlp.PRESETS),
+    "encoder": _Architecture(encoder.EncoderExits, encoder.EncoderConfig, encoder.PRESETS),
 }
 
 
