@@ -41,18 +41,22 @@ if TYPE_CHECKING:
         rule,
     )
     from anytime.conformal import Raps
-    from anytime.errors import AnytimeError
+    from anytime.errors import AnytimeError, DeadlineTooShort
     from anytime.evaluation import Evaluation, evaluate, open_logits
     from anytime.fitted import Fitted
+    from anytime.run import Answer, Budget, Profile, Runner
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdaptiveReLU",
+    "Answer",
     "AnytimeError",
+    "Budget",
     "Cached",
     "Caching",
     "ClippedReLU",
+    "DeadlineTooShort",
     "Evaluation",
     "Exponential",
     "Heaviside",
@@ -62,9 +66,11 @@ __all__ = [
     "Powers",
     "Prediction",
     "Product",
+    "Profile",
     "Raps",
     "ReLU",
     "Rule",
+    "Runner",
     "Scaled",
     "Sigmoid",
     "Softplus",
@@ -80,11 +86,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "anytime.run",
     "AnytimeError": "anytime.errors",
+    "Budget": "anytime.run",
+    "DeadlineTooShort": "anytime.errors",
     "Evaluation": "anytime.evaluation",
     "evaluate": "anytime.evaluation",
     "open_logits": "anytime.evaluation",
+    "Profile": "anytime.run",
     "Raps": "anytime.conformal",
+    "Runner": "anytime.run",
 }
 # What a fitted object's file says it holds, and the class that reads it.
 _KINDS = {

@@ -12,6 +12,7 @@ AnytimeError
 │   └── OverlapError    the same rows where different ones are needed
 ├── OptionError         a setting outside its range, an unknown name (also a ValueError)
 ├── StateError          a rule stepped beyond its exits, or with another rule's state
+├── DeadlineTooShort    not even the first exit fits; knows `forecast` and `budget` (also a TimeoutError)
 ├── DivergedError       training whose loss became NaN or infinite (also an ArithmeticError)
 ├── FileError           a file that cannot be used; knows `path`
 │   ├── MissingFileError  (also a FileNotFoundError)
@@ -91,6 +92,26 @@ class OptionError(AnytimeError, ValueError):
 
 class StateError(AnytimeError, RuntimeError):
     """A streaming state used in a way it cannot be."""
+
+
+class DeadlineTooShort(AnytimeError, TimeoutError):  # noqa: N818 - said as a sentence: the deadline is too short
+    """Not even the first exit could be had in time.
+
+    Args:
+        came: What was given, in the caller's words.
+        expected: What would have been accepted.
+        fix: What the caller can do now.
+        forecast: The seconds that an answer from the first exit was expected to take.
+        budget: The seconds there were.
+    """
+
+    # TimeoutError brings a __str__ of its own, made for errno.
+    __str__ = AnytimeError.__str__
+
+    def __init__(self, came: str, *, expected: str, fix: str, forecast: float, budget: float) -> None:
+        super().__init__(came, expected=expected, fix=fix)
+        self.forecast = forecast
+        self.budget = budget
 
 
 class DivergedError(AnytimeError, ArithmeticError):

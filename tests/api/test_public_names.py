@@ -16,6 +16,7 @@ PACKAGES = [
     "anytime.conformal",
     "anytime.policy",
     "anytime.evaluation",
+    "anytime.run",
     "anytime.models",
     "anytime.data",
     "anytime.train",

@@ -153,3 +153,18 @@ def test_settings_that_make_no_sense_are_refused(make) -> None:
 def test_a_state_of_another_rule_is_refused() -> None:
     with pytest.raises(StateError, match="CachingState"):
         anytime.Caching().step(anytime.Product().start(2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(
+    "text", ["latest", "caching", "product", "product(softplus, weights=ones)", "product(weights=(0, 2, 0, 1))", "mixture"]
+)
+@pytest.mark.parametrize("seen", [1, 2, 4])
+def test_the_answer_after_some_exits_is_what_stepping_gives(text: str, seen: int) -> None:
+    rule = anytime.rule(text)
+    logits = torch.randn(4, 50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    state = rule.start(4)
+    for now in logits[:seen]:
+        state, wanted = rule.step(state, now)
+    found = rule.after(logits[:seen], 4)
+    torch.testing.assert_close(found.log_probs, wanted.log_probs)
+    assert torch.equal(found.fell_back, wanted.fell_back)

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
@@ -120,6 +121,16 @@ class Rule(ABC, Generic[S]):
             fell_back[exit] = prediction.fell_back
         return Prediction(log_probs, fell_back)
 
+    def after(self, logits: Tensor, exits: int) -> Prediction:
+        """The prediction after the first of `exits` exits, for logits `(seen, batch, classes)` that are known to be right.
+
+        It is what stepping over them gives in the end, up to rounding.
+        """
+        state = self.start(exits)
+        for now in logits:
+            state, prediction = self._update(state, now)
+        return prediction
+
     @abstractmethod
     def _update(self, state: S, logits: Tensor) -> tuple[S, Prediction]:
         """One step on checked logits. Must not change `state` or `logits`."""
@@ -199,6 +210,16 @@ class Product(Rule[State]):
         state = super().start(exits)
         _weights(self.weights, exits)
         return state
+
+    def after(self, logits: Tensor, exits: int) -> Prediction:
+        """The prediction after the first of `exits` exits, the evidence of all of them taken in one go."""
+        weights, taken = _taken(self.weights, exits, len(logits), logits.dtype, logits.device)
+        if not taken:
+            return Prediction(*normalise_evidence(torch.zeros_like(logits[0]), logits[-1]))
+        given = logits if len(taken) == len(logits) else logits[list(taken)]
+        # An activation reads rows, whichever exit they are from.
+        evidence = self.activation.log_evidence(_shifted(given.flatten(0, 1), self.shift)).view(given.shape)
+        return Prediction(*normalise_evidence((evidence * weights).sum(0), logits[-1]))
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
         weight = _weights(self.weights, state.exits)[state.seen]
@@ -325,6 +346,15 @@ def _weights(weights: Weights, exits: int) -> tuple[float, ...]:
             fix="give as many weights as exits, or 'linear' or 'ones'",
         )
     return tuple(float(weight) for weight in weights)
+
+
+@cache
+def _taken(weights: Weights, exits: int, seen: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
+    """The positive weights among those of the first exits, `(taken, 1, 1)`, and which exits they belong to."""
+    taken = [(exit, weight) for exit, weight in enumerate(_weights(weights, exits)[:seen]) if weight > 0]
+    with torch.inference_mode(False):  # it is kept, and may be asked for with gradients another time
+        numbers = torch.tensor([weight for _, weight in taken], dtype=dtype, device=device)
+    return numbers[:, None, None], tuple(exit for exit, _ in taken)
 
 
 def _check_weights(weights: Any) -> Weights:

@@ -1,0 +1,195 @@
+"""Random deadlines: how many answers are late, how far they got, and whether they are right.
+
+    python benchmarks/deadlines.py                         10,000 requests on a core of their own
+    python benchmarks/deadlines.py --requests 100000       the full count
+    python benchmarks/deadlines.py --load                  with a process beside it that keeps the same core busy
+
+The CIFAR MSDNet, one input at a time, one thread, the quickest engine; everything is tied to one core. Every request has a
+deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median time of all exits. On the same input, with the
+same deadline, four take turns:
+
+* the runner, which answers with the prior where not even the first exit fits;
+* a runner with `cut_off=False`, which hands nothing over to a thread and cannot give up a running stage;
+* the rival, which runs exit after exit in a plain loop and stops once the clock, looked at after each, says that time is up;
+* all stages one after the other, whose true times an oracle then knows: it takes the last exit that ends before the deadline.
+
+An answer is late if it comes more than 0.5 ms after its deadline. The first requests, in which the runner learns how long
+stages take, are not counted. Every answer of the runner is compared with what the rule gives on stored logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import anytime
+from anytime.models import create
+from anytime.run import Runner
+from anytime.run.engines import Engine, make_engine
+
+LATE = 0.5e-3
+INPUTS = 64
+SAME = 1e-5
+"""Log-probabilities closer than that are the same: sums in another order differ in their last digits."""
+
+
+@dataclass
+class Tally:
+    """What is counted about one of the three."""
+
+    beyond: list[float] = field(default_factory=list)
+    exits: list[int] = field(default_factory=list)
+
+    def add(self, beyond: float, exit: int) -> None:
+        self.beyond.append(beyond)
+        self.exits.append(exit)
+
+    @property
+    def late(self) -> float:
+        return sum(beyond > LATE for beyond in self.beyond) / len(self.beyond)
+
+    @property
+    def without(self) -> float:
+        return sum(exit == 0 for exit in self.exits) / len(self.exits)
+
+    def quantile(self, share: float) -> float:
+        return sorted(self.beyond)[min(int(share * len(self.beyond)), len(self.beyond) - 1)]
+
+
+@contextmanager
+def competitor(core: int, wanted: bool) -> Iterator[None]:
+    """A process that keeps the core busy."""
+    if not wanted:
+        yield
+        return
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True:\n    pass"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def stage_times(engine: Engine, x: Tensor) -> list[float]:
+    times = []
+    stages = engine.begin(x)
+    before = time.perf_counter()
+    for _ in range(engine.num_exits):
+        stages.advance()
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+    stages.close()
+    return times
+
+
+def check_after_each(engine: Engine, x: Tensor, rule: anytime.Product, allowed: float) -> tuple[float, int]:
+    """The rival: seconds taken, and the exit."""
+    began = time.perf_counter()
+    stages, state, exit = engine.begin(x), rule.start(engine.num_exits), 0
+    while exit < engine.num_exits:
+        state, _ = rule.step(state, stages.advance())
+        exit += 1
+        if time.perf_counter() - began >= allowed:
+            break
+    stages.close()
+    return time.perf_counter() - began, exit
+
+
+def stored_answers(engine: Engine, inputs: Tensor, rule: anytime.Product) -> anytime.Prediction:
+    """The rule's values at all exits of all inputs, from logits that are stored first."""
+    rows = []
+    for x in inputs.split(1):
+        stages = engine.begin(x)
+        rows.append(torch.stack([stages.advance() for _ in range(engine.num_exits)]))
+        stages.close()
+    return rule(torch.cat(rows, 1))
+
+
+def same(first: Tensor, second: Tensor) -> bool:
+    support = first > -torch.inf
+    return bool((support == (second > -torch.inf)).all()) and bool(((first - second)[support].abs() <= SAME).all())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--skip", type=int, default=200, help="requests at the start that are not counted")
+    parser.add_argument("--load", action="store_true", help="keep the core busy with another process")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
+    parser.add_argument("--longest", type=float, default=1.5, help="the longest deadline, in median times of all exits")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    os.sched_setaffinity(0, {options.core})
+    model, inputs, rule = create("msdnet-cifar", classes=100).eval(), torch.randn(INPUTS, 3, 32, 32), anytime.Product()
+    engine = make_engine(model, options.engine, example=inputs[:1])
+    offline = stored_answers(engine, inputs, rule)
+    rival_tally, oracle = Tally(), Tally()
+    wrong = 0
+    with (
+        torch.inference_mode(),
+        competitor(options.core, options.load),
+        Runner(model, rule, engine, on_too_short="prior") as runner,
+        Runner(model, rule, engine, on_too_short="prior", cut_off=False) as here,
+    ):
+        tallies = {"runner": (runner, Tally()), "runner, cut_off=False": (here, Tally())}
+        whole = statistics.median(sum(stage_times(engine, inputs[:1])) for _ in range(50))
+        longest = options.longest * whole
+        print(
+            f"msdnet-cifar, 100 classes, batch 1, {engine.name}, one thread on core {options.core}, "
+            f"{'with a busy process on it' if options.load else 'no other process of ours on it'}, "
+            f"load average {os.getloadavg()[0]:.1f}\n"
+            f"all {engine.num_exits} exits: {1e3 * whole:.2f} ms (median); deadlines up to {1e3 * longest:.2f} ms; "
+            f"{options.requests} requests, the first {options.skip} not counted"
+        )
+        for number in range(options.requests):
+            row, allowed = draw.randrange(INPUTS), draw.uniform(0, longest)
+            x = inputs[row : row + 1]
+            for each, tally in tallies.values():
+                began = time.perf_counter()
+                answer = each.predict(x, deadline=allowed)
+                taken = time.perf_counter() - began
+                assert isinstance(answer.exit, int)
+                if answer.exit and not same(answer.log_probs, offline.log_probs[answer.exit - 1, row : row + 1]):
+                    wrong += 1
+                if number >= options.skip:
+                    tally.add(taken - allowed, answer.exit)
+            rival_taken, rival_exit = check_after_each(engine, x, rule, allowed)
+            elapsed, reached = 0.0, 0
+            for seconds in stage_times(engine, x):
+                elapsed += seconds
+                reached += elapsed <= allowed
+            if number >= options.skip:
+                rival_tally.add(rival_taken - allowed, rival_exit)
+                oracle.add(0.0, reached)
+    print(f"\n{'':24}{'late':>9}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   beyond the deadline: p50, p99, max")
+    shown = {name: tally for name, (_, tally) in tallies.items()} | {"clock after each exit": rival_tally}
+    for name, tally in shown.items():
+        spread = ", ".join(f"{1e3 * tally.quantile(share):.2f}" for share in (0.5, 0.99, 1.0))
+        share = sum(tally.exits) / max(sum(oracle.exits), 1)
+        print(f"{name:24}{tally.late:9.3%}{statistics.mean(tally.exits):11.2f}{share:15.1%}{tally.without:9.1%}   {spread} ms")
+    print(f"{'oracle':24}{'':9}{statistics.mean(oracle.exits):11.2f}{'':15}{oracle.without:9.1%}\n")
+    for name, (_, tally) in tallies.items():
+        if tally.late > 0:
+            print(f"{name}: late {rival_tally.late / tally.late:.1f} times less often than with the clock after each exit")
+    print(f"answers that differ from the rule's value on stored logits: {wrong} of {2 * options.requests}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Answers by a deadline: budgets, forecasts, the runner and the engines below it."""
+
+from anytime.run.answer import Answer, Reason
+from anytime.run.budget import Budget
+from anytime.run.forecast import Forecast
+from anytime.run.profile import Profile, profile_model
+from anytime.run.runner import Runner
+from anytime.run.task import Task
+
+__all__ = ["Answer", "Budget", "Forecast", "Profile", "Reason", "Runner", "Task", "profile_model"]

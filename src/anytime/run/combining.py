@@ -1,0 +1,135 @@
+"""Rules as the runner uses them: one stage at a time, or all stages so far at once when only the last answer is wanted.
+
+A step costs some ten calls of small tensor functions, so a request that will show nobody its answers on the way keeps the
+logits and combines them at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from anytime.calibrate import PowersFit, Temperature, TunedRule
+from anytime.checks import check_logits
+from anytime.combine import Intersection, Interval, IntervalState, Prediction, Product, Rule, State
+from anytime.combine import rule as read_rule
+from anytime.conformal import ConformalSets
+from anytime.errors import OptionError, ShapeError
+
+
+class Combiner(Protocol):
+    """What the runner needs of a rule."""
+
+    def start(self, exits: int) -> Any:
+        """The state before the first exit."""
+        ...
+
+    def step(self, state: Any, logits: Tensor) -> tuple[Any, Prediction | Interval]:
+        """Take the logits of the next exit."""
+        ...
+
+    def after(self, logits: Sequence[Tensor], exits: int) -> Prediction | Interval:
+        """The answer after these of `exits` exits."""
+        ...
+
+
+class ByRule:
+    """A rule over distributions."""
+
+    def __init__(self, rule: Rule[Any]) -> None:
+        self.rule = rule
+
+    def start(self, exits: int) -> State:
+        """The state before the first exit."""
+        state: State = self.rule.start(exits)
+        return state
+
+    def step(self, state: Any, logits: Tensor) -> tuple[State, Prediction]:
+        """Take the logits of the next exit, `(batch, classes)`."""
+        return self.rule.step(state, logits)
+
+    def after(self, logits: Sequence[Tensor], exits: int) -> Prediction:
+        """The answer after these of `exits` exits: what stepping over them gives."""
+        given = torch.stack(tuple(logits))
+        # What is finite has a finite sum; the whole check says what is wrong, and where.
+        if given.ndim != 3 or not math.isfinite(given.sum()):
+            check_logits(given)
+        return self.rule.after(given, exits)
+
+
+class ByIntersection:
+    """Anytime regression: each exit gives a lower and an upper end, `(batch, 2)`."""
+
+    def __init__(self, rule: Intersection) -> None:
+        self.rule = rule
+
+    def start(self, exits: int) -> IntervalState:
+        """The state before the first exit."""
+        return self.rule.start(exits)
+
+    def step(self, state: Any, logits: Tensor) -> tuple[IntervalState, Interval]:
+        """Take the ends of the next exit, `(batch, 2)`."""
+        if logits.ndim != 2 or logits.shape[1] != 2:
+            raise ShapeError(
+                f"an exit gave shape {tuple(logits.shape)}",
+                expected="(batch, 2): a lower and an upper end each",
+                fix="use a model for regression, such as anytime.models.IntervalMLP, or a rule for classes",
+            )
+        return self.rule.step(state, *logits.unbind(-1))
+
+    def after(self, logits: Sequence[Tensor], exits: int) -> Interval:
+        """The intersection after these of `exits` exits."""
+        state = self.rule.start(exits)
+        for now in logits:
+            state, interval = self.step(state, now)
+        return interval
+
+
+def choose_rule(rule: Any, calibration: Any) -> tuple[Rule[Any] | Intersection, ConformalSets | None]:
+    """The rule to use and the sets to give, from what the caller said and what was fitted.
+
+    Args:
+        rule: A rule, its text, or None for what the calibration was fitted for, or else the product.
+        calibration: None, or a fitted object, or several: `Temperature`, `PowersFit`, `TunedRule`, `ConformalSets`.
+    """
+    chosen = read_rule(rule) if isinstance(rule, str) else rule
+    sets: ConformalSets | None = None
+    for fitted in calibration if isinstance(calibration, tuple | list) else (calibration,):
+        match fitted:
+            case None:
+                pass
+            case Temperature():
+                chosen = fitted.rule(chosen)
+            case PowersFit() | TunedRule():
+                chosen = _same(chosen, fitted.rule)
+            case ConformalSets():
+                sets = fitted
+                chosen = chosen if fitted.rule is None else _same(chosen, read_rule(fitted.rule))
+            case _:
+                raise OptionError(
+                    f"calibration is {fitted!r}",
+                    expected="a fitted Temperature, PowersFit, TunedRule or ConformalSets, or a tuple of these",
+                    fix="fit one on held-out logits, or read a saved one with its class's load(path)",
+                )
+    chosen = Product() if chosen is None else chosen
+    if not isinstance(chosen, Rule | Intersection):
+        raise OptionError(
+            f"rule is {chosen!r}",
+            expected="a rule, such as anytime.Product(), or anytime.Intersection() for regression",
+            fix="write Product() with parentheses",
+        )
+    return chosen, sets
+
+
+def _same(chosen: Any, fitted: Rule[Any]) -> Rule[Any]:
+    if chosen is not None and chosen != fitted:
+        raise OptionError(
+            f"the rule is {chosen!r}",
+            expected=f"{fitted!r}, for which the calibration was fitted",
+            fix="leave rule out, or fit the calibration for this rule",
+        )
+    return fitted

@@ -1,0 +1,91 @@
+"""The eager engine: torch as it is. It runs any model, also one that has a generator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
+from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
+
+
+class EagerEngine:
+    """Runs a model stage by stage with torch, where the model lies.
+
+    A model that is not staged is run by its generator; rows that are dropped then are computed all the same.
+
+    Args:
+        model: Any model with exits. It is put into eval mode.
+
+    Example:
+        >>> from anytime.models import MLP, MLPConfig
+        >>> run = EagerEngine(MLP(MLPConfig(classes=4, exits=3))).begin(torch.zeros(5, 2))
+        >>> run.advance().shape
+        torch.Size([5, 4])
+        >>> run.keep(torch.tensor([0, 3]))
+        >>> run.advance().shape
+        torch.Size([2, 4])
+        >>> run.close()
+    """
+
+    name = "eager"
+    TOLERANCE = 0.0
+    """It is what the others are measured against."""
+
+    def __init__(self, model: ExitModel) -> None:
+        self.why = "asked for"
+        self.num_exits = model.num_exits
+        self._model = model.eval() if isinstance(model, nn.Module) else model
+        self._device = device_of(model)
+
+    def begin(self, x: Tensor) -> Running[Tensor]:
+        """Take inputs, batch first; nothing is computed yet."""
+        inputs = self._prepared(check_inputs(x))
+        if is_staged(self._model):
+            return _ByStages(self._model, inputs)
+        return _ByGenerator(self._model, inputs)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        return x.to(self._device)
+
+
+class _ByStages(Running[Tensor]):
+    def __init__(self, model: StagedModel, x: Tensor) -> None:
+        super().__init__(model.num_exits, len(x))
+        self._model = model
+        self._carry: Carry = (x,)
+
+    def _run(self, exit: int) -> Tensor:
+        with torch.inference_mode():
+            self._carry, logits = self._model.stage(exit, self._carry)
+            return as_answer(logits)
+
+    def _select(self, rows: Tensor) -> None:
+        with torch.inference_mode():
+            self._carry = tuple(tensor[rows.to(tensor.device)] for tensor in self._carry)
+
+    def _drop(self) -> None:
+        self._carry = ()
+
+
+class _ByGenerator(Running[Tensor]):
+    def __init__(self, model: ExitModel, x: Tensor) -> None:
+        super().__init__(model.num_exits, len(x))
+        with torch.inference_mode():
+            self._exits_left: Iterator[Tensor] = model.exits(x)
+        self._rows = torch.arange(len(x))
+
+    def _run(self, exit: int) -> Tensor:
+        with torch.inference_mode():
+            # Picking rows copies: a generator may use the memory of its logits again.
+            return as_answer(next(self._exits_left))[self._rows]
+
+    def _select(self, rows: Tensor) -> None:
+        self._rows = self._rows[rows]
+
+    def _drop(self) -> None:
+        close = getattr(self._exits_left, "close", None)
+        if close is not None:
+            close()

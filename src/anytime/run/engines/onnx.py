@@ -1,0 +1,225 @@
+"""The ONNX Runtime engine: one session a stage, on the CPU.
+
+What goes from one stage to the next stays in ONNX Runtime's hands. The stages are exported by tracing, in a second or so for
+an MSDNet, and checked; where that fails, by `torch.export`, which takes fifty times as long and follows more.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anytime.errors import MissingExtraError, OptionError
+from anytime.models.base import Carry, StagedModel
+from anytime.run.engines.folding import apart, folded_copy, on_cpu
+from anytime.run.engines.running import Running, check_inputs
+
+OPSET = 18
+
+
+class OnnxRuntimeEngine:
+    """Runs each stage in a session of ONNX Runtime.
+
+    Args:
+        model: A staged torch module; it stays as it is.
+        example: Inputs to trace the stages with.
+        threads: For one stage; one is best where several workers share a machine.
+    """
+
+    name = "onnxruntime"
+    TOLERANCE = 1e-4
+    """How far its logits may lie from the model's, relative to the largest of an exit."""
+
+    def __init__(self, model: StagedModel, example: Tensor, *, threads: int = 1) -> None:
+        self._runtime = require("onnxruntime")
+        self.why = "asked for"
+        self.num_exits = model.num_exits
+        self._sessions = [make_session(file, threads=threads) for file in stage_files(model, example)]
+
+    def begin(self, x: Tensor) -> Running[Tensor]:
+        """Take inputs, batch first; nothing is computed yet."""
+        inputs = on_cpu(check_inputs(x)).contiguous()
+        return _Run(self._sessions, self._runtime.OrtValue, inputs)
+
+
+class _Run(Running[Tensor]):
+    """Carries values of ONNX Runtime; NumPy sees them only where rows leave."""
+
+    def __init__(self, sessions: Sequence[Any], value_type: Any, x: Tensor) -> None:
+        super().__init__(len(sessions), len(x))
+        self._sessions, self._value_type = sessions, value_type
+        self._carry = [value_type.ortvalue_from_numpy(x.numpy())]
+
+    def _run(self, exit: int) -> Tensor:
+        session = self._sessions[exit]
+        names = [f"carry_{place}" for place in range(len(self._carry))]
+        *self._carry, logits = session.run_with_ort_values(None, dict(zip(names, self._carry, strict=True)))
+        return torch.from_numpy(logits.numpy())
+
+    def _select(self, rows: Tensor) -> None:
+        self._carry = [self._value_type.ortvalue_from_numpy(value.numpy()[rows.numpy()]) for value in self._carry]
+
+    def _drop(self) -> None:
+        self._carry = []
+
+
+class Stage(nn.Module):
+    """One stage of a model as a module of its own: tensors in, `(*carry, logits)` out."""
+
+    def __init__(self, model: nn.Module, exit: int) -> None:
+        super().__init__()
+        self.model, self.exit = model, exit
+        self.eval()
+
+    def forward(self, *carry: Tensor) -> tuple[Tensor, ...]:
+        assert isinstance(self.model, StagedModel)
+        left, logits = self.model.stage(self.exit, carry)
+        return *left, logits
+
+
+@torch.no_grad()
+def stage_files(model: StagedModel, example: Tensor) -> list[bytes]:
+    """An ONNX file a stage: `carry_0` … in, `left_0` … and `logits` out, for any number of rows."""
+    copy = folded_copy(model, example, merged=True)
+    assert isinstance(copy, StagedModel)
+    carry: Carry = (two_rows(example),)
+    files = []
+    for exit in range(copy.num_exits):
+        left, _ = copy.stage(exit, carry)
+        inputs = [f"carry_{place}" for place in range(len(carry))]
+        outputs = [*(f"left_{place}" for place in range(len(left))), "logits"]
+        files.append(onnx_bytes(Stage(copy, exit), carry, inputs=inputs, outputs=outputs))
+        carry = left
+    return files
+
+
+def two_rows(example: Tensor) -> Tensor:
+    """Two rows of an example: with one alone, its number of rows would be taken for fixed."""
+    rows = on_cpu(check_inputs(example))
+    return torch.cat((rows, rows))[:2].contiguous()
+
+
+def onnx_bytes(module: nn.Module, given: Carry, *, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """A module of tensors as an ONNX file with its weights inside; the first dimension of all of them is free."""
+    reasons = []
+    for write in (_traced, exported):
+        try:
+            file = write(module, given, inputs, outputs)
+            _check_file(file, module, given)
+        except MissingExtraError:
+            raise
+        except Exception as error:  # whatever an exporter stumbles over, the other may not
+            reasons.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+        else:
+            return file
+    raise OptionError(
+        f"a stage cannot be written as ONNX: {reasons[0]}; by torch.export: {reasons[1]}",
+        expected="stages of operations that ONNX has, without branches on numbers",
+        fix="use engine='eager', or export with format='torch-export'",
+    )
+
+
+def make_session(file: bytes, *, threads: int = 1) -> Any:
+    """A session for an ONNX file, on the CPU."""
+    runtime = require("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 4  # what goes wrong is raised
+    return runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def require(package: str) -> Any:
+    """A package of the extra `engines`, or an error that says how to get it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{package} is not installed",
+            expected=f"the package {package}",
+            fix="pip install 'anytime[engines]', or use engine='eager'",
+        ) from error
+
+
+def _traced(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    file = io.BytesIO()
+    axes = {name: {0: "batch"} for name in (*inputs, *outputs)}
+    with _quiet():
+        torch.onnx.register_custom_op_symbolic("aten::mT", _transpose, OPSET)  # type: ignore[attr-defined]
+        torch.onnx.export(
+            module,
+            given,
+            file,  # type: ignore[arg-type]
+            dynamo=False,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_axes=axes,
+            opset_version=OPSET,
+        )
+    return file.getvalue()
+
+
+def exported(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """As `onnx_bytes`, by `torch.export` alone and unchecked."""
+    require("onnxscript")
+    batch = torch.export.Dim("batch", min=1)
+    with _quiet():
+        program = torch.onnx.export(
+            module,
+            given,
+            dynamo=True,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=list(outputs),
+            dynamic_shapes=(tuple({0: batch} for _ in given),),
+            opset_version=OPSET,
+        )
+    assert program is not None
+    data: bytes = program.model_proto.SerializeToString()
+    return data
+
+
+def _check_file(file: bytes, module: nn.Module, given: Carry) -> None:
+    """Tracing may take a number of rows for fixed, or a branch for the only one: see with fewer and with more rows."""
+    session = make_session(file)
+    for rows in (1, 3):
+        some = tuple(torch.cat((tensor, tensor))[:rows] for tensor in given)
+        names = [each.name for each in session.get_inputs()]
+        fed = dict(zip(names, (tensor.numpy() for tensor in some), strict=True))
+        found = [torch.from_numpy(array) for array in session.run(None, fed)]
+        share = apart(found, module(*some))
+        if share > OnnxRuntimeEngine.TOLERANCE:
+            raise ValueError(f"{share:.2g} apart with {rows} rows")
+
+
+def _transpose(graph: Any, x: Any) -> Any:
+    """`tensor.mT`, which the tracing exporter does not know."""
+    *others, rows, columns = range(x.type().dim())
+    return graph.op("Transpose", x, perm_i=[*others, columns, rows])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Both exporters say much that is no use to who calls this; what goes wrong is raised."""
+    logger = logging.getLogger("torch.onnx")
+    level, dump = logger.level, torch._C._jit_onnx_log
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        # By a slip in torch, a failed trace is printed to stdout whether asked for or not.
+        torch._C._jit_onnx_log = lambda *_: None
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+            torch._C._jit_onnx_log = dump

@@ -1,0 +1,264 @@
+"""A model and its rule as files that any runtime can drive: one a stage, with the rule's step inside.
+
+A stage is given what the one before left, the network's maps and the rule's running evidence alike, and gives the distribution
+and what the next one needs. Who drives them need not know the method, and needs no Python:
+
+```
+values = [x]
+for each stage:
+    probs, log_probs, fell_back, *values = the outputs of the stage, given `values` as its inputs, in order
+    stop here, or go on
+```
+
+The files and their description (`exported.json`) are one bundle with checksums; `load_exported` runs it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from anytime.artifacts import json_text, write_bundle
+from anytime.checks import check_costs
+from anytime.combine.named import rule as rule_from_text
+from anytime.combine.rules import Rule
+from anytime.errors import CheckError, OptionError
+from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
+from anytime.run.engines.folding import copied
+from anytime.run.engines.onnx import OPSET, Stage, exported, make_session, onnx_bytes, require, two_rows
+from anytime.run.exported import DESCRIPTION, FORMAT, VERSION, ExportedModel, load_exported
+from anytime.run.rule_step import GIVES, RuleStep, flat, typical_states
+
+__all__ = ["TOLERANCE", "ExportedModel", "export", "load_exported"]
+
+Format = Literal["onnx", "torch-export"]
+TOLERANCE = 1e-4
+"""How far a stage's logits may lie from the model's, relative to the largest of an exit, and a step from the rule's."""
+_LARGEST = (1 << 31) - 1
+_IR_VERSION = 8
+"""That of the opset, so that runtimes from 2022 on read the files."""
+_SUFFIX = {"onnx": "onnx", "torch-export": "pt2"}
+_HOW = (
+    "values = [x]",
+    "for stage in stages:",
+    "    inputs = the names in stage.inputs with the values, in order",
+    "    probs, log_probs, fell_back, *values = run stage.file with these inputs",
+    "    answer with probs; stop when time is up, or go on",
+)
+
+
+@torch.no_grad()
+def export(
+    model: ExitModel,
+    folder: str | Path,
+    *,
+    rule: Rule[Any] | str,
+    example: Tensor,
+    format: Format = "onnx",
+    costs: Sequence[float] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Path:
+    """Write the stages of a model, each with the rule's step inside, and their description.
+
+    Args:
+        model: A staged torch module (`anytime.models.is_staged`); it stays as it is.
+        folder: Where; it is made if there is none.
+        rule: The rule, or the text that names it.
+        example: Inputs like those to come, batch first. The number of rows stays free.
+        format: `onnx` for ONNX Runtime on any machine, phone or browser; `torch-export` for `torch.export.load`.
+        costs: The cumulative cost up to each exit, to be written down.
+        class_names: What the classes are called, to be written down.
+
+    Returns:
+        The folder.
+    """
+    if format not in get_args(Format):
+        raise OptionError(f"format is {format!r}", expected=" or ".join(get_args(Format)), fix="'onnx' runs everywhere")
+    if not is_staged(model):
+        raise OptionError(
+            f"a {type(model).__name__} cannot be run stage by stage",
+            expected="a model with stage(exit, carry), see anytime.models.is_staged",
+            fix="attach the exits with method='trace', which says what is in the way",
+        )
+    known = rule_from_text(rule) if isinstance(rule, str) else rule
+    copy = copied(model)
+    assert isinstance(copy, StagedModel)
+    plans = _plans(copy, known, two_rows(example))
+    names = [f"stage_{exit}.{_SUFFIX[format]}" for exit in range(copy.num_exits)]
+    write = _onnx_file if format == "onnx" else _torch_file
+    files = {name: _check_size(name, write(plan)) for name, plan in zip(names, plans, strict=True)}
+    classes = plans[0].logits.shape[1]
+    description = {
+        "format": FORMAT,
+        "version": VERSION,
+        "kind": format,
+        "made_with": f"torch {torch.__version__}" + (f", ONNX opset {OPSET}" if format == "onnx" else ""),
+        "exits": copy.num_exits,
+        "classes": classes,
+        "class_names": _check_class_names(class_names, classes),
+        "costs": None if costs is None else check_costs(costs, exits=copy.num_exits).tolist(),
+        "rule": repr(known),
+        "tolerance": TOLERANCE,
+        "stages": [
+            {"file": name, "inputs": _described(plan.inputs), "outputs": _described(plan.outputs)}
+            for name, plan in zip(names, plans, strict=True)
+        ],
+        "how_to_drive": _HOW,
+    }
+    write_bundle(folder, {DESCRIPTION: json_text(description).encode(), **files})
+    return Path(folder)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A stage to be written: the modules, examples of what they are given, and all names in order.
+
+    `logits` and `state` have rows of all kinds for the step; `inputs` and `outputs` fit together.
+    """
+
+    stage: Stage
+    step: RuleStep
+    logits: Tensor
+    state: dict[str, Tensor]
+    carried: list[str]
+    left: list[str]
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
+    assert isinstance(model, nn.Module)
+    carry: Carry = (x,)
+    classes = model.stage(0, carry)[1].shape[1]
+    plans = []
+    for exit, (logits, state) in enumerate(typical_states(rule, exits=model.num_exits, classes=classes)):
+        last = exit + 1 == model.num_exits
+        stage, step = Stage(model, exit), RuleStep(rule, state, last=last)
+        left, _ = model.stage(exit, carry)
+        carried = [f"carry_{place}" for place in range(len(carry))] if exit else ["x"]
+        inputs = dict(zip(carried, carry, strict=True)) | flat(state.select(torch.arange(len(x))))
+        gave = _StageAndStep(stage, step, len(carry))(*inputs.values())
+        after = [] if last else flat(rule._update(state, logits)[0])
+        next_names = [*(f"next_carry_{place}" for place in range(len(left))), *(f"next_{name}" for name in after)]
+        outputs = dict(zip((*GIVES, *next_names), gave, strict=True))
+        plans.append(_Plan(stage, step, logits, flat(state), carried, next_names[: len(left)], inputs, outputs))
+        carry = left
+    return plans
+
+
+class _StageAndStep(nn.Module):
+    """A stage and the rule's step after it as one function of tensors."""
+
+    def __init__(self, stage: Stage, step: RuleStep, given: int) -> None:
+        super().__init__()
+        self.stage, self.step, self.given = stage, step, given
+        self.eval()
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        *left, logits = self.stage(*values[: self.given])
+        probs, log_probs, fell_back, *state = self.step(logits, *values[self.given :])
+        return probs, log_probs, fell_back, *left, *state
+
+
+def _onnx_file(plan: _Plan) -> bytes:
+    """The stage and the step, each by the exporter that suits it, joined at the logits."""
+    onnx, compose = require("onnx"), require("onnx.compose")
+    state, gives = list(plan.state), [name for name in plan.outputs if name not in plan.left]
+    carry = tuple(plan.inputs[name] for name in plan.carried)
+    stage = onnx_bytes(plan.stage, carry, inputs=plan.carried, outputs=[*plan.left, "logits"])
+    step = exported(plan.step, (plan.logits, *plan.state.values()), inputs=["step_logits", *state], outputs=gives)
+    _check_step(plan, make_session(step))
+    parts = []
+    for prefix, file in (("stage/", stage), ("step/", step)):
+        part = onnx.load_from_string(file)
+        part.ir_version = _IR_VERSION
+        parts.append(compose.add_prefix(part, prefix, rename_inputs=False, rename_outputs=False))
+    joined = compose.merge_models(*parts, io_map=[("logits", "step_logits")])
+    for listed, names in ((joined.graph.input, plan.inputs), (joined.graph.output, plan.outputs)):
+        by_name = {value.name: value for value in listed}
+        del listed[:]
+        listed.extend(by_name[name] for name in names)
+    data: bytes = joined.SerializeToString()
+    return data
+
+
+def _check_step(plan: _Plan, session: Any) -> None:
+    """A step in ONNX gives what the rule gives, whatever the rows are like."""
+    values = (plan.logits, *plan.state.values())
+    wanted = plan.step(*values)
+    names = [each.name for each in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (value.numpy() for value in values), strict=True)))
+    for one, other in zip(map(torch.from_numpy, found), wanted, strict=True):
+        if not torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE):
+            raise CheckError(
+                f"the step of {plan.step.rule} gives other numbers as ONNX",
+                expected=f"the rule's own to {TOLERANCE:g}",
+                fix="use format='torch-export', or another rule",
+            )
+
+
+def _torch_file(plan: _Plan) -> bytes:
+    module = _StageAndStep(plan.stage, plan.step, len(plan.carried))
+    batch = torch.export.Dim("batch", min=1)
+    sizes = (tuple({0: batch} for _ in plan.inputs),)
+    try:
+        program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=sizes, strict=False)
+    except Exception as error:
+        raise OptionError(
+            f"stage {plan.stage.exit} cannot be exported: {str(error).strip().splitlines()[0]}",
+            expected="stages and a rule without branches on numbers",
+            fix="see the error above; format='onnx' may do, as it traces",
+        ) from error
+    _forget_unused(program)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _forget_unused(program: torch.export.ExportedProgram) -> None:
+    """Take out weights that this stage does not use: an export keeps those of the whole model."""
+    specs = program.graph_signature.input_specs
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in list(specs):
+        node = nodes.get(spec.arg.name)
+        if spec.target is not None and node is not None and not node.users:
+            program.graph.erase_node(node)
+            specs.remove(spec)
+            program.state_dict.pop(spec.target, None)
+            program.constants.pop(spec.target, None)
+    program.graph_module.recompile()
+
+
+def _described(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": ["batch", *tensor.shape[1:]]}
+        for name, tensor in tensors.items()
+    ]
+
+
+def _check_size(name: str, data: bytes) -> bytes:
+    if len(data) > _LARGEST:
+        raise OptionError(
+            f"{name} would have {len(data):,} bytes",
+            expected=f"at most {_LARGEST:,}, as ONNX files are limited to",
+            fix="export a smaller model, or one with more exits: the weights are shared out among the stages",
+        )
+    return data
+
+
+def _check_class_names(names: Sequence[str] | None, classes: int) -> list[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or len(names) != classes or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f"class_names are {len(names)} {type(names).__name__} entries",
+            expected=f"{classes} names, one a class",
+            fix="give them in the order of the logits, or leave them out",
+        )
+    return list(names)

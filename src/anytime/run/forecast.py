@@ -1,0 +1,193 @@
+"""How long a stage will take: from how long it took lately, for each stage and batch size.
+
+An answer is late where a stage takes long or where its caller is woken late; both at once is rare. A stage is begun if there
+is time for a slow one (a high quantile) and a caller woken as usual (the median), and for a usual stage and a caller woken
+slowly.
+
+Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
+is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
+one in a hundred of those is tried all the same, and when four tries in a row were quick, what was known before is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+from threading import Lock
+
+from anytime.errors import OptionError
+
+_TRY_EVERY = 100
+_TRIES = 4
+_QUICK = 0.8
+"""A try is quick that takes less than this share of what was forecast."""
+_BATCHES = 64
+"""Batch sizes remembered for each stage; the one that was used least recently makes room."""
+
+
+class Window:
+    """The last few durations of one thing, kept in order of time and of size.
+
+    Args:
+        length: How many.
+        quantile: Which quantile of them counts as slow.
+        values: The first ones, oldest first.
+    """
+
+    def __init__(self, length: int, quantile: float, values: Iterable[float] = ()) -> None:
+        self._length, self._quantile = length, quantile
+        self._recent: deque[float] = deque()
+        self._ordered: list[float] = []
+        self._declined, self._trying = 0, False
+        self._quick: list[float] = []
+        for value in values:
+            self.add(value)
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    @property
+    def usual(self) -> float:
+        """The median."""
+        return self._at(0.5)
+
+    @property
+    def slow(self) -> float:
+        """The smallest duration that a share `quantile` of them does not exceed."""
+        return self._at(self._quantile)
+
+    def add(self, value: float) -> None:
+        """Note a duration; the oldest one beyond the length goes."""
+        if self._trying:
+            self._judge(value)
+        self._declined = 0
+        self._recent.append(value)
+        insort(self._ordered, value)
+        if len(self._recent) > self._length:
+            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+
+    def decline(self) -> bool:
+        """Something is not to be begun because of these durations; true where it should be tried all the same."""
+        self._declined += 1
+        self._trying = self._declined >= _TRY_EVERY
+        if self._trying:
+            self._declined = 0
+        return self._trying
+
+    def _judge(self, value: float) -> None:
+        """After enough quick tries in a row they are all that is known."""
+        self._trying = False
+        self._quick = [*self._quick, value] if value < _QUICK * self.slow else []
+        if len(self._quick) == _TRIES:
+            self._recent = deque(self._quick[:-1])
+            self._ordered = sorted(self._recent)
+            self._quick = []
+
+    def _at(self, share: float) -> float:
+        return self._ordered[math.ceil(share * len(self._ordered)) - 1] if self._ordered else 0.0
+
+
+class Forecast:
+    """Durations of the stages and of handing over an answer; may be used by several threads.
+
+    Args:
+        quantile: Which quantile of the recent durations counts as slow.
+        window: How many durations count as recent.
+    """
+
+    def __init__(self, *, quantile: float = 0.99, window: int = 100) -> None:
+        if not 0 < quantile <= 1:
+            raise OptionError(f"quantile is {quantile!r}", expected="a share above 0, at most 1", fix="0.99 is the default")
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise OptionError(f"window is {window!r}", expected="a whole number, at least 1", fix="100 is the default")
+        self._quantile, self._length = quantile, window
+        self._stages: dict[int, dict[int, Window]] = {}
+        self._handing: dict[str, Window] = {}
+        self._lock = Lock()
+
+    def seed(self, exit: int, batch: int, values: Iterable[float]) -> None:
+        """Begin with these durations, which newer ones replace one by one."""
+        with self._lock:
+            self._stages.setdefault(exit, {})[batch] = Window(self._length, self._quantile, values)
+
+    def stage(self, exit: int, batch: int) -> float:
+        """The seconds that a slow run of a stage takes; 0 where nothing is known.
+
+        A batch size that was never seen takes as long as the next larger one, or in proportion to the largest.
+        """
+        with self._lock:
+            return self._stage(exit, batch)[1]
+
+    def needed(self, exit: int, batch: int, way: str) -> float:
+        """The seconds there should be for a stage to be begun, and for its answer to be in the caller's hands."""
+        with self._lock:
+            usual, slow = self._stage(exit, batch)
+            waking, waking_slowly = self._hand(way)
+            return max(usual + waking_slowly, slow + waking)
+
+    def waking(self, way: str) -> float:
+        """The seconds it usually takes from a stage's end, or the moment to wake up, to an answer in the caller's hands."""
+        with self._lock:
+            return self._hand(way)[0]
+
+    def _stage(self, exit: int, batch: int) -> tuple[float, float]:
+        known = self._stages.get(exit)
+        if not known:
+            return 0.0, 0.0
+        window = known.get(batch)
+        if window is not None and len(window):
+            return window.usual, window.slow
+        other = _nearest(known, batch)
+        if other is None:
+            return 0.0, 0.0
+        window, times = known[other], max(1.0, batch / other)
+        return window.usual * times, window.slow * times
+
+    def _hand(self, way: str) -> tuple[float, float]:
+        window = self._handing.get(way)
+        return (0.0, 0.0) if window is None else (window.usual, window.slow)
+
+    def note(self, exit: int, batch: int, taken: float) -> None:
+        """A stage took so long."""
+        self.note_all(((exit, batch, taken),))
+
+    def note_all(self, times: Iterable[tuple[int, int, float]]) -> None:
+        """Stages took so long: exit, batch size and seconds of each."""
+        with self._lock:
+            for exit, batch, taken in times:
+                known = self._stages.setdefault(exit, {})
+                window = known.pop(batch, None) or Window(self._length, self._quantile)
+                known[batch] = window  # at the end: the most recent
+                window.add(max(taken, 0.0))
+                if len(known) > _BATCHES:
+                    del known[next(iter(known))]
+
+    def decline(self, exit: int, batch: int, way: str | None = None) -> bool:
+        """A stage is not to be begun because of its forecast; true where it should be tried all the same.
+
+        Args:
+            exit: Which stage.
+            batch: How many inputs.
+            way: How the answer would have been handed over, where nothing is begun at all.
+        """
+        with self._lock:
+            known = self._stages.get(exit, {})
+            near = batch if batch in known else _nearest(known, batch)
+            blamed = [known[near]] if near is not None else []
+            if way in self._handing:
+                blamed.append(self._handing[way])
+            tries = [window.decline() for window in blamed]  # every one of them is told
+            return True in tries
+
+    def note_handing(self, way: str, taken: float) -> None:
+        """Handing over took so long."""
+        with self._lock:
+            self._handing.setdefault(way, Window(self._length, self._quantile)).add(max(taken, 0.0))
+
+
+def _nearest(known: dict[int, Window], batch: int) -> int | None:
+    sizes = [size for size, window in known.items() if len(window)]
+    larger = [size for size in sizes if size >= batch]
+    return min(larger) if larger else max(sizes, default=None)

@@ -1,0 +1,368 @@
+"""Answers by a deadline: any model with exits, interruptible, on time.
+
+Where there is a time budget the stages run in a thread of the runner, and the caller waits for them or for its deadline,
+whichever comes first. Without one they run in the caller's own thread, which is the quickest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from anytime.checks import check_costs
+from anytime.combine import Intersection, Rule
+from anytime.errors import OptionError, StateError
+from anytime.models import MultiExit, measure_cost
+from anytime.policy import FittedPolicy, Policy
+from anytime.run.answer import Answer
+from anytime.run.budget import Budget, Duration, make_budget
+from anytime.run.clock import Clock, MonotonicClock
+from anytime.run.combining import ByIntersection, ByRule, choose_rule
+from anytime.run.engines import ENGINES, Engine, make_engine
+from anytime.run.engines.running import check_inputs
+from anytime.run.forecast import Forecast
+from anytime.run.profile import Profile
+from anytime.run.task import Setup, Task, limit_exits
+from anytime.run.workers import Workers
+
+
+class Runner:
+    """Runs a model with exits within budgets. Close it, or use it in a `with` statement, to end its threads.
+
+    Threads are begun at the first request with a time budget. A stage that is still running when its request has been
+    answered comes to its end in its thread; the next request takes another one, so it shares the processor with the rest
+    of that stage and waits for nothing else.
+
+    Args:
+        model: A model with `num_exits` and `exits(x)`, or an engine.
+        rule: What to answer: a rule, its text, or `Intersection()` for a regression. None is what the calibration was fitted
+            for, or the product.
+        engine: `eager`, `folded`, `onnxruntime`, `cuda-graphs`, `auto` for the quickest here, or an engine.
+        calibration: A fitted `Temperature`, `PowersFit`, `TunedRule` or `ConformalSets`, or a tuple of these.
+        policy: Lets inputs stop by themselves; see `anytime.policy`.
+        profile: How long the stages take, to begin with: a `Profile` or its file. Without one the first requests show it.
+        on_too_short: What to do where not even the first exit fits: `raise` a `DeadlineTooShort`, or answer with the `prior`.
+        prior: The probability of each class before anything is computed; uniform by default.
+        cut_off: Whether a deadline counts while a stage is running. If not, stages run in the caller's own thread: nothing is
+            handed over, which on a core that others use as well saves most delays, but a stage that takes far longer than
+            foreseen makes its answer late.
+        threads: For a stage, as `torch.set_num_threads` takes it. That is a setting of the whole process: it is set here and
+            put back by `close`. Two threads have a far worse tail than one where others use the machine. None leaves it.
+        workers: How many requests with a time budget may be under way at once; more wait for the first to end.
+        costs: Multiply-accumulates up to each exit; by default the profile's, or measured when a budget names FLOPs.
+        example: Inputs to make the engine ready with at once. Without it an engine that needs some is made from the first
+            request's, which then waits for that.
+        forecast: How stage times are foreseen.
+        seed: Of the draws of randomised prediction sets.
+        clock: Tells the time.
+
+    Example:
+        >>> from anytime.models import MLP, MLPConfig
+        >>> with Runner(MLP(MLPConfig(classes=4, exits=3))) as runner:
+        ...     answer = runner.predict(torch.zeros(1, 2), budget=Budget(exits=2))
+        >>> answer.exit, answer.exits, answer.reason
+        (2, 3, 'exits')
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        rule: Rule[Any] | Intersection | str | None = None,
+        engine: str | Engine = "eager",
+        *,
+        calibration: Any = None,
+        policy: Policy | FittedPolicy | None = None,
+        profile: Profile | str | Path | None = None,
+        on_too_short: Literal["raise", "prior"] = "raise",
+        prior: Any = None,
+        cut_off: bool = True,
+        threads: int | None = 1,
+        workers: int = 4,
+        costs: Sequence[float] | None = None,
+        example: Tensor | None = None,
+        forecast: Forecast | None = None,
+        seed: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        _check_counts(threads=threads, workers=workers)
+        self._model, self._exits = model, _count_exits(model, engine)
+        self._rule, self._sets = choose_rule(rule, calibration)
+        self._policy = _check_policy(policy, self._rule, self._exits)
+        self._rule.start(self._exits)  # it refuses a number of exits that it was not fitted for
+        if self._sets is not None:
+            self._sets.check_fits(self._exits, self._sets.classes or 1)
+        known = Profile.load(profile) if isinstance(profile, str | Path) else profile
+        if known is not None:
+            known.check_fits(self._exits, known.classes or 1)
+        self._prior = _make_prior(on_too_short, prior, self._rule, _count_classes(model, self._sets, known))
+        self._costs = _make_costs(costs, known, self._exits)
+        self._forecast = forecast or Forecast()
+        self._clock = clock or MonotonicClock()
+        self._draws = torch.Generator().manual_seed(seed)
+        self._profile, self._engine = known, engine
+        self._setup: Setup | None = None
+        self._making = threading.Lock()
+        self._cut_off = cut_off
+        self._workers = Workers(workers)
+        self._threads = _Threads(threads)
+        # Ends the threads where nobody calls close, and at the end of the interpreter.
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._threads)
+        if example is not None or not isinstance(engine, str) or engine == "eager":
+            self._ready(example)
+
+    def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
+        """The best answer within a budget.
+
+        Args:
+            x: Inputs with the batch first; one deadline counts for the batch.
+            deadline: How long it may take from now on: `"5ms"`, a timedelta, or seconds. The answer is there at the deadline
+                even while a stage is running; that stage is then given up at its end.
+            budget: Further limits.
+        """
+        limits = make_budget(budget, deadline)
+        if limits.time is None or not self._cut_off:
+            task = self._task(x, limits, way="here")
+            if not task.fits():
+                task.refuse()
+            return task.run_here()
+        task = self._task(x, limits)
+        self._begin(task)
+        try:
+            return task.wait()
+        except BaseException:  # Ctrl-C above all: let the thread begin no other stage
+            task.interrupt()
+            raise
+
+    def stream(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Iterator[Answer]:
+        """One answer after each exit; stop iterating and nothing more is computed.
+
+        The stages run in the caller's thread. A stage that is not expected to end before the deadline is not begun, but one
+        that is running is not cut off.
+
+        Args:
+            x: Inputs with the batch first.
+            deadline: How long it may take from now on.
+            budget: Further limits.
+        """
+        task = self._task(x, make_budget(budget, deadline), way="stream")
+        if not task.fits():
+            task.refuse()
+        return task.answers()
+
+    def submit(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Task:
+        """Begin in a thread of the runner; the task has the best answer so far at any moment.
+
+        Args:
+            x: Inputs with the batch first.
+            deadline: How long it may take from now on.
+            budget: Further limits.
+        """
+        task = self._task(x, make_budget(budget, deadline))
+        self._begin(task)
+        return task
+
+    async def predict_async(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
+        """As `predict`, without holding up the event loop; to cancel it is to interrupt it.
+
+        Args:
+            x: Inputs with the batch first.
+            deadline: How long it may take from now on.
+            budget: Further limits.
+        """
+        loop = asyncio.get_running_loop()
+        settled = asyncio.Event()
+
+        def notify() -> None:
+            with suppress(RuntimeError):  # the loop may have been closed meanwhile
+                loop.call_soon_threadsafe(settled.set)
+
+        task = self._task(x, make_budget(budget, deadline), way="asyncio", notify=notify)
+        self._begin(task)
+        try:
+            seconds = None if task.deadline is None else task.seconds_left()
+            woken = None if seconds is None else self._clock.now() + seconds
+            with suppress(TimeoutError):
+                await asyncio.wait_for(settled.wait(), seconds)
+            if settled.is_set():
+                return task.collect(since=None if woken is None else task.ended)
+            task.expire()
+            return task.collect(since=woken)
+        except BaseException:
+            task.interrupt()
+            raise
+
+    def close(self) -> None:
+        """End the threads, those at work after the stage they are in, and put torch's number of threads back."""
+        self._finalizer()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in use."""
+        return self._ready(None).engine
+
+    @property
+    def rule(self) -> Rule[Any] | Intersection:
+        """The rule in use, with what was calibrated."""
+        return self._rule
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _task(self, x: Any, budget: Budget, *, way: str = "thread", notify: Callable[[], None] | None = None) -> Task:
+        began = self._clock.now()
+        if not self._finalizer.alive:
+            raise StateError("the runner is closed", expected="an open one", fix="make a new Runner")
+        inputs = check_inputs(x)
+        if budget.flops is not None and self._costs is None:
+            self._costs = _measure_costs(self._model, inputs)
+        return Task(
+            self._setup or self._ready(inputs),
+            inputs,
+            budget,
+            began=began,
+            limit=limit_exits(budget, self._exits, self._costs),
+            costs=self._costs,
+            way=way,
+            notify=notify,
+        )
+
+    def _begin(self, task: Task) -> None:
+        if task.fits():
+            self._workers.run(task)
+        else:
+            task.refuse()
+
+    def _ready(self, example: Tensor | None) -> Setup:
+        """Everything the requests share; made at the first of them, where the engine had to wait for inputs."""
+        with self._making:
+            if self._setup is None:
+                self._setup = self._make_setup(example)
+            return self._setup
+
+    def _make_setup(self, example: Tensor | None) -> Setup:
+        engine = self._engine
+        if isinstance(engine, str):
+            engine = make_engine(self._model, engine, example=example, threads=self._threads.wanted)
+        if self._profile is not None:
+            self._profile.check_engine(engine.name)
+            self._profile.seed(self._forecast)
+        combiner = ByIntersection(self._rule) if isinstance(self._rule, Intersection) else ByRule(self._rule)
+        policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
+        return Setup(engine, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior)
+
+
+class _Threads:
+    """torch's number of threads, until it is put back."""
+
+    def __init__(self, threads: int | None) -> None:
+        self._before, self.wanted = torch.get_num_threads(), threads
+        if threads is not None and threads != self._before:
+            torch.set_num_threads(threads)
+
+    def restore(self) -> None:
+        """Put it back, unless somebody else has changed it since."""
+        if self.wanted is not None and self.wanted != self._before and torch.get_num_threads() == self.wanted:
+            torch.set_num_threads(self._before)
+
+
+def _end(workers: Workers, threads: _Threads) -> None:
+    workers.close()
+    threads.restore()
+
+
+def _count_exits(model: Any, engine: str | Engine) -> int:
+    exits = getattr(model, "num_exits", None)
+    if not isinstance(exits, int):
+        raise OptionError(
+            f"the model is a {type(model).__name__}",
+            expected="a model with num_exits and exits(x), or an engine",
+            fix="put exits on a network with anytime.models.attach, or make members an anytime.models.Ensemble",
+        )
+    if isinstance(engine, str):
+        if engine not in (*ENGINES, "auto"):
+            raise OptionError(
+                f"engine is {engine!r}", expected=f"an engine, auto, or one of {', '.join(ENGINES)}", fix="try 'auto'"
+            )
+    elif engine.num_exits != exits:
+        raise OptionError(
+            f"the engine has {engine.num_exits} exits and the model {exits}",
+            expected="an engine for this model",
+            fix="give the engine alone: Runner(engine, engine=engine)",
+        )
+    return exits
+
+
+def _count_classes(model: Any, *fitted: Any) -> int | None:
+    known = [each.classes for each in fitted if each is not None and each.classes is not None]
+    config = getattr(getattr(model, "config", None), "classes", None)
+    return known[0] if known else config if isinstance(config, int) else None
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, value in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix="leave it out")
+
+
+def _check_policy(policy: Any, rule: Any, exits: int) -> Policy | FittedPolicy | None:
+    if policy is None:
+        return None
+    if not isinstance(policy, Policy | FittedPolicy):
+        raise OptionError(f"policy is {policy!r}", expected="a policy of anytime.policy", fix="such as Confidence(0.9)")
+    if isinstance(rule, Intersection):
+        raise OptionError(
+            "a policy came with a regression", expected="classes, whose probabilities it can read", fix="leave it out"
+        )
+    if isinstance(policy, FittedPolicy):
+        policy.check_fits(exits, policy.classes or 1)
+    return policy
+
+
+def _make_prior(on_too_short: str, prior: Any, rule: Any, classes: int | None) -> Tensor | None:
+    if on_too_short not in ("raise", "prior"):
+        raise OptionError(f"on_too_short is {on_too_short!r}", expected="'raise' or 'prior'", fix="'raise' is the default")
+    if on_too_short == "raise":
+        return None
+    if isinstance(rule, Intersection):
+        raise OptionError("a prior was asked for with a regression", expected="classes", fix="use on_too_short='raise'")
+    if prior is None:
+        if classes is None:
+            raise OptionError(
+                "the number of classes is not known", expected="a prior", fix="pass prior=torch.full((classes,), 1 / classes)"
+            )
+        return torch.full((classes,), 1 / classes)
+    given = torch.as_tensor(prior, dtype=torch.float32)
+    if given.ndim != 1 or bool((given < 0).any()) or not abs(float(given.sum()) - 1) < 1e-3:
+        raise OptionError(
+            f"prior is {prior!r}", expected="one probability a class, which sum to 1", fix="leave it out: uniform"
+        )
+    if classes is not None and len(given) != classes:
+        raise OptionError(f"the prior has {len(given)} classes", expected=f"{classes}", fix="give one number a class")
+    return given
+
+
+def _make_costs(costs: Any, profile: Profile | None, exits: int) -> tuple[float, ...] | None:
+    given = costs if costs is not None else None if profile is None else profile.costs
+    return None if given is None else tuple(check_costs(given, exits=exits).tolist())
+
+
+def _measure_costs(model: Any, example: Tensor) -> tuple[float, ...]:
+    if not isinstance(model, MultiExit):
+        raise OptionError(
+            f"a budget in FLOPs came with a {type(model).__name__}, whose costs are not known",
+            expected="costs of every exit",
+            fix="pass costs=[...] to the Runner: multiply-accumulates for one input up to each exit",
+        )
+    return tuple(float(macs) for macs in measure_cost(model, example).macs)

@@ -1,0 +1,381 @@
+"""One request on its way: its stages are run by one thread, its best answer so far is there for any other.
+
+After each stage the thread that runs it appends to a list, and nothing that was appended ever changes; that is all there is
+between the two threads. Whoever settles the task first (the thread at the end, the caller at its deadline, anybody who
+interrupts) decides how many of these stages the answer is from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.combine import Prediction
+from anytime.conformal import ConformalSets
+from anytime.errors import DeadlineTooShort, OptionError, StateError
+from anytime.policy import Policy
+from anytime.run.answer import Answer, Reason
+from anytime.run.budget import Budget
+from anytime.run.clock import Clock
+from anytime.run.combining import Combiner
+from anytime.run.engines.base import Engine
+from anytime.run.forecast import Forecast
+from anytime.run.rows import RowAnswers, Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What all requests of a runner share."""
+
+    engine: Engine
+    combiner: Combiner
+    forecast: Forecast
+    clock: Clock
+    policy: Policy | None = None
+    sets: ConformalSets | None = None
+    draws: torch.Generator | None = None
+    prior: Tensor | None = None
+
+
+class Task:
+    """A request; made by `Runner.submit`."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        x: Tensor,
+        budget: Budget,
+        *,
+        began: float,
+        limit: int,
+        costs: tuple[float, ...] | None,
+        way: str = "thread",
+        notify: Callable[[], None] | None = None,
+    ) -> None:
+        self._setup, self.budget, self._began = setup, budget, began
+        self.deadline = budget.deadline(began)
+        self._limit, self._costs, self._way, self._notify = limit, costs, way, notify
+        self._x: Tensor | None = x
+        self._batch = len(x)
+        self._seen: list[Tensor] = []
+        self._rows: list[RowAnswers] = []
+        self._interrupted = False
+        self.queued = False
+        self._reason: Reason | None = None
+        self._settled: int | None = None
+        self.ended = began
+        self._error: BaseException | None = None
+        self._failure: BaseException | None = None
+        self._settling = threading.Lock()
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._uniform = self._draw()
+
+    # For everybody, from any thread.
+
+    def current(self) -> Answer | None:
+        """The best answer so far; None before the first exit."""
+        used = self._used()
+        return self._answer(used, self._reason) if used else None
+
+    def interrupt(self) -> None:
+        """Take what there is: no further stage is begun. Where there is nothing yet, `result` waits for the running stage."""
+        self._interrupted = True
+        if self._used():
+            self._settle("interrupted")
+
+    def result(self, timeout: float | None = None) -> Answer:
+        """The answer at the end, at the task's deadline, or after an interrupt, whichever comes first.
+
+        Args:
+            timeout: Seconds to wait at most; a TimeoutError after that. The task goes on.
+        """
+        left = None if self.deadline is None else self.seconds_left()
+        shorter = timeout is not None and (left is None or timeout < left)
+        if not self._setup.clock.wait(self._gate, timeout if shorter else left):
+            if shorter:
+                raise TimeoutError(f"no answer within {timeout} s; the task goes on")
+            self.expire()
+        return self.collect()
+
+    # For the runner.
+
+    def seconds_left(self) -> float:
+        """Until the caller should take what there is: the deadline less the time it takes to wake up."""
+        assert self.deadline is not None
+        return self._bounded(self.deadline - self._setup.forecast.waking(self._way) - self._setup.clock.now())
+
+    def expected(self) -> float:
+        """Seconds until the first exit's answer is expected to be in the caller's hands."""
+        return self._setup.forecast.needed(0, self._batch, self._way)
+
+    def fits(self) -> bool:
+        """Whether the first exit can be had in time, or should be tried."""
+        if self.deadline is None or self.expected() <= self.budget.time:
+            return True
+        return self.budget.time > 0 and self._setup.forecast.decline(0, self._batch, self._way)
+
+    def refuse(self) -> None:
+        """Settle for nothing, as the first exit is not expected in time."""
+        self._settle("forecast")
+
+    def wait(self) -> Answer:
+        """The answer, no later than the deadline; how long the caller took to wake up is learnt for later ones."""
+        clock, left = self._setup.clock, self.seconds_left()
+        woken = clock.now() + left
+        if clock.wait(self._gate, left):
+            return self.collect(since=self.ended)
+        self.expire()
+        return self.collect(since=woken)
+
+    def run_here(self) -> Answer:
+        """The answer, by stages in the caller's own thread."""
+        if self._settled is None:
+            with torch.inference_mode():
+                self.work()
+            self.finish()
+        return self.collect(since=None if self.deadline is None else self.ended)
+
+    def expire(self) -> None:
+        """Time is up: the answer is what there is now."""
+        self._interrupted = True
+        self._settle("deadline")
+
+    def work(self) -> None:
+        """Run the stages, as many as the budget allows. In a thread of the runner, or in the caller's own."""
+        try:
+            for _ in self._steps():
+                pass
+        except BaseException as error:  # it comes out where the caller waits
+            self._error = error
+        finally:
+            self._x = None
+
+    def answers(self) -> Iterator[Answer]:
+        """Run the stages in the caller's thread, an answer after each."""
+        steps = self._steps()
+        try:
+            while self._settled is None:
+                with torch.inference_mode():
+                    if next(steps, self) is self:  # the end: steps themselves are None
+                        break
+                yield self._answer(self._used(), self._reason)
+        finally:
+            steps.close()
+            self._x = None
+        if not self._used():
+            yield self._nothing()
+
+    def finish(self) -> None:
+        """Tell who waits; the thread is free for other work."""
+        self._settle("interrupted")
+
+    def collect(self, *, since: float | None = None) -> Answer:
+        """The answer of a settled task.
+
+        Args:
+            since: When the answer could have been made at the earliest, to learn how long it took to be in the caller's hands.
+        """
+        if self._failure is not None:
+            raise self._failure
+        used = self._used()
+        if not used:
+            return self._nothing()
+        answer = self._answer(used, self._reason)
+        if since is not None:
+            self._setup.forecast.note_handing(self._way, self._began + answer.elapsed - since)
+        return answer
+
+    # The stages.
+
+    def _steps(self) -> Generator[None, None, None]:
+        """Run a stage and publish what it gave, each time it is asked to."""
+        setup, x, limit = self._setup, self._x, self._limit
+        assert x is not None
+        clock, policy = setup.clock, setup.policy
+        exits, batch, now = setup.engine.num_exits, self._batch, clock.now()
+        rows = None if policy is None else Rows(policy, batch, exits)
+        state = None if rows is None else setup.combiner.start(exits)
+        if self._stopped(0, batch, now):
+            return
+        # To be woken is part of the first stage, to wait for a free thread is not.
+        before = now if self.queued or self._way == "stream" else self._began
+        times: list[tuple[int, int, float]] = []
+        stages = setup.engine.begin(x)
+        try:
+            for exit in range(limit):
+                if exit and self._stopped(exit, batch, before):
+                    return
+                logits = stages.advance()
+                now = clock.now()
+                times.append((exit, batch, now - before))
+                self.ended = now
+                keep: Tensor | None = None
+                if rows is None:
+                    self._seen.append(logits)
+                else:
+                    state, keep = self._take(exit, logits, state, rows)
+                if exit + 1 == limit:
+                    self._give_reason(self._limited())
+                elif keep is not None and self._reason is None:
+                    stages.keep(keep)
+                    batch = len(keep)
+                yield
+                if self._reason is not None:
+                    return
+                before = clock.now() if self._way == "stream" else now  # a reader takes its time between exits
+        finally:
+            setup.forecast.note_all(times)  # all at once: between stages every microsecond is the caller's
+            stages.close()
+
+    def _take(self, exit: int, logits: Tensor, state: Any, rows: Rows) -> tuple[Any, Tensor | None]:
+        """One step under a policy: the rule's new state and the rows to go on with, if not all."""
+        setup = self._setup
+        if exit == 0:
+            assert setup.policy is not None
+            setup.policy.check_fits(setup.engine.num_exits, logits.shape[1])
+        state, prediction = setup.combiner.step(state, logits)
+        assert isinstance(prediction, Prediction)
+        answers, keep, left = rows.take(exit, prediction)
+        self._rows.append(answers)
+        if not left and exit + 1 < setup.engine.num_exits:
+            self._give_reason("policy")
+        return state if keep is None else state.select(keep), keep
+
+    def _stopped(self, exit: int, batch: int, now: float) -> bool:
+        """Whether the next stage is not to be begun; the reason is noted."""
+        if self._interrupted or (self.budget.until is not None and self.budget.happened()):
+            return self._give_reason("interrupted")
+        if self.deadline is None:
+            return False
+        forecast = self._setup.forecast
+        left = self.deadline - now
+        if left <= forecast.waking(self._way):
+            return self._give_reason("deadline")
+        # The first stage's times count from the call on, and its forecast was looked at there.
+        if exit and forecast.needed(exit, batch, self._way) > left and not forecast.decline(exit, batch):
+            return self._give_reason("forecast")
+        return False
+
+    def _limited(self) -> Reason:
+        if self._limit == self._setup.engine.num_exits:
+            return "finished"
+        return "exits" if self._limit == self.budget.exits else "flops"
+
+    def _give_reason(self, reason: Reason) -> bool:
+        """Note why it ends, unless somebody has settled that before."""
+        with self._settling:
+            self._reason = self._reason or reason
+        return True
+
+    def _settle(self, reason: Reason) -> None:
+        """Fix what the answer is from, once, and open the gate."""
+        with self._settling:
+            if self._settled is not None:
+                return
+            self._settled = max(len(self._seen), len(self._rows))
+            self._reason = self._reason or reason
+            self._failure = self._error  # what fails later, in a stage that was given up, is nobody's concern
+            self._gate.release()
+        if self._notify is not None:
+            self._notify()
+
+    # The answer.
+
+    def _used(self) -> int:
+        return max(len(self._seen), len(self._rows)) if self._settled is None else self._settled
+
+    def _bounded(self, left: float) -> float:
+        """Never negative and never longer than the whole budget, whatever the clock does."""
+        return min(max(left, 0.0), self.budget.time) if self.budget.time is not None else max(left, 0.0)
+
+    def _answer(self, used: int, reason: Reason | None) -> Answer:
+        prediction = self._prediction(used)
+        members = self._sets(used, prediction)
+        return self._make(used, prediction, members, self._setup.clock.now(), reason)
+
+    def _prediction(self, used: int) -> Any:
+        if self._rows:
+            kept = self._rows[used - 1].prediction
+            return Prediction(kept.log_probs.clone(), kept.fell_back.clone())
+        return self._setup.combiner.after(self._seen[:used], self._setup.engine.num_exits)
+
+    def _make(self, used: int, prediction: Any, members: Tensor | None, now: float, reason: Reason | None) -> Answer:
+        elapsed = max(now - self._began, 0.0)
+        exit: int | Tensor = self._rows[used - 1].exit.clone() if self._rows and used else used
+        cost: float | Tensor | None = None
+        if self._costs is not None:
+            paid = (0.0, *self._costs)
+            cost = paid[exit] if isinstance(exit, int) else torch.tensor(paid, dtype=torch.float64)[exit]
+        met = None if self.budget.time is None else elapsed <= self.budget.time
+        return Answer(prediction, exit, self._setup.engine.num_exits, elapsed, met, reason, cost, members)
+
+    def _draw(self) -> Tensor | None:
+        sets = self._setup.sets
+        if sets is None or not sets.randomised:
+            return None
+        return torch.rand(self._batch, 1 if sets.shared else sets.exits, generator=self._setup.draws)
+
+    def _sets(self, used: int, prediction: Any) -> Tensor | None:
+        sets = self._setup.sets
+        if sets is None:
+            return None
+        log_probs, uniform = prediction.log_probs, self._uniform
+        source = self._rows[used - 1].source if self._rows else torch.full((self._batch,), used - 1)
+        members = torch.zeros(log_probs.shape, dtype=torch.bool)
+        for exit in sorted(set(source.tolist())):
+            rows = source == exit
+            draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit]
+            members[rows] = sets.set_at(exit, log_probs[rows], draw)
+        return members
+
+    def _nothing(self) -> Answer:
+        """What there is to say where not even the first exit was reached."""
+        if self._setup.prior is not None:
+            return self._from_prior()
+        if self._reason in ("deadline", "forecast"):
+            raise self._too_short()
+        raise StateError(
+            "the request was interrupted before its first stage",
+            expected="an interrupt after the first exit, for an answer",
+            fix="look at task.current() first, or ask for the prior with on_too_short='prior'",
+        )
+
+    def _from_prior(self) -> Answer:
+        assert self._setup.prior is not None
+        log_probs = self._setup.prior.log().expand(self._batch, -1).clone()
+        prediction = Prediction(log_probs, torch.zeros(self._batch, dtype=torch.bool))
+        members = None if self._setup.sets is None else torch.ones(log_probs.shape, dtype=torch.bool)
+        return self._make(0, prediction, members, self._setup.clock.now(), self._reason)
+
+    def _too_short(self) -> DeadlineTooShort:
+        # A first stage that was begun and did not end took longer than was foreseen: at least as long as there was.
+        expected = max(self.expected(), self.budget.time)
+        return DeadlineTooShort(
+            f"a deadline of {1e3 * self.budget.time:.3g} ms for {self._batch} input{'s' if self._batch > 1 else ''}",
+            expected=f"at least {1e3 * expected:.3g} ms, which the first exit is expected to take",
+            fix="allow more time, take fewer inputs at once or a smaller network, or ask for the prior: on_too_short='prior'",
+            forecast=expected,
+            budget=self.budget.time,
+        )
+
+
+def limit_exits(budget: Budget, exits: int, costs: tuple[float, ...] | None) -> int:
+    """How many exits the budget allows, time aside."""
+    limit = exits if budget.exits is None else min(budget.exits, exits)
+    if budget.flops is None:
+        return limit
+    assert costs is not None  # the runner has measured them
+    affordable = sum(cost <= budget.flops for cost in costs)
+    if affordable == 0:
+        raise OptionError(
+            f"a budget of {budget.flops:g} FLOPs",
+            expected=f"at least {costs[0]:g}, what the first exit costs",
+            fix="allow more, or use a smaller network",
+        )
+    return min(limit, affordable)

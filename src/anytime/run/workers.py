@@ -1,0 +1,134 @@
+"""Threads that run stages while a caller waits for its deadline.
+
+A thread that has done its work waits for more, so that a request costs two hand-overs and no new thread. A request that comes
+while others are under way, or while a stage that was abandoned comes to its end, takes another thread, up to a limit; beyond
+that it waits for the first that is free.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+
+from anytime.errors import StateError
+
+
+class Work(Protocol):
+    """Something to do in a thread; `queued` says that it had to wait for one to be free."""
+
+    queued: bool
+
+    def work(self) -> None:
+        """Do it; errors are kept, not raised."""
+        ...
+
+    def finish(self) -> None:
+        """Tell who waits; called when the thread is free again."""
+        ...
+
+    def interrupt(self) -> None:
+        """Begin nothing more."""
+        ...
+
+
+class Workers:
+    """Up to `limit` threads in inference mode, begun when they are needed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._all: list[_Worker] = []
+        self._queue: deque[Work] = deque()
+        self._closed = False
+
+    def run(self, work: Work) -> None:
+        """Have a thread do it, as soon as one is free."""
+        with self._lock:
+            if self._closed:
+                raise StateError("the runner is closed", expected="an open one", fix="make a new Runner")
+            if self._idle:
+                worker = self._idle.pop()
+            elif len(self._all) < self._limit:
+                worker = _Worker(self)
+                self._all.append(worker)
+            else:
+                work.queued = True
+                self._queue.append(work)
+                return
+            worker.give(work)
+
+    def free(self, worker: _Worker) -> Work | None:
+        """What a thread does next; without any it is free from now on."""
+        with self._lock:
+            if self._queue:
+                return self._queue.popleft()
+            if not self._closed:
+                self._idle.append(worker)
+            return None
+
+    def close(self) -> None:
+        """End all threads: those at work after the stage they are in."""
+        with self._lock:
+            self._closed = True
+            workers, waiting = list(self._all), list(self._queue)
+            self._all.clear()
+            self._idle.clear()
+            self._queue.clear()
+        for work in waiting:
+            work.interrupt()
+            work.finish()
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            worker.join()
+
+
+class _Worker:
+    """A thread, and the queue by which it is given work."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._given: SimpleQueue[Work | None] = SimpleQueue()
+        self._current: Work | None = None
+        self._ended = False
+        # A daemon: a runner that nobody closed must not keep the interpreter from ending.
+        self._thread = threading.Thread(target=self._run, name="anytime-runner", daemon=True)
+        self._thread.start()
+
+    def give(self, work: Work) -> None:
+        """Hand over something to do to a thread that is free."""
+        self._given.put(work)
+
+    def end(self) -> None:
+        """Let the thread end, after the stage it is in."""
+        self._ended = True
+        current = self._current
+        if current is not None:
+            current.interrupt()
+        self._given.put(None)
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        # The interpreter stops daemons by itself when it ends, and one that is stopped never comes back.
+        if self._thread is not threading.current_thread() and not sys.is_finalizing():
+            self._thread.join()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while (work := self._given.get()) is not None:
+            while work is not None:
+                self._current = work
+                if self._ended:
+                    work.interrupt()
+                work.work()
+                self._current = None
+                # Free before the caller hears of it: its next request finds this thread, and needs no other.
+                following = self._workers.free(self)
+                work.finish()
+                work = following

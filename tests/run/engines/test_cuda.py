@@ -1,0 +1,99 @@
+"""The CUDA graphs engine, on a stand-in that replays on fixed memory; the last test needs a GPU."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from anytime.errors import DeviceError, OptionError
+from anytime.run.engines.cuda import CudaGraphsEngine
+from anytime.run.engines.folding import apart
+
+
+def test_batches_between_sizes_are_padded_and_larger_ones_run_without_a_graph(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("mlp")
+    engine = CudaGraphsEngine(model, x, sizes=(4, 2), recorder=recorder)
+    for rows, replays in ((1, 3), (3, 3), (4, 3), (5, 0)):
+        recorder.replays = 0
+        batch = torch.randn(rows, 2)
+        run = engine.begin(batch)
+        assert apart([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
+        assert recorder.replays == replays
+
+
+def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("msdnet")
+    engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
+    batch = torch.randn(5, 3, 32, 32)
+    wanted = list(model.exits(batch))
+    run = engine.begin(batch)
+    run.advance()
+    assert recorder.replays == 0
+    run.keep(torch.tensor([3, 1]))
+    assert apart([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
+    assert recorder.replays == 2
+
+
+def test_a_closed_run_is_not_copied_out_and_lets_go_of_its_lane(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("mlp")
+    engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
+    run = engine.begin(x)
+    run.advance()
+    assert engine._lanes[0].owner is run
+    run.close()
+    assert engine._lanes[0].owner is None
+
+
+def test_threads_take_turns(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("mlp")
+    engine = CudaGraphsEngine(model, x, sizes=(1, 2), recorder=recorder)
+    wrong: list[float] = []
+
+    def work(seed: int) -> None:
+        for number in range(30):
+            batch = torch.randn(1 + number % 2, 2, generator=torch.Generator().manual_seed(100 * seed + number))
+            run = engine.begin(batch)
+            share = apart([run.advance() for _ in range(3)], list(model.exits(batch)))
+            if share > 1e-4:
+                wrong.append(share)
+
+    threads = [Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_wrong_options_are_named(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("mlp")
+    for sizes in ((), (0,), (1.5,)):
+        with pytest.raises(OptionError, match="sizes are"):
+            CudaGraphsEngine(model, x, sizes=sizes, recorder=recorder)
+    with pytest.raises(OptionError, match="precision is 'int8'"):
+        CudaGraphsEngine(model, x, precision="int8", recorder=recorder)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(make_network: Any) -> None:
+    model, x = make_network("mlp")
+    with pytest.raises(DeviceError, match="no GPU"):
+        CudaGraphsEngine(model, x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, parallel: bool) -> None:
+    model, x = make_network("msdnet")
+    engine = CudaGraphsEngine(model, x, sizes=(1, 4), precision=precision, parallel=parallel)
+    for rows in (1, 2, 7):
+        batch = torch.randn(rows, 3, 32, 32)
+        wanted = list(model.exits(batch))
+        runs = [engine.begin(batch), engine.begin(batch)]
+        for exit in range(3):
+            for run in runs:
+                assert apart([run.advance()], [wanted[exit]]) <= engine.TOLERANCE

@@ -1,0 +1,114 @@
+"""Folding takes out the batch norms it can, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from anytime.errors import OptionError
+from anytime.models import Carry, MultiExit
+from anytime.run.engines.folding import ConvReLU, apart, folded_copy, logits_of_stages
+
+
+def norms(model: nn.Module) -> int:
+    return sum(isinstance(part, _BatchNorm) for part in model.modules())
+
+
+@pytest.mark.parametrize("name", ["msdnet", "imta", "resnet", "cascade"])
+def test_no_batch_norm_is_left_where_each_follows_a_layer(name: str, make_network: Any) -> None:
+    model, x = make_network(name)
+    assert norms(model) > 0
+    assert norms(folded_copy(model, x)) == 0
+
+
+def test_a_batch_norm_stays_where_an_exit_reads_what_it_reads(make_network: Any) -> None:
+    model, x = make_network("attached")  # one of its exits stands on a convolution
+    assert norms(folded_copy(model, x)) == 1
+
+
+def test_relus_become_part_of_convolutions(make_network: Any) -> None:
+    model, x = make_network("msdnet")
+    copy: Any = folded_copy(model, x, with_relu=True)
+    kinds = [type(part) for part in copy.modules()]
+    assert kinds.count(ConvReLU) == kinds.count(nn.Conv2d) > 0
+    assert nn.ReLU not in kinds
+    assert apart(logits_of_stages(copy, x), list(model.exits(x))) < 1e-5
+
+
+def test_convolutions_that_read_the_same_become_one(make_network: Any) -> None:
+    model, x = make_network("msdnet")
+    copy: Any = folded_copy(model, x, merged=True)
+    siblings = [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
+    assert siblings
+    for batch in (x, x.flip(0), x[:1]):
+        assert apart(logits_of_stages(copy, batch), list(model.exits(batch))) < 1e-5
+    assert all(part.read is None and not part.left for part in siblings)  # nothing is held on to
+    # A stage alone, on a copy of some rows, as an engine may run it.
+    carry, _ = model.stage(0, (x,))
+    some = tuple(tensor[1:].clone() for tensor in carry)
+    torch.testing.assert_close(copy.stage(1, some)[1], model.stage(1, some)[1], rtol=1e-4, atol=1e-5)
+
+
+def test_convolutions_of_different_stages_stay_apart(make_network: Any) -> None:
+    model, x = make_network("cascade")  # a head and the next block read the same maps with the same form
+    copy: Any = folded_copy(model, x, merged=True)
+    assert not [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
+
+
+class OneStage(MultiExit):
+    num_exits = 1
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        return (), self.body(carry[0])
+
+
+class Twice(nn.Module):
+    """A layer that is used twice, once without its batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(self.layer(self.layer(x)))
+        return result
+
+
+class WrittenOver(nn.Module):
+    """What the batch norm reads is no longer what the layer gave, though it lies in the same place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.norm(self.layer(x).relu_())
+        return result
+
+
+@pytest.mark.parametrize("body", [Twice(), WrittenOver(), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))])
+def test_a_batch_norm_stays_where_folding_would_change_something(body: nn.Module) -> None:
+    model = OneStage(body).eval()
+    assert norms(folded_copy(model, torch.randn(3, 4))) == 1
+
+
+def test_a_model_that_cannot_be_copied_is_named() -> None:
+    class Stubborn(OneStage):
+        def __deepcopy__(self, memo: object) -> None:
+            raise TypeError("there is only one")
+
+    with pytest.raises(OptionError, match=r"Stubborn cannot be copied: there is only one"):
+        folded_copy(Stubborn(nn.Linear(4, 4)), torch.zeros(1, 4))
+
+
+def test_nan_is_far_from_everything() -> None:
+    assert apart([torch.tensor([[float("nan")]])], [torch.zeros(1, 1)]) == float("inf")
+    assert apart([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75

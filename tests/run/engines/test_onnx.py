@@ -1,0 +1,85 @@
+"""The ONNX Runtime engine: what cannot be exported, and what is not installed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anytime.errors import MissingExtraError, OptionError
+from anytime.models import Carry, MultiExit
+from anytime.run.engines import onnx
+
+pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+
+
+class Branching(MultiExit):
+    """Looks at numbers on its way."""
+
+    num_exits = 1
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        (x,) = carry
+        return (), x if float(x.sum()) > 0 else 2 * x
+
+
+class Counting(MultiExit):
+    """Takes the number of rows as a number."""
+
+    num_exits = 1
+
+    def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+        (x,) = carry
+        return (), x + float(x.shape[0])
+
+
+def test_a_stage_that_looks_at_numbers_is_refused() -> None:
+    with pytest.raises(OptionError, match="cannot be written as ONNX"):
+        onnx.OnnxRuntimeEngine(Branching(), torch.tensor([[1.0], [-3.0]]))
+
+
+def test_a_trace_that_takes_the_number_of_rows_for_fixed_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+
+    def exported(*_: Any) -> bytes:
+        called.append(True)
+        raise ValueError("no")
+
+    monkeypatch.setattr(onnx, "exported", exported)
+    with pytest.raises(OptionError, match=r"apart with 1 rows; by torch\.export: ValueError: no"):
+        onnx.OnnxRuntimeEngine(Counting(), torch.ones(2, 3))
+    assert called
+
+
+def test_nothing_is_printed_when_a_trace_fails(capfd: pytest.CaptureFixture[str], make_network: Any) -> None:
+    model, x = make_network("attached")  # one of its stages has a pool that the tracing exporter does not know
+    onnx.OnnxRuntimeEngine(model, x)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, make_network: Any) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    model, x = make_network("mlp")
+    with pytest.raises(MissingExtraError, match=r"pip install 'anytime\[engines\]'"):
+        onnx.OnnxRuntimeEngine(model, x)
+
+
+def test_integers_may_go_in() -> None:
+    class Table(MultiExit):
+        num_exits = 2
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(10, 4)
+
+        def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+            (tokens,) = carry
+            return ((tokens,) if exit == 0 else ()), self.table(tokens).mean(1) * (exit + 1)
+
+    model, tokens = Table().eval(), torch.randint(0, 10, (3, 5))
+    run = onnx.OnnxRuntimeEngine(model, tokens).begin(tokens)
+    for wanted in model.exits(tokens):
+        torch.testing.assert_close(run.advance(), wanted.detach())

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anytime.errors import OptionError
+from anytime.run import Budget
+from anytime.run.budget import make_budget, seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("5ms", 0.005),
+        ("300us", 300e-6),
+        ("300 µs", 300e-6),
+        ("7ns", 7e-9),
+        ("2s", 2.0),
+        ("1.5 S", 1.5),
+        (".5s", 0.5),
+        ("1e-3s", 0.001),
+        ("2min", 120.0),
+        ("1h", 3600.0),
+        (timedelta(milliseconds=20), 0.02),
+        (0.25, 0.25),
+        (3, 3.0),
+        (0, 0.0),
+    ],
+)
+def test_durations_are_read(value: Any, expected: float) -> None:
+    assert seconds(value) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "5",
+        "ms",
+        "",
+        "-5ms",
+        "5 parsecs",
+        "nan s",
+        "inf",
+        "5ms2s",
+        "٣ms",
+        -1,
+        -0.001,
+        math.nan,
+        math.inf,
+        timedelta(-1),
+        1e30,
+        True,
+        [],
+        None,
+        b"5ms",
+    ],
+)
+def test_nonsense_is_no_duration(value: Any) -> None:
+    with pytest.raises(OptionError) as error:
+        seconds(value)
+    assert "duration" in error.value.came
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"flops": 0},
+        {"flops": -1},
+        {"flops": math.nan},
+        {"flops": math.inf},
+        {"flops": True},
+        {"exits": 0},
+        {"exits": 1.5},
+        {"exits": True},
+        {"until": 3},
+        {"time": "soon"},
+    ],
+)
+def test_nonsense_is_no_budget(limits: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        Budget(**limits)
+
+
+maybe_time = st.none() | st.floats(0, 1e6)
+maybe_exits = st.none() | st.integers(1, 20)
+
+
+@given(maybe_time, maybe_exits, maybe_time, maybe_exits)
+def test_both_budgets_hold_where_both_are_given(first: Any, few: Any, second: Any, more: Any) -> None:
+    both = Budget(time=first, exits=few) & Budget(time=second, exits=more)
+    assert both.time == min((time for time in (first, second) if time is not None), default=None)
+    assert both.exits == min((exits for exits in (few, more) if exits is not None), default=None)
+    assert both == Budget(time=second, exits=more) & Budget(time=first, exits=few)
+
+
+def test_either_event_ends_a_budget_of_two() -> None:
+    event, said = threading.Event(), [False]
+    both = Budget(until=event) & Budget(until=lambda: said[0])
+    assert not both.happened()
+    said[0] = True
+    assert both.happened()
+    said[0] = False
+    event.set()
+    assert both.happened()
+    assert not Budget().happened()
+
+
+def test_a_deadline_is_counted_from_the_call() -> None:
+    assert Budget(time="2s").deadline(10.0) == 12.0
+    assert Budget(exits=2).deadline(10.0) is None
+
+
+def test_the_two_ways_to_say_it_hold_together() -> None:
+    assert make_budget(Budget(time="5ms", exits=2), "3ms") == Budget(time="3ms", exits=2)
+    assert make_budget() == Budget()
+    with pytest.raises(OptionError, match="Budget"):
+        make_budget("5ms")

@@ -1,0 +1,305 @@
+"""Exported stages: driven by who knows only their description, they give the rule's answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import anytime
+from anytime.artifacts import read_bundle, write_bundle
+from anytime.combine import Arithmetic, Cached, Geometric, Powers, Prediction, Rule, Scaled, Tempered
+from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, OptionError, ShapeError, StateError
+from anytime.models import MLP, MLPConfig, MultiExit, create
+from anytime.run import export as export_module
+from anytime.run.export import export, load_exported
+from anytime.run.exported import DESCRIPTION, ExportedModel
+
+RULES: list[Rule[Any]] = [
+    anytime.Latest(),
+    anytime.Caching(),
+    anytime.Caching(ties="later"),
+    anytime.Product(),
+    anytime.Product(anytime.Softplus()),
+    anytime.Product(anytime.Sigmoid()),
+    anytime.Product(anytime.Exponential()),
+    anytime.Product(anytime.Heaviside()),
+    anytime.Product(anytime.ClippedReLU(2.0)),
+    anytime.Product(anytime.ThresholdReLU(0.5)),
+    anytime.Product(anytime.ThresholdReLU(0.5, mode="clamp")),
+    anytime.Product(anytime.AdaptiveReLU(1.0, (0.1, 0.2, 0.1), 0.3)),
+    anytime.Product(weights="ones", shift="1/K"),
+    anytime.Product(weights=(0.0, 1.0)),
+    anytime.Mixture(),
+    anytime.Mixture(anytime.Softplus(), weights="linear"),
+    Powers(past=(1.0, 0.5), now=(1.0, 0.7)),
+    Scaled(anytime.Product(), (2.0, 0.5)),
+    Tempered(anytime.Product(), (2.0, 0.5)),
+    Cached(anytime.Product()),
+    Cached(Tempered(anytime.Mixture(), (2.0, 0.5))),
+    Geometric.plain(2),
+    Geometric(((0.1,), (0.2, -0.3)), biases=((0.1,) * 5, (0.0, 0.5, 0.0, -0.5, 0.0))),
+    Arithmetic.plain(2),
+]
+
+
+def mlp(exits: int = 2) -> MLP:
+    """A perceptron whose logits are of both signs and well apart, so that products lose classes and collapse."""
+    torch.manual_seed(0)
+    model = MLP(MLPConfig(classes=5, width=8, exits=exits)).requires_grad_(False)
+    for head in model.heads:
+        head.get_parameter("weight").mul_(8)
+    return model.eval()
+
+
+def points(rows: int = 40) -> Tensor:
+    return torch.randn(rows, 2, generator=torch.Generator().manual_seed(1))
+
+
+def wanted(model: MultiExit, rule: Rule[Any], x: Tensor) -> Prediction:
+    with torch.no_grad():
+        return rule(torch.stack(list(model.eval().exits(x))))
+
+
+def check_same(found: list[Prediction], expected: Prediction) -> None:
+    log_probs = torch.stack([each.log_probs for each in found])
+    torch.testing.assert_close(log_probs.exp(), expected.probs, rtol=1e-4, atol=1e-4)
+    assert torch.equal(log_probs.isinf(), expected.log_probs.isinf())
+    assert torch.equal(torch.stack([each.fell_back for each in found]), expected.fell_back)
+
+
+def drive(folder: Path, x: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """What anyone can do in any language: nothing here knows the method, only the description."""
+    runtime = pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    description = json.loads((folder / "exported.json").read_text())
+    values, answers = [x], []
+    for stage in description["stages"]:
+        session = runtime.InferenceSession(folder / stage["file"], providers=["CPUExecutionProvider"])
+        names = [given["name"] for given in stage["inputs"]]
+        probs, log_probs, fell_back, *values = session.run(None, dict(zip(names, values, strict=True)))
+        answers.append((probs, log_probs, fell_back))
+    return answers
+
+
+NAMES = ["ant", "bee", "cat", "dog", "eel"]
+RULE = Cached(anytime.Product())
+
+
+@pytest.fixture(scope="module")
+def onnx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The perceptron with caching on top of the product, as ONNX."""
+    pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    folder = tmp_path_factory.mktemp("exported")
+    return export(mlp(), folder, rule=RULE, example=points(1), costs=(1, 3), class_names=NAMES)
+
+
+def check_driven(folder: Path, model: MultiExit, rule: Rule[Any], x: Tensor) -> None:
+    expected = wanted(model, rule, x)
+    for exit, (probs, log_probs, fell_back) in enumerate(drive(folder, x.numpy())):
+        np.testing.assert_allclose(probs, expected.probs[exit], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(probs, np.exp(log_probs), rtol=1e-5)
+        assert np.array_equal(fell_back, expected.fell_back[exit])
+
+
+def test_plain_calls_of_onnx_runtime_give_the_rules_answers(onnx_folder: Path) -> None:
+    for rows in (1, 2, 40):
+        check_driven(onnx_folder, mlp(), RULE, points(rows))
+
+
+@pytest.mark.long
+def test_plain_calls_of_onnx_runtime_give_the_rules_answers_for_the_published_msdnet(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = create("msdnet-cifar", classes=10).eval()
+    export(model, tmp_path, rule="product", example=torch.randn(1, 3, 32, 32))
+    for rows in (1, 6):
+        check_driven(tmp_path, model, anytime.Product(), torch.randn(rows, 3, 32, 32))
+
+
+def test_the_description_is_true_of_the_files(onnx_folder: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    document = json.loads((onnx_folder / DESCRIPTION).read_text())
+    assert document["class_names"] == NAMES
+    assert document["costs"] == [1.0, 3.0]
+    assert (document["exits"], document["classes"], len(document["how_to_drive"])) == (2, 5, 5)
+    assert anytime.rule(document["rule"]) == RULE
+    for stage in document["stages"]:
+        session = runtime.InferenceSession(onnx_folder / stage["file"], providers=["CPUExecutionProvider"])
+        for described, real in ((stage["inputs"], session.get_inputs()), (stage["outputs"], session.get_outputs())):
+            assert [each["name"] for each in described] == [each.name for each in real]
+            assert [each["shape"][1:] for each in described] == [each.shape[1:] for each in real]
+            kinds = {"tensor(float)": "float32", "tensor(bool)": "bool"}
+            assert [each["dtype"] for each in described] == [kinds[each.type] for each in real]
+            assert not any(isinstance(each.shape[0], int) for each in real)
+    first, second = document["stages"]
+    assert [each["name"] for each in first["inputs"]] == ["x"]
+    assert [each["name"].removeprefix("next_") for each in first["outputs"][3:]] == [each["name"] for each in second["inputs"]]
+    assert [each["name"] for each in second["outputs"]] == ["probs", "log_probs", "fell_back"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_every_rule_in_torch_export_gives_its_answers(rule: Rule[Any], tmp_path: Path) -> None:
+    export(mlp(), tmp_path, rule=rule, example=points(), format="torch-export")
+    exported = load_exported(tmp_path)
+    for rows in (1, 2, 40):
+        check_same(list(exported.run(points(rows))), wanted(mlp(), rule, points(rows)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.long
+def test_every_rule_in_onnx_gives_its_answers(rule: Rule[Any], tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    export(mlp(), tmp_path, rule=rule, example=points())
+    exported = load_exported(tmp_path)
+    for rows in (1, 2, 40):
+        check_same(list(exported.run(points(rows))), wanted(mlp(), rule, points(rows)))
+
+
+def test_the_reference_perceptron_collapses_so_that_the_tests_above_mean_something() -> None:
+    expected = wanted(mlp(), anytime.Product(), points())
+    assert 0 < int(expected.fell_back.sum()) < expected.fell_back.numel()
+
+
+def check_run(exported: ExportedModel) -> None:
+    x = points(6)
+    expected = wanted(mlp(), RULE, x)
+    assert (exported.num_exits, exported.classes, exported.rule) == (2, 5, repr(RULE))
+    run = exported.begin(x)
+    run.advance()
+    run.keep(torch.tensor([4, 0]))
+    torch.testing.assert_close(run.advance().probs, expected.probs[1, [4, 0]], rtol=1e-4, atol=1e-5)
+    with pytest.raises(StateError, match="after the last"):
+        run.advance()
+    stream = exported.run(x)
+    torch.testing.assert_close(next(stream).probs, expected.probs[0], rtol=1e-4, atol=1e-5)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_rows_may_leave_an_exported_model_in_onnx(onnx_folder: Path) -> None:
+    exported = load_exported(onnx_folder)
+    assert (exported.class_names, exported.costs) == (NAMES, [1.0, 3.0])
+    check_run(exported)
+
+
+def test_rows_may_leave_an_exported_model_of_torch(tmp_path: Path) -> None:
+    export(mlp(), tmp_path, rule=RULE, example=points(1), format="torch-export")
+    exported = load_exported(tmp_path)
+    assert (exported.class_names, exported.costs) == (None, None)
+    check_run(exported)
+
+
+def test_inputs_of_another_kind_are_refused(tmp_path: Path) -> None:
+    export(mlp(), tmp_path, rule="latest", example=points(), format="torch-export")
+    exported = load_exported(tmp_path)
+    with pytest.raises(ShapeError, match=r"expected: \(batch, 2\)"):
+        exported.begin(torch.zeros(1, 3))
+    with pytest.raises(DtypeError, match="float32"):
+        exported.begin(torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
+    export(mlp(), tmp_path, rule="latest", example=points(), format="torch-export")
+    file = tmp_path / "stage_1.pt2"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(IntegrityError, match="SHA-256"):
+        load_exported(tmp_path)
+    file.unlink()
+    with pytest.raises(anytime.AnytimeError, match="does not exist"):
+        load_exported(tmp_path)
+
+
+def test_a_bundle_of_something_else_is_refused(tmp_path: Path) -> None:
+    export(mlp(), tmp_path / "good", rule="latest", example=points(), format="torch-export")
+    good = read_bundle(tmp_path / "good")
+    document = json.loads(good[DESCRIPTION])
+    for number, (changes, hint) in enumerate(
+        (
+            (None, "is not there"),
+            (b"{", "is not JSON"),
+            (b"[]", "does not describe"),
+            ({**document, "version": 2}, "of this version"),
+            ({**document, "kind": "coreml"}, "known kind"),
+            ({**document, "exits": 3}, "2 stages for 3 exits"),
+            ({name: value for name, value in document.items() if name != "rule"}, "lacks rule"),
+            ({**document, "stages": [{"file": "none"}, {}]}, "cannot be used: KeyError"),
+            ({**document, "kind": "onnx"}, "cannot be used"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        files = {name: data for name, data in good.items() if name != DESCRIPTION}
+        if changes is not None:
+            files[DESCRIPTION] = changes if isinstance(changes, bytes) else json.dumps(changes).encode()
+        write_bundle(folder, files)
+        with pytest.raises(FormatError, match=hint):
+            load_exported(folder)
+
+
+@pytest.mark.parametrize("name", ["custom_obj_0", "opaque_obj_0"])
+def test_pickled_objects_are_refused_before_torch_sees_them(name: str, tmp_path: Path) -> None:
+    export(mlp(), tmp_path, rule="latest", example=points(), format="torch-export")
+    files = read_bundle(tmp_path)
+    archive = io.BytesIO(files["stage_0.pt2"])
+    with zipfile.ZipFile(archive, "a") as zipped:
+        root = zipped.namelist()[0].partition("/")[0]
+        zipped.writestr(f"{root}/data/constants/{name}", b"cos\nsystem\n(S'true'\ntR.")
+    files["stage_0.pt2"] = archive.getvalue()
+    write_bundle(tmp_path, files)
+    with pytest.raises(FormatError, match="pickled object"):
+        load_exported(tmp_path)
+
+
+def test_a_torch_file_holds_the_weights_of_its_stage_alone(tmp_path: Path) -> None:
+    model = MLP(MLPConfig(classes=5, width=64, exits=3))
+    export(model, tmp_path, rule="latest", example=points(), format="torch-export")
+    weights = 0
+    for exit in range(3):
+        with zipfile.ZipFile(tmp_path / f"stage_{exit}.pt2") as zipped:
+            weights += sum(each.file_size for each in zipped.infolist() if "/weights/weight_" in each.filename)
+    assert weights == sum(4 * parameter.numel() for parameter in model.parameters())
+
+
+def test_wrong_calls_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnlyExits(MultiExit):
+        num_exits = 1
+
+        def exits(self, x: Tensor) -> Any:
+            yield x
+
+    x = points()
+    with pytest.raises(OptionError, match="format is 'tflite'"):
+        export(mlp(), tmp_path, rule="latest", example=x, format="tflite")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="OnlyExits cannot be run stage by stage"):
+        export(OnlyExits(), tmp_path, rule="latest", example=x)
+    with pytest.raises(OptionError, match="did you mean 'product'"):
+        export(mlp(), tmp_path, rule="prodct", example=x)
+    with pytest.raises(OptionError, match="was fitted for 2 exits"):
+        export(mlp(3), tmp_path, rule=Powers((1.0, 1.0), (1.0, 1.0)), example=x)
+    with pytest.raises(OptionError, match="5 names, one a class"):
+        export(mlp(), tmp_path, rule="latest", example=x, class_names=["a"], format="torch-export")
+    with pytest.raises(ShapeError, match="cumulative cost"):
+        export(mlp(), tmp_path, rule="latest", example=x, costs=[1.0], format="torch-export")
+    monkeypatch.setattr(export_module, "_LARGEST", 100)
+    with pytest.raises(OptionError, match="at most 100, as ONNX files are limited to"):
+        export(mlp(), tmp_path, rule="latest", example=x, format="torch-export")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"anytime\[engines\]"):
+        export(mlp(), tmp_path, rule="latest", example=points())
+
+
+def test_a_model_in_training_is_exported_as_it_answers_and_stays_in_training(tmp_path: Path) -> None:
+    model = mlp().train()
+    export(model, tmp_path, rule="latest", example=points(), format="torch-export")
+    assert model.training

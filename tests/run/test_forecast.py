@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anytime.errors import OptionError
+from anytime.run.forecast import Forecast, Window
+
+times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
+
+
+@given(times, st.integers(1, 20), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+def test_a_window_gives_the_quantile_of_its_last_values(values: list[float], length: int, share: float) -> None:
+    kept = np.sort(values[-length:])
+    window = Window(length, share, values)
+    assert window.slow == kept[math.ceil(share * len(kept)) - 1]
+    assert window.usual == kept[math.ceil(0.5 * len(kept)) - 1]
+
+
+@given(times, st.floats(0.5, 1))
+def test_a_forecast_is_never_below_what_most_took(values: list[float], share: float) -> None:
+    forecast = Forecast(quantile=share, window=100)
+    for value in values:
+        forecast.note(2, 1, value)
+    assert sum(value <= forecast.stage(2, 1) for value in values) >= share * len(values)
+
+
+def test_a_busy_machine_is_noticed_within_a_hundred_requests_and_forgotten_within_a_hundred() -> None:
+    draw, forecast = random.Random(0), Forecast()
+    for _ in range(300):
+        forecast.note(0, 1, draw.uniform(0.9, 1.1))
+    assert forecast.stage(0, 1) < 1.2
+    for _ in range(100):  # one in five is held up
+        forecast.note(0, 1, draw.choice([1.0, 1.0, 1.0, 1.0, 5.0]))
+    assert forecast.stage(0, 1) == 5.0
+    for _ in range(100):
+        forecast.note(0, 1, draw.uniform(0.9, 1.1))
+    assert forecast.stage(0, 1) < 1.2
+
+
+def test_one_hiccup_in_a_hundred_changes_little() -> None:
+    forecast = Forecast()
+    for number in range(100):
+        forecast.note(0, 1, 50.0 if number == 70 else 1.0)
+    assert forecast.stage(0, 1) == 1.0
+
+
+def decline_until_tried(forecast: Forecast, exit: int) -> int:
+    count = 1
+    while not forecast.decline(exit, 1):
+        count += 1
+    return count
+
+
+def test_one_in_a_hundred_is_tried_and_four_quick_tries_in_a_row_are_believed() -> None:
+    forecast = Forecast()
+    forecast.seed(3, 1, [9.0] * 100)
+    for taken in (1.0, 1.0, 9.0, 1.0, 1.0, 1.1):
+        assert decline_until_tried(forecast, 3) == 100
+        forecast.note(3, 1, taken)
+        assert forecast.stage(3, 1) == 9.0
+    assert decline_until_tried(forecast, 3) == 100
+    forecast.note(3, 1, 1.2)
+    assert forecast.stage(3, 1) == 1.2
+    assert forecast.needed(3, 1, "thread") == 1.2
+
+
+def test_what_runs_now_and_then_is_not_forgotten() -> None:
+    forecast = Forecast()
+    for _ in range(50):
+        forecast.note(0, 1, 9.0)
+        assert not any(forecast.decline(0, 1) for _ in range(90))
+    assert forecast.stage(0, 1) == 9.0
+
+
+def test_an_unknown_batch_size_takes_as_long_as_the_next_larger_or_in_proportion() -> None:
+    forecast = Forecast()
+    assert forecast.stage(0, 1) == 0.0
+    forecast.note(0, 4, 1.0)
+    forecast.note(0, 8, 1.5)
+    assert forecast.stage(0, 8) == 1.5
+    assert forecast.stage(0, 5) == 1.5
+    assert forecast.stage(0, 1) == 1.0
+    assert forecast.stage(0, 16) == 3.0
+    assert forecast.stage(1, 4) == 0.0
+    assert not forecast.decline(0, 16)
+    assert not forecast.decline(1, 1)  # nothing is known there
+
+
+def test_memory_stays_flat_over_many_batch_sizes() -> None:
+    forecast = Forecast()
+    for batch in range(1, 1000):
+        forecast.note(0, batch, float(batch))
+    assert len(forecast._stages[0]) == 64
+    assert forecast.stage(0, 999) == 999.0
+
+
+def test_seeds_are_replaced_one_by_one() -> None:
+    forecast = Forecast(window=10)
+    forecast.seed(0, 1, [1.0] * 8 + [3.0] * 2)
+    assert forecast.stage(0, 1) == 3.0
+    for _ in range(10):
+        forecast.note(0, 1, 2.0)
+    assert forecast.stage(0, 1) == 2.0
+
+
+def test_handing_over_is_learnt_and_forgotten_too() -> None:
+    forecast = Forecast(window=5)
+    assert forecast.waking("thread") == 0.0
+    forecast.note_handing("thread", 0.3)
+    assert forecast.waking("thread") == 0.3
+    assert forecast.waking("asyncio") == 0.0
+    for _ in range(4):
+        while not forecast.decline(0, 1, "thread"):
+            pass
+        forecast.note_handing("thread", 0.1)
+    assert forecast.needed(0, 1, "thread") == 0.1
+
+
+def test_there_must_be_time_for_a_slow_stage_or_a_slow_caller_but_not_for_both() -> None:
+    forecast = Forecast(window=10, quantile=0.9)
+    for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
+        forecast.note(0, 1, taken)
+    assert forecast.needed(0, 1, "thread") == 5.0
+    for taken in (0.1, 0.1, 0.1, 2.0, 2.0):
+        forecast.note_handing("thread", taken)
+    assert forecast.needed(0, 1, "thread") == 5.1
+    for _ in range(2):
+        forecast.note_handing("thread", 7.0)
+    assert forecast.needed(0, 1, "thread") == 8.0
+    assert forecast.needed(1, 1, "thread") == 7.0
+
+
+def test_a_clock_that_went_back_gives_no_negative_time() -> None:
+    forecast = Forecast()
+    forecast.note(0, 1, -5.0)
+    forecast.note_handing("thread", -5.0)
+    assert forecast.stage(0, 1) == forecast.waking("thread") == 0.0
+
+
+def test_threads_may_share_it() -> None:
+    forecast = Forecast(window=7)
+
+    def work(seed: int) -> None:
+        draw = random.Random(seed)
+        for _ in range(2000):
+            forecast.note(0, 1, draw.random())
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    window = forecast._stages[0][1]
+    assert sorted(window._recent) == window._ordered
+
+
+@pytest.mark.parametrize(
+    "options", [{"quantile": 0}, {"quantile": 1.1}, {"quantile": math.nan}, {"window": 0}, {"window": True}]
+)
+def test_nonsense_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(OptionError):
+        Forecast(**options)  # type: ignore[arg-type]

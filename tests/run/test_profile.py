@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anytime.errors import DeadlineTooShort, FormatError, OptionError, ShapeError
+from anytime.run import Profile, Runner, profile_model
+from anytime.run.profile import describe_machine
+
+
+@pytest.fixture
+def engine(fakes: Any, logits: Tensor) -> Any:
+    return fakes.FakeEngine(logits, [0.1, 0.2, 0.3, 0.4, 0.5], fakes.FakeClock())
+
+
+def test_a_profile_is_what_the_stages_took(engine: Any) -> None:
+    profile = profile_model(engine, engine.rows, batch_sizes=(3, 1), repeats=4, clock=engine.clock, costs=range(1, 6))
+    assert profile.batch_sizes == (1, 3)
+    assert profile.stage_seconds.shape == profile.exit_seconds.shape == (2, 5, 4)
+    torch.testing.assert_close(profile.stage_seconds[1, :, 0], torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
+    assert profile.seconds(3, share=0.99) == pytest.approx((0.1, 0.3, 0.6, 1.0, 1.5))
+    assert (profile.engine, profile.threads, profile.classes, profile.repeats) == ("fake", 1, 4, 4)
+    assert engine.open == 0
+
+
+def test_a_profile_survives_a_file(engine: Any, tmp_path: Path) -> None:
+    profile = profile_model(engine, engine.rows, repeats=2, clock=engine.clock)
+    again = Profile.load(profile.save(tmp_path / "profile.json"))
+    assert again.stage_seconds.equal(profile.stage_seconds)
+    assert again.machine == profile.machine
+    assert again.seconds() == profile.seconds()
+
+
+def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
+    profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, costs=range(1, 6))
+    path = profile.save(tmp_path / "profile.json")
+    for given in (profile, path, str(path)):
+        with Runner(engine, engine=engine, profile=given, clock=engine.clock) as runner:
+            with pytest.raises(DeadlineTooShort) as error:
+                runner.predict(engine.rows, deadline=0.05)
+            assert error.value.forecast == pytest.approx(0.1)
+            answer = list(runner.stream(engine.rows, deadline=0.7))[-1]
+        assert (answer.exit, answer.cost) == (3, 3)
+
+
+def test_a_profile_of_something_else_is_refused(engine: Any, fakes: Any, logits: Tensor, tmp_path: Path) -> None:
+    profile = profile_model(engine, engine.rows, repeats=1, clock=engine.clock)
+    other = fakes.FakeEngine(logits[:3])
+    with pytest.raises(ShapeError, match="exits"):
+        Runner(other, engine=other, profile=profile)
+    other = fakes.FakeEngine(logits)
+    other.name = "another"
+    with pytest.raises(OptionError, match="engine"):
+        Runner(other, engine=other, profile=profile)
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(FormatError):
+        Runner(engine, engine=engine, profile=tmp_path / "broken.json")
+
+
+@pytest.mark.parametrize("options", [{"batch_sizes": ()}, {"batch_sizes": (0,)}, {"repeats": 0}, {"repeats": True}])
+def test_nonsense_is_refused(engine: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        profile_model(engine, engine.rows, clock=engine.clock, **options)
+    with pytest.raises(OptionError, match="batch size"):
+        profile_model(engine, engine.rows, repeats=1, clock=engine.clock).seconds(64)
+
+
+def test_a_machine_is_described() -> None:
+    machine = describe_machine()
+    assert machine["cores"] >= 1
+    assert machine["torch"] == torch.__version__
+    assert machine["processor"]
