@@ -29,6 +29,10 @@ VERBS = {
     "tune": "Show what the rules can reach on a model, and choose the one that fits a wish.",
     "certify": "Bound the share of future inputs that get worse on the way.",
     "train": "Train a network with exits, by a recipe, a file or flags.",
+    "predict": "Show a model an input: how the answer grows exit by exit, and the one by a deadline.",
+    "profile": "Measure how long each exit of a model takes on this machine, and what it costs.",
+    "reproduce": "Make the paper's figures and tables again, and hold them against the paper's.",
+    "export": "Write the stages of a model, with a rule inside, for ONNX Runtime or torch.",
     "doctor": "Show versions, threads, devices and optional packages.",
 }
 for _verb, _help in VERBS.items():

@@ -119,8 +119,8 @@ def log_above(logits: Tensor, threshold: float | Tensor, mode: Gate) -> Tensor:
     if mode == "clamp":
         return logits.clamp(min=threshold).log()
     # The logarithm of zero is many times slower than of other numbers. As log f < f, a minimum puts -inf in after it.
-    survivors = F.threshold(logits, threshold, 1.0).log()
-    return torch.minimum(survivors, F.threshold(logits, threshold, -math.inf))
+    survivors = torch.threshold(logits, threshold, 1.0).log()
+    return torch.minimum(survivors, torch.threshold(logits, threshold, -math.inf))
 
 
 def _finite(name: str, value: float) -> None:

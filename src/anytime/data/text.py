@@ -11,14 +11,17 @@ Each set is one parquet file with the columns `split`, `text` and `label`.
 | `clinc150` | 150 | 15,000 train, 3,000 val, 4,500 test; out of scope: 100 oos_train, 100 oos_val, 1,000 oos_test |
 
 Texts are `TextData`; `tokenize` makes of them `TokenData`, which networks read, and `plan_batches` puts rows of similar length
-together, so that little of a batch is padding.
+together, so that little of a batch is padding. The folder of a training run keeps its tokenizer (`save_tokenizer`), so that
+`read_text_input` gives its network any other text.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args
@@ -27,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.artifacts import write_text
 from anytime.checks import check_labels
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError, ShapeError
@@ -35,6 +39,9 @@ TextName = Literal["imdb", "sst2", "trec", "banking77", "clinc150"]
 
 _SENTIMENTS = ("negative", "positive")
 _OUT_OF_SCOPE = "oos"
+_VOCABULARY, _DESCRIPTION = "vocab.txt", "data.json"
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_TOKENIZER = ("lower", "accents", "chinese", "prefix", "longest")
 # From the one that is kept as it is to those that give way, where a text stands in several.
 _PRECEDENCE = ("test", "val", "train")
 
@@ -239,6 +246,82 @@ def tokenize(data: TextData, tokenizer: WordPiece, *, length: int) -> TokenData:
     """
     ids, lengths = tokenizer.encode(data.texts, length=length)
     return TokenData(data.name, data.split, ids, lengths, data.labels, data.class_names, data.rows, tokenizer.pad)
+
+
+def collect_vocabulary(texts: Iterable[str], *, size: int) -> WordPiece:
+    """A tokenizer for an encoder that begins new: the letters of some texts and their most frequent words.
+
+    Args:
+        texts: What it is to read, such as the training rows.
+        size: How many pieces there are at most; all letters are among them in any case.
+
+    Example:
+        >>> tokenizer = collect_vocabulary(["a cat", "a cat sat"], size=14)
+        >>> tokenizer.pieces("A cat sat as a cast")
+        ['a', 'cat', 's', '##a', '##t', 'a', '##s', 'a', 'c', '##a', '##s', '##t']
+    """
+    bare = WordPiece({name: number for number, name in enumerate(_SPECIAL)})
+    counts = Counter(word for text in texts for word in bare.words(text))
+    letters = sorted({letter for word in counts for letter in word})
+    pieces = dict.fromkeys((*_SPECIAL, *letters, *(bare.prefix + letter for letter in letters)))
+    # Among words that are as frequent, in the order of the alphabet: the same texts give the same numbers.
+    for word in sorted(counts, key=lambda word: (-counts[word], word)):
+        if len(pieces) >= size:
+            break
+        pieces.setdefault(word)
+    return WordPiece({piece: number for number, piece in enumerate(pieces)})
+
+
+def save_tokenizer(folder: str | Path, tokenizer: WordPiece, *, length: int) -> dict[str, Any]:
+    """Write a tokenizer's pieces as `vocab.txt`, one a line; gives what `data.json` beside it is to hold for the rest.
+
+    Args:
+        folder: Of a run.
+        tokenizer: What its texts are cut by.
+        length: Pieces a row at most.
+    """
+    pieces = sorted(tokenizer.vocabulary, key=lambda piece: tokenizer.vocabulary[piece])
+    write_text(Path(folder) / _VOCABULARY, "".join(f"{piece}\n" for piece in pieces))
+    return {"length": length, "tokenizer": {name: getattr(tokenizer, name) for name in _TOKENIZER}}
+
+
+def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
+    """The tokenizer of a run, and how many pieces a row it was trained with.
+
+    Args:
+        folder: Of the run, or the network's folder `model` in it.
+    """
+    folder = Path(folder).resolve()
+    place = folder.parent if folder.name == "model" and not (folder / _VOCABULARY).is_file() else folder
+    tokenizer, path = WordPiece.load(place / _VOCABULARY), place / _DESCRIPTION
+    try:
+        stored = json.loads(path.read_bytes())
+        length = stored["length"]
+        if type(length) is not int or length < 2:
+            raise ValueError(f"length is {length!r}")
+        return replace(tokenizer, **{name: stored["tokenizer"][name] for name in _TOKENIZER}), length
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise FormatError(
+            f"{path} does not say how texts are cut: {error!r}",
+            expected="length and tokenizer, as a training run on texts writes them",
+            fix="copy it again from the run's folder",
+            path=path,
+        ) from error
+
+
+def read_text_input(folder: str | Path, text: str | Sequence[str]) -> Tensor:
+    """What the network of a run reads in place of a text, or of several: word pieces `(batch, longest)`, int64.
+
+    Args:
+        folder: Of a training run on texts, or the network's folder `model` in it.
+        text: One text or more; what is longer than the run's texts loses its end.
+    """
+    texts = [text] if isinstance(text, str) else list(text)
+    if not texts:
+        raise OptionError("no text came", expected="at least one", fix="give a text")
+    tokenizer, length = load_tokenizer(folder)
+    ids, lengths = tokenizer.encode(texts, length=length)
+    return ids[:, : int(lengths.max())]
 
 
 def plan_batches(

@@ -25,6 +25,8 @@ _QUICK = 0.8
 """A try is quick that takes less than this share of what was forecast."""
 _BATCHES = 64
 """Batch sizes remembered for each stage; the one that was used least recently makes room."""
+_WAITING = 200
+"""Requests whose times may wait to be put in order."""
 
 
 class Window:
@@ -105,11 +107,13 @@ class Forecast:
         self._quantile, self._length = quantile, window
         self._stages: dict[int, dict[int, Window]] = {}
         self._handing: dict[str, Window] = {}
+        self._noted: deque[tuple[tuple[int, int, float], ...]] = deque()
         self._lock = Lock()
 
     def seed(self, exit: int, batch: int, values: Iterable[float]) -> None:
         """Begin with these durations, which newer ones replace one by one."""
         with self._lock:
+            self._digest()
             self._stages.setdefault(exit, {})[batch] = Window(self._length, self._quantile, values)
 
     def stage(self, exit: int, batch: int) -> float:
@@ -133,6 +137,7 @@ class Forecast:
             return self._hand(way)[0]
 
     def _stage(self, exit: int, batch: int) -> tuple[float, float]:
+        self._digest()
         known = self._stages.get(exit)
         if not known:
             return 0.0, 0.0
@@ -154,9 +159,15 @@ class Forecast:
         self.note_all(((exit, batch, taken),))
 
     def note_all(self, times: Iterable[tuple[int, int, float]]) -> None:
-        """Stages took so long: exit, batch size and seconds of each."""
-        with self._lock:
-            for exit, batch, taken in times:
+        """Stages took so long: exit, batch size and seconds of each. They are put in order when a forecast is asked for."""
+        self._noted.append(tuple(times))
+        if len(self._noted) > _WAITING:
+            with self._lock:
+                self._digest()
+
+    def _digest(self) -> None:
+        while self._noted:
+            for exit, batch, taken in self._noted.popleft():
                 known = self._stages.setdefault(exit, {})
                 window = known.pop(batch, None) or Window(self._length, self._quantile)
                 known[batch] = window  # at the end: the most recent
@@ -173,6 +184,7 @@ class Forecast:
             way: How the answer would have been handed over, where nothing is begun at all.
         """
         with self._lock:
+            self._digest()
             known = self._stages.get(exit, {})
             near = batch if batch in known else _nearest(known, batch)
             blamed = [known[near]] if near is not None else []

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.data.base import ImageData
+from anytime.data.text import TokenData
 from anytime.errors import FormatError, OptionError
 from anytime.train.config import TrainConfig
 from anytime.train.step import TrainStep
@@ -84,7 +85,7 @@ def _state(files: dict[str, bytes], folder: Path) -> dict[str, Any]:
     return state
 
 
-def _check_same(state: dict[str, Any], config: TrainConfig, data: ImageData) -> None:
+def _check_same(state: dict[str, Any], config: TrainConfig, data: ImageData | TokenData) -> None:
     for what, stored, now in (("recipe", state["config"], config.to_json()), ("data", state["data"], _identity(data))):
         other = {name: (stored.get(name), now.get(name)) for name in {**stored, **now} if stored.get(name) != now.get(name)}
         if other:
@@ -96,8 +97,12 @@ def _check_same(state: dict[str, Any], config: TrainConfig, data: ImageData) -> 
             )
 
 
-def _identity(data: ImageData) -> dict[str, Any]:
-    return {"name": data.name, "images": len(data), "rows_crc32": zlib.crc32(data.rows.cpu().numpy().tobytes())}
+def _identity(data: ImageData | TokenData) -> dict[str, Any]:
+    identity = {"name": data.name, "images": len(data), "rows_crc32": zlib.crc32(data.rows.cpu().numpy().tobytes())}
+    if not isinstance(data, TokenData):
+        return identity
+    # The same texts are other rows with another vocabulary or cut at another length.
+    return {**identity, "length": data.length, "ids_crc32": zlib.crc32(data.ids.cpu().numpy().tobytes())}
 
 
 def _random_state(device: str) -> dict[str, Tensor]:

@@ -12,11 +12,11 @@ from typing import Any, Literal, Self, get_args
 
 from anytime.errors import OptionError
 
-Schedule = Literal["step", "cosine"]
+Schedule = Literal["step", "cosine", "linear"]
 Objective = Literal["joint", "product", "joint-then-product", "sdn", "distillation", "equilibrium", "one-for-all", "l2w"]
 Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
-OptimizerName = Literal["sgd", "adam"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,14 @@ class TrainConfig:
 
     Args:
         epochs: Passes over the training rows.
-        batch: Images a step; rows that do not fill a batch are left out of an epoch, others in each epoch.
+        batch: Images or texts a step; rows that do not fill a batch are left out of an epoch, others in each epoch.
         lr: The learning rate at its highest.
-        optimizer: `sgd`, or `adam` for heads on a frozen backbone.
+        head_rate: By how much the rate of exits' heads, and of what they mix, is higher than that of the rest.
+        optimizer: `sgd`, `adam` for heads on a frozen backbone, or `adamw` for pretrained encoders.
         momentum: Of stochastic gradient descent.
         nesterov: Whether to look ahead by Nesterov's rule.
-        weight_decay: L2, on all parameters.
-        schedule: `step` divides the rate by 10 at each of the `milestones`, `cosine` goes down to 0.
+        weight_decay: L2, on all parameters; with `adamw` apart from the gradient, and on matrices alone.
+        schedule: `step` divides the rate by 10 at each of the `milestones`, `cosine` and `linear` go down to 0.
         milestones: Shares of the epochs.
         warmup: Epochs over which the rate first climbs.
         objective: `joint` is the sum of the exits' cross-entropies (Eq. 1), `product` the likelihood of Product Anytime,
@@ -92,16 +93,17 @@ class TrainConfig:
         product_from: At which share of the epochs `joint-then-product` changes over.
         exit_weights: One weight an exit, or none for all ones; for `sdn`, what they grow to.
         frozen: Names of modules whose parameters stay as they are, such as `blocks` for the heads of an MSDNet alone.
-        hold_statistics: Whether batch norms in frozen modules keep their statistics too; else these move on.
+        hold_statistics: Whether frozen modules compute as in evaluation: batch norms keep their statistics, nothing is dropped.
         distillation: Settings of `distillation` and `one-for-all`.
         l2w: Settings of `l2w`.
-        augment: Whether training images are cropped (padding 4) and mirrored at random.
-        seed: Of the order and the crops. The network's own start is the caller's.
+        augment: Whether training images are cropped (padding 4) and mirrored at random; texts are not changed.
+        seed: Of the order, the crops and what is dropped. The network's own start is the caller's.
     """
 
     epochs: int = 300
     batch: int = 64
     lr: float = 0.1
+    head_rate: float = 1.0
     optimizer: OptimizerName = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
@@ -122,7 +124,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch", 1), ("seed", 0)):
             _whole(name, getattr(self, name), low)
-        _number("lr", self.lr, 0, math.inf, above=True)
+        for name in ("lr", "head_rate"):
+            _number(name, getattr(self, name), 0, math.inf, above=True)
         _number("momentum", self.momentum, 0, 1)
         _number("weight_decay", self.weight_decay, 0, math.inf)
         _number("warmup", self.warmup, 0, self.epochs)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from anytime.data.base import ImageData
+from anytime.data.text import TokenData
 from anytime.errors import DivergedError
 from anytime.models.base import MultiExit
 from anytime.train import checkpoint
@@ -19,10 +20,13 @@ from anytime.train.config import Machine, TrainConfig
 from anytime.train.l2w import WeighedStep
 from anytime.train.log import CsvLog, EpochLog, Progress
 from anytime.train.logits import Evaluation
+from anytime.train.objectives import Objective
 from anytime.train.plan import Phase, learnt_rule, phases
 from anytime.train.schedule import learning_rate
+from anytime.train.sets import measure
 from anytime.train.step import TrainStep
 from anytime.train.stopping import Stopping
+from anytime.train.tokens import TokenStep
 
 # Steps between looks at the loss and the clock: a look waits for the device.
 _LOOK_EVERY = 50
@@ -67,10 +71,10 @@ class Outcome:
 
 def fit(
     model: MultiExit,
-    data: ImageData,
+    data: ImageData | TokenData,
     config: TrainConfig,
     *,
-    val: ImageData | None = None,
+    val: ImageData | TokenData | None = None,
     machine: Machine | None = None,
     habits: Habits | None = None,
 ) -> Outcome:
@@ -78,18 +82,26 @@ def fit(
 
     Args:
         model: A network with exits.
-        data: Training images.
+        data: Training images, or texts as word pieces.
         config: The recipe.
-        val: Images to measure accuracy on, without augmentation; nothing is chosen by them.
+        val: What to measure accuracy on, without augmentation; nothing is chosen by them.
         machine: Where it runs; a CPU by default.
         habits: Log, checkpoints, validation, time limit.
     """
     machine, habits = machine or Machine(), habits or Habits()
     plan = phases(config, exits=model.num_exits, steps_per_epoch=max(1, len(data) // config.batch))
-    kind = WeighedStep if config.objective == "l2w" else TrainStep
-    training = kind(model, data, plan[0].objective, config, machine)
-    evaluation = None if val is None else Evaluation(training.model, val, graph=machine.graph)
+    training = _step(model, data, plan[0].objective, config, machine)
+    evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
     return run_loop(training, plan, evaluation, habits)
+
+
+def _step(
+    model: MultiExit, data: ImageData | TokenData, objective: Objective, config: TrainConfig, machine: Machine
+) -> TrainStep:
+    """The step that fits data and objective."""
+    if isinstance(data, TokenData):
+        return TokenStep(model, data, objective, config, machine)
+    return (WeighedStep if config.objective == "l2w" else TrainStep)(model, data, objective, config, machine)
 
 
 def run_loop(training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, habits: Habits) -> Outcome:

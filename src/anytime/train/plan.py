@@ -51,6 +51,12 @@ def _objective(name: str, config: TrainConfig) -> Objective:
 
 def _check_exits(config: TrainConfig, exits: int) -> None:
     weights, teacher = config.exit_weights, config.distillation.teacher
+    if config.objective == "l2w" and config.head_rate != 1:
+        raise OptionError(
+            f"head_rate is {config.head_rate:g} with the objective 'l2w'",
+            expected="1, as its look-ahead has one rate for all",
+            fix="leave head_rate out",
+        )
     if weights is not None and config.objective not in ("joint", "product", "joint-then-product", "sdn"):
         raise OptionError(
             f"exit_weights came with the objective {config.objective!r}",

@@ -7,7 +7,10 @@
 | `log.csv` | a line an epoch |
 | `checkpoint/` | where to go on from |
 | `model/` | the network, for `anytime.models.load` |
+| `data.json` | how its images were normalised or its texts cut, and what the classes are called, for `anytime predict` |
+| `vocab.txt` | the word pieces of texts |
 | `val.npz`, `test.npz` | logits and labels, for `anytime evaluate` |
+| `oos.npz` | logits of the out-of-scope queries of CLINC150, which have no label |
 | `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached; written last |
 """
 
@@ -21,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from anytime.artifacts import write_bytes, write_json, write_text
+from anytime.data.text import TokenData, save_tokenizer
 from anytime.errors import FileError, MissingFileError
 from anytime.models import save
 from anytime.models.base import MultiExit
@@ -32,13 +37,13 @@ from anytime.train.logits import exit_accuracy
 from anytime.train.loop import Habits, Outcome, fit, run_loop
 from anytime.train.parallel import StreamedTeamStep, TeamStep, launch, leads
 from anytime.train.plan import learnt_rule, phases
-from anytime.train.sets import Images, Sets, measure, open_sets
+from anytime.train.sets import Rows, Sets, measure, open_sets
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
-from anytime.train.start import start_network
+from anytime.train.start import MINILM, start_network
 from anytime.train.step import TrainStep
 from anytime.train.stream import StreamedStep
 
-_CONFIG, _SPLIT, _SUMMARY = "config.yaml", "split.json", "summary.json"
+_CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
 OnEpoch = Callable[[EpochLog], None]
 
 
@@ -110,7 +115,14 @@ def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None)
     sets, machine = open_sets(config), config.machine
     if team is not None:
         machine = replace(machine, device=str(team.device))
-    model = start_network(config.model, config.recipe, classes=sets.train.classes, init=config.init, options=_options(config))
+    model = start_network(
+        config.model,
+        config.recipe,
+        classes=sets.train.classes,
+        init=config.init,
+        options=_options(config),
+        pieces=None if sets.tokenizer is None else len(sets.tokenizer),
+    )
     leads = team is None or team.rank == 0
     if leads and sets.split is not None:
         write_text(folder / _SPLIT, sets.split.to_json() + "\n")
@@ -156,7 +168,7 @@ def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> Habits:
 
 
 def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Write network, logits and, last of all, the summary."""
+    """Write logits, what the data are, the network and, last of all, the summary."""
     summary: dict[str, Any] = {
         "data": config.data,
         "model": config.model,
@@ -166,28 +178,45 @@ def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, f
         "seconds": round(outcome.seconds, 1),
         "images_per_second": round(outcome.images_per_second),
     }
-    parts: dict[str, Images | None] = {"val": sets.val, "test": sets.test}
+    parts: dict[str, Rows | None] = {"val": sets.val, "test": sets.test}
     for name, data in parts.items():
         if data is not None:
-            summary[f"{name}_accuracy"] = _write_logits(folder / f"{name}.npz", model, data, config)
+            logits = _write_logits(folder / f"{name}.npz", model, data, config)
+            shares = exit_accuracy(logits, data.labels.cpu(), learnt_rule(config.recipe))
+            summary[f"{name}_accuracy"] = [round(share, 5) for share in shares]
+    for name, data in sets.others.items():
+        _write_logits(folder / f"{name}.npz", model, data, config, labelled=False)
     if config.expected is not None:
         missed = config.expected.missed(summary["test_accuracy"])
         summary["expected_accuracy"] = list(config.expected.accuracy)
         summary["tolerance"] = config.expected.tolerance
         summary["missed_exits"] = list(missed)
+    write_json(folder / _DATA, _description(sets, folder))
     save(model.cpu(), folder / "model")
     write_json(folder / _SUMMARY, summary)
     return summary
 
 
-def _write_logits(path: Path, model: MultiExit, data: Images, config: RunConfig) -> list[float]:
-    """Write what `anytime evaluate` reads; gives the accuracy at each exit."""
+def _write_logits(path: Path, model: MultiExit, data: Rows, config: RunConfig, *, labelled: bool = True) -> Tensor:
+    """Write what `anytime evaluate` reads; gives the logits as they were written."""
     logits = measure(model, data, graph=config.machine.graph).logits().half()
-    labels = data.labels.cpu()
+    arrays: dict[str, Any] = {"logits": logits.numpy(), "indices": data.rows.cpu().numpy()}
+    if labelled:
+        arrays["labels"] = data.labels.cpu().numpy()
     stored = io.BytesIO()
-    np.savez(stored, logits=logits.numpy(), labels=labels.numpy(), indices=data.rows.cpu().numpy())
+    np.savez(stored, **arrays)
     write_bytes(path, stored.getvalue())
-    return [round(share, 5) for share in exit_accuracy(logits.float(), labels, learnt_rule(config.recipe))]
+    return logits.float()
+
+
+def _description(sets: Sets, folder: Path) -> dict[str, Any]:
+    """What the network's inputs are; the word pieces of texts get a file of their own."""
+    seen = sets.train
+    words: dict[str, Any] = {"name": seen.name, "class_names": list(seen.class_names)}
+    if not isinstance(seen, TokenData):
+        return {**words, "mean": list(seen.mean), "std": list(seen.std)}
+    assert sets.tokenizer is not None
+    return {**words, "mean": [], "std": [], **save_tokenizer(folder, sets.tokenizer, length=seen.length)}
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
@@ -198,5 +227,6 @@ def _options(config: RunConfig) -> dict[str, Any]:
 def _settled(config: RunConfig) -> RunConfig:
     """Paths in full, so that a run goes on from any folder; the plain step where several processes share it."""
     machine = config.machine if config.processes == 1 else replace(config.machine, graph=False, fused=False, streams=False)
-    root, init = (None if path is None else str(Path(path).resolve()) for path in (config.root, config.init))
+    paths = (config.root, config.init)
+    root, init = (path if path in (None, MINILM) else str(Path(path).resolve()) for path in paths)
     return replace(config, root=root, init=init, machine=machine)

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from anytime.artifacts import write_text
+from anytime.data.text import TextName
 from anytime.errors import FormatError, MissingFileError, OptionError
 from anytime.train.config import Machine, TrainConfig
 
-DataName = Literal["cifar10", "cifar100", "digits", "imagenet"]
+DataName = Literal["cifar10", "cifar100", "digits", "imagenet", TextName]
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # Settings that change nothing about what is learnt, or only its luck: the expected accuracy holds whatever they are.
 _HARMLESS = {"about", "root", "seed", "minutes", "processes", "workers", "checkpoint_every", "evaluate_every", "expected"}
-_WHOLE = {"held_out": 0, "split_seed": 0, "checkpoint_every": 1, "evaluate_every": 1, "processes": 1, "workers": 1}
+_WHOLE = {"length": 2, "held_out": 0, "split_seed": 0, "checkpoint_every": 1, "evaluate_every": 1, "processes": 1, "workers": 1}
 
 
 class Source(NamedTuple):
@@ -59,10 +60,13 @@ class RunConfig:
         recipe: How it learns.
         machine: Where.
         about: A sentence on what this is.
-        root: Folder with the data; none for data that is built in.
-        init: Weights to begin from: a safetensors file or the folder of a run; none for a new network.
+        root: Folder with the data; none for data that is built in, and for texts in the folder `ANYTIME_SHARED` names.
+        init: Weights to begin from: a safetensors file or the folder of a run; for texts also `minilm`, the installed package,
+            or the folder of a pretrained encoder. None for a new network.
         options: Fields of the network's config to change.
-        held_out: Validation rows, split off the training rows.
+        length: Word pieces a text at most; the rest is cut off.
+        classes: How many of the classes of a set of texts to take, drawn by `split_seed`; none for all.
+        held_out: Validation rows, split off the training rows of a set that has none of its own.
         split_seed: Of that split.
         checkpoint_every: Epochs between checkpoints.
         evaluate_every: Epochs between validations.
@@ -80,6 +84,8 @@ class RunConfig:
     root: str | None = None
     init: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    length: int = 64
+    classes: int | None = None
     held_out: int = 5000
     split_seed: int = 0
     checkpoint_every: int = 5
@@ -96,11 +102,18 @@ class RunConfig:
         for name, low in _WHOLE.items():
             value = getattr(self, name)
             _check(type(value) is int and value >= low, name, value, f"a whole number, at least {low}")
-        minutes = self.minutes
+        classes, minutes = self.classes, self.minutes
+        _check(classes is None or (self.texts and type(classes) is int), "classes", classes, "a number, with texts alone")
         _check(minutes is None or (type(minutes) in (int, float) and minutes > 0), "minutes", minutes, "a number above 0")
+        _check(not self.texts or self.processes == 1, "processes", self.processes, "1 with texts")
         _check(isinstance(self.options, Mapping), "options", self.options, "settings of the network, as a mapping")
-        needs_root = self.data != "digits" and not isinstance(self.root, str)
+        needs_root = not isinstance(self.root, str) and self.data != "digits" and not (self.texts and self.root is None)
         _check(not needs_root, "root", self.root, f"the folder with {self.data}", fix="give --root FOLDER")
+
+    @property
+    def texts(self) -> bool:
+        """Whether the data are texts."""
+        return self.data in get_args(TextName)
 
     def values(self) -> dict[str, Any]:
         """All settings by their flat names, as plain values; `resolve` makes the same of them."""
@@ -229,6 +242,24 @@ def plain_number(value: Any) -> Any:
     (0.0001, 'cosine')
     """
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
+
+
+def read_pair(text: str) -> tuple[str, Any]:
+    """Name and value of a setting as it is written on a command line.
+
+    >>> read_pair("head-rate=20"), read_pair("options={layers: [6], head: plain}")
+    (('head_rate', 20), ('options', {'layers': [6], 'head': 'plain'}))
+    """
+    import yaml
+
+    name, sign, value = text.partition("=")
+    try:
+        loaded = yaml.safe_load(value)
+    except yaml.YAMLError:
+        sign = ""
+    if not sign or not name:
+        raise OptionError(f"--set {text}", expected="NAME=VALUE, such as nesterov=true", fix="correct it")
+    return name.strip().replace("-", "_"), plain_number(loaded)
 
 
 def _check_known(values: Mapping[str, Any], where: str) -> None:

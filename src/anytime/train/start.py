@@ -1,8 +1,9 @@
-"""The network a run begins with: new, with weights from an earlier run, or IMTA's second stage on its first."""
+"""The network a run begins with: new, with pretrained weights or those of a run, or IMTA's second stage on its first."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,23 @@ from torch import Tensor
 from anytime.artifacts import read_bundle, tensors_from_bytes
 from anytime.errors import MissingFileError, OptionError
 from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
+from anytime.models.encoder import PRESETS as ENCODERS
+from anytime.models.encoder import EncoderExits
+from anytime.models.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
 from anytime.train.config import TrainConfig
 
+MINILM = "minilm"
 _WEIGHTS = "model.safetensors"
 
 
 def start_network(
-    name: str, recipe: TrainConfig, *, classes: int, init: str | Path | None = None, options: Mapping[str, Any] | None = None
+    name: str,
+    recipe: TrainConfig,
+    *,
+    classes: int,
+    init: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    pieces: int | None = None,
 ) -> MultiExit:
     """The network that `recipe` trains.
 
@@ -27,11 +38,22 @@ def start_network(
         recipe: Its seed decides the start, its objective whether this is IMTA's second stage.
         classes: How many classes there are.
         init: Weights to begin from: a safetensors file, a folder that `anytime.models.save` made, or one of a run. A network
-            with attached exits also takes those of its backbone alone; its heads then are new.
+            with attached exits also takes those of its backbone alone; its heads then are new. An encoder of texts takes
+            those of one with other exits, or pretrained ones: `minilm`, or a folder as Hugging Face writes it.
         options: Fields of the network's config to change.
+        pieces: How many word pieces there are, where the data are texts.
     """
     torch.manual_seed(recipe.seed)
-    model = create(name, classes=classes, **(options or {}))
+    pretrained, settings = None if init is None else find_pretrained(init), {"classes": classes, **(options or {})}
+    if (pretrained is not None or pieces is not None) and name not in ENCODERS:
+        raise OptionError(
+            f"texts, or the weights of an encoder, came with model {name}",
+            expected=f"one of {', '.join(ENCODERS)}",
+            fix="give --model minilm-l6",
+        )
+    if pretrained is not None:
+        return _on_pretrained(name, pretrained, settings)
+    model = create(name, **(settings if pieces is None else {"vocabulary": pieces, **settings}))
     if init is not None:
         _take(model, _weights(Path(init)))
     if recipe.objective != "one-for-all":
@@ -45,11 +67,36 @@ def start_network(
     return IMTA.on(model, hold_statistics=recipe.hold_statistics)
 
 
+def find_pretrained(init: str | Path) -> Pretrained | None:
+    """The pretrained encoder that `init` names: MiniLM-L6 by its name, or one in a folder; none where it is something else."""
+    if str(init) == MINILM:
+        return load_minilm()
+    for place in (Path(init), Path(init) / "model"):
+        config = place / "config.json"
+        # Runs and networks of this library have such a file as well.
+        if config.is_file() and b'"model_type"' in config.read_bytes():
+            return load_pretrained(place)
+    return None
+
+
+def _on_pretrained(name: str, pretrained: Pretrained, options: Mapping[str, Any]) -> MultiExit:
+    """A network by name with its exits and its way to pool, and with the shape and the weights of a pretrained encoder."""
+    shape = {setting: value for setting, value in pretrained.settings.items() if setting not in ("layers", "pool")}
+    model = EncoderExits(replace(ENCODERS[name], **{**shape, **options}))
+    take_encoder(model, pretrained.weights, first_position=pretrained.first_position)
+    return model
+
+
 def _take(model: MultiExit, weights: Mapping[str, Tensor]) -> None:
     if isinstance(model, AttachedExits) and not any(name.startswith("heads.") for name in weights):
         load_weights(model.backbone, {name.removeprefix("backbone."): tensor for name, tensor in weights.items()})
-    else:
-        load_weights(model, weights)
+        return
+    own = model.state_dict()
+    if isinstance(model, EncoderExits) and set(weights) != set(own):
+        shared = ("encoder.", "pooler.")
+        new = {name: tensor for name, tensor in own.items() if not name.startswith(shared)}
+        weights = {name: tensor for name, tensor in weights.items() if name.startswith(shared)} | new
+    load_weights(model, weights)
 
 
 def _weights(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,353 @@
+"""What `predict` and `profile` are given: a model in a folder or by name, and a picture or an array to show it.
+
+A training run keeps `data.json` beside its network: how pictures were normalised, and what the classes are called. Without
+it, or a data set by name, no picture is read: a network that sees pixels on another scale gives answers without worth.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anytime.data.augment import normalise
+from anytime.data.cifar import STATISTICS
+from anytime.data.imagenet import MEAN, STD, middle
+from anytime.errors import (
+    DtypeError,
+    FormatError,
+    InputError,
+    IntegrityError,
+    MissingExtraError,
+    MissingFileError,
+    OptionError,
+    ShapeError,
+)
+from anytime.models import dvit, encoder, imta, load, mlp, msdnet, names, resnet
+from anytime.models.base import MultiExit
+from anytime.models.zoo import create
+from anytime.run.exported import DESCRIPTION
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DATA = "data.json"
+_PRESETS: dict[str, Any] = {
+    name: config for home in (msdnet, imta, dvit, resnet, mlp, encoder) for name, config in home.PRESETS.items()
+}
+_TOKENS = 128
+_NUMBERS = "a picture, or .npy or .npz with one input or a batch of them"
+
+
+@dataclass(frozen=True)
+class Description:
+    """How the pictures of a data set were normalised, and what its classes are called, where that is known."""
+
+    name: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...] | None = None
+
+    def word(self, label: int) -> str:
+        """What a class is called."""
+        return f"class {label}" if self.class_names is None else self.class_names[label]
+
+
+KNOWN = {
+    **{name: Description(name, *statistics) for name, statistics in STATISTICS.items()},
+    "imagenet": Description("imagenet", MEAN, STD),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model that is ready to be run.
+
+    Attributes:
+        model: The network.
+        name: What it is called: the name of its folder, or its own.
+        trained: Whether its weights are from a folder, not from chance.
+        data: What it learnt from, where that is known.
+    """
+
+    model: MultiExit
+    name: str
+    trained: bool
+    data: Description | None = None
+
+    @property
+    def classes(self) -> int:
+        """How many classes it tells apart."""
+        config: Any = self.model.config
+        return int(config.classes)
+
+
+def open_model(folder: Path, data: str | None = None) -> Opened:
+    """The network in a folder that `anytime.models.save` or a training run made.
+
+    Args:
+        folder: Of the network, or of the run.
+        data: What it learnt from: `cifar10`, `cifar100`, `imagenet` or the data.json of a run; by default the run's own.
+    """
+    if (folder / DESCRIPTION).exists():
+        raise OptionError(
+            f"{folder} holds exported stages",
+            expected="the folder of a training run, or one that anytime.models.save made",
+            fix="give the network that was exported, or run the stages with anytime.run.exported.load_exported(folder)",
+        )
+    place = folder / "model" if (folder / "model").is_dir() else folder
+    if place == folder and (folder / "config.yaml").exists():
+        raise MissingFileError(
+            f"the run in {folder} has no network yet",
+            expected="a run that came to its end",
+            fix=f"go on with `anytime train --resume --out {folder}`",
+            path=folder / "model",
+        )
+    if not place.is_dir():
+        raise MissingFileError(
+            f"there is no folder {folder}",
+            expected="the folder of a training run, or one that anytime.models.save made",
+            fix="check the path",
+            path=folder,
+        )
+    model, whole, description = load(place), folder.resolve(), _describe(folder, data)
+    name = whole.parent.name if whole.name == "model" else whole.name
+    opened = Opened(model, name, trained=True, data=description)
+    words = None if description is None else description.class_names
+    if words is not None and len(words) != opened.classes:
+        raise OptionError(
+            f"the data set has {len(words)} classes",
+            expected=f"{opened.classes}, as many as {name} tells apart",
+            fix="give the data set that the network was trained on",
+        )
+    return opened
+
+
+def _describe(folder: Path, data: str | None) -> Description | None:
+    if data is not None:
+        return KNOWN.get(data) or read_description(Path(data))
+    whole = folder.resolve()
+    # A network that is named by itself still has its run around it.
+    places = (whole, whole.parent) if whole.name == "model" else (whole,)
+    return next((read_description(at / DATA) for at in places if (at / DATA).exists()), None)
+
+
+def open_model_or_name(text: str) -> Opened:
+    """The network in a folder, or an untrained one by its name."""
+    if not Path(text).exists() and text in names():
+        return Opened(create(text, classes=_PRESETS[text].classes).eval(), text, trained=False)
+    try:
+        return open_model(Path(text))
+    except MissingFileError as error:
+        if Path(text).exists():
+            raise
+        close = get_close_matches(text, names(), n=1)
+        raise MissingFileError(
+            error.came,
+            expected=f"{error.expected}; or a network by name: {', '.join(names())}",
+            fix=f"did you mean {close[0]!r}?" if close else "check the path or the name",
+            path=text,
+        ) from None
+
+
+def read_description(path: Path) -> Description:
+    """What a run's data.json says."""
+    if not path.is_file():
+        raise MissingFileError(
+            f"there is no data set {str(path)!r}",
+            expected=f"one of {', '.join(KNOWN)}, or the {DATA} of a training run",
+            fix="check the name or the path",
+            path=path,
+        )
+    try:
+        stored = json.loads(path.read_bytes())
+        mean, std = (tuple(float(part) for part in stored[key]) for key in ("mean", "std"))
+        found = Description(str(stored["name"]), mean, std, tuple(str(word) for word in stored["class_names"]))
+        if len(found.mean) != len(found.std) or not all(part > 0 for part in found.std):
+            raise ValueError("mean and std do not belong together")
+    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
+        raise FormatError(
+            f"{path} does not describe a data set: {error}",
+            expected="name, mean, std and class_names, as a training run writes them",
+            fix="copy it again from the run's folder",
+            path=path,
+        ) from error
+    return found
+
+
+def input_shape(model: MultiExit) -> tuple[int, ...]:
+    """The shape of one input: channels, height and width of a picture, numbers of a perceptron, tokens of a text."""
+    config: Any = model.config
+    match config:
+        case mlp.MLPConfig():
+            return (config.inputs,)
+        case encoder.EncoderConfig():
+            return (min(_TOKENS, config.max_length),)
+        case resnet.ResNetConfig():
+            return (config.channels, config.image_size, config.image_size)
+        case _:
+            return (3, config.image_size, config.image_size)
+
+
+def make_example(model: MultiExit, shape: tuple[int, ...], batch: int) -> Tensor:
+    """Random inputs of a shape: numbers around 0, or for a text model word pieces."""
+    chance = torch.Generator().manual_seed(0)
+    if isinstance(model.config, encoder.EncoderConfig):
+        # No padding among them: a text as long as the shape says.
+        pieces = torch.randint(1, model.config.vocabulary, (batch, *shape), generator=chance)
+        return pieces.masked_fill_(pieces == model.config.pad, 1 if model.config.pad != 1 else 2)
+    return torch.randn(batch, *shape, generator=chance)
+
+
+def read_input(path: Path, opened: Opened) -> tuple[Tensor, str | None]:
+    """What is in a file, as a batch that the model takes, and what was done to it that the caller should know.
+
+    Args:
+        path: A picture, or `.npy` or `.npz` with one input or a batch. Bytes are pixels and are normalised as pictures are;
+            other numbers are taken as they are.
+        opened: The model.
+    """
+    if isinstance(opened.model.config, encoder.EncoderConfig):
+        raise OptionError(
+            f"{opened.name} reads texts, and {path.name} was given",
+            expected="a model of pictures or numbers",
+            fix="in Python: anytime.run.Runner(model).predict(ids), with the ids of the texts' word pieces",
+        )
+    if not path.is_file():
+        came = f"{path} is no file" if path.exists() else f"there is no {path}"
+        raise MissingFileError(came, expected=_NUMBERS, fix="check the path", path=path)
+    shape = input_shape(opened.model)
+    if path.suffix.lower() in (".npy", ".npz"):
+        return _as_batch(read_array(path), shape, opened), None
+    if len(shape) != 3:
+        raise FormatError(
+            f"{path} is taken for a picture by its name, and {opened.name} reads {shape[0]} numbers",
+            expected=f".npy or .npz of shape {shape} or (batch, {shape[0]})",
+            fix="save the numbers with numpy.save",
+            path=path,
+        )
+    description = _needed(opened, path.name)
+    image = read_image(path, channels=shape[0])
+    fitted = fit_image(image, shape[1], like=description.name)
+    pixels = torch.from_numpy(np.asarray(fitted, dtype=np.uint8).copy()).view(shape[1], shape[2], shape[0])
+    size = f"{path.name} is {image.width} × {image.height}: scaled and cropped to {shape[2]} × {shape[1]}"
+    note = None if image.size == fitted.size else size
+    return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), note
+
+
+def read_image(path: Path, *, channels: int = 3) -> Image:
+    """A picture, in colour or in grey."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            "pictures are decoded by Pillow, which is not installed",
+            expected="the package pillow",
+            fix="pip install 'anytime[images]', or give the pixels as .npy",
+        ) from error
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB" if channels == 3 else "L")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise IntegrityError(
+            f"{path} cannot be decoded as a picture: {error}", expected=_NUMBERS, fix="check that it opens elsewhere", path=path
+        ) from error
+
+
+def fit_image(image: Image, size: int, *, like: str) -> Image:
+    """The middle of a picture, scaled to a square, as the data set's own test images are."""
+    from PIL.Image import Resampling
+    from PIL.ImageOps import fit
+
+    if image.size == (size, size):
+        return image
+    return middle(image, size=size) if like == "imagenet" else fit(image, (size, size), Resampling.BILINEAR)
+
+
+def read_array(path: Path) -> NDArray[Any]:
+    """The array of a `.npy`, or the only one of a `.npz` (or the one called x); nothing is unpickled."""
+    try:
+        with path.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            if not isinstance(found, np.ndarray):
+                name = "x" if "x" in found.files else found.files[0] if len(found.files) == 1 else None
+                if name is None:
+                    raise FormatError(
+                        f"{path} holds {', '.join(found.files) or 'nothing'}",
+                        expected="one array, or one called x",
+                        fix="numpy.savez('input.npz', x=...)",
+                        path=path,
+                    )
+                found = found[name]
+            return np.asarray(found)
+    except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
+        raise IntegrityError(
+            f"{path} is no array: {str(error).splitlines()[0]}", expected=_NUMBERS, fix="save it anew", path=path
+        ) from error
+
+
+def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Tensor:
+    """One input or a batch, as a batch of float32; bytes are pixels, with the channels first or last."""
+    if array.dtype.kind not in "fu" or (array.dtype.kind == "u" and array.dtype != np.uint8):
+        raise DtypeError(
+            f"an array of {array.dtype}",
+            expected="floating-point numbers, or uint8 for pixels",
+            fix="convert it, e.g. with .astype('float32')",
+        )
+    pixels, last = array.dtype == np.uint8, (*shape[1:], *shape[:1])
+    given = array[None] if array.shape in (shape, last) else array
+    if pixels and len(shape) == 3 and given.shape[1:] == last != shape:
+        given = np.moveaxis(given, -1, 1)
+    if given.shape[1:] != shape or len(given) == 0:
+        raise ShapeError(
+            f"an array of shape {array.shape}",
+            expected=f"{shape} for one input, or (batch, {', '.join(map(str, shape))})",
+            fix=f"{opened.name} takes inputs of this shape: cut or scale them, channels before height and width",
+        )
+    if pixels and len(shape) == 3:
+        description = _needed(opened, "an array of pixels")
+        return normalise(torch.from_numpy(np.ascontiguousarray(given)), description.mean, description.std)
+    numbers = torch.from_numpy(np.ascontiguousarray(given, dtype=np.float32))
+    if not bool(numbers.isfinite().all()):
+        raise InputError("NaN or infinity in the input", expected="finite numbers", fix="leave such inputs out, or mend them")
+    return numbers
+
+
+def _needed(opened: Opened, what: str) -> Description:
+    if opened.data is None:
+        raise OptionError(
+            f"{what}, and how {opened.name} wants its pixels normalised is not known",
+            expected=f"{DATA} beside the network, as a training run writes it, or --data",
+            fix=f"say --data {'|'.join(KNOWN)} or --data RUN/{DATA}; or give a .npy of numbers that are normalised already",
+        )
+    channels = input_shape(opened.model)[0]
+    if len(opened.data.mean) != channels:
+        raise OptionError(
+            f"{opened.data.name} has {len(opened.data.mean)} channels",
+            expected=f"{channels}, as many as {opened.name} reads",
+            fix="give the data set that the network was trained on",
+        )
+    return opened.data
+
+
+def counts(text: str, name: str, *, example: str) -> tuple[int, ...]:
+    """Whole numbers from a list with commas.
+
+    >>> counts("1, 8", "batch", example="1,8")
+    (1, 8)
+    """
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise OptionError(f"--{name} is {text!r}", expected=f"whole numbers above 0, such as {example}", fix="correct it")
+    return found

@@ -1,0 +1,55 @@
+"""What a study needs: runs of a network on some data set, and how to get them where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytime.errors import MissingFileError
+
+_CIFAR = ("cifar10", "cifar100")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Runs of one network.
+
+    Attributes:
+        network: As `anytime.reproduce.runs.network_of` names it.
+        data: Data sets of which one at least must be there; all that are there are used.
+        seeds: How many runs are needed in all.
+        recipe: The recipe of `anytime train` that makes one, or None where there is none yet.
+    """
+
+    network: str
+    data: tuple[str, ...] = _CIFAR
+    seeds: int = 1
+    recipe: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.network} on {' or '.join(self.data)}" + (f" (≥ {self.seeds} seeds)" if self.seeds > 1 else "")
+
+    def missing(self, where: str, found: int) -> MissingFileError:
+        """The error for runs that are not there."""
+        few = f"{found} of {self.seeds} runs" if found else "no run"
+        make = (
+            f"train it: anytime train {self.recipe} --root IMAGES --out RUN, then python results/publish.py RUN FOLDER/NAME"
+            if self.recipe
+            else "there is no recipe for it yet; it will come with a later release"
+        )
+        return MissingFileError(
+            f"{where} has {few} of {self.network} on {' or '.join(self.data)}",
+            expected=f"{self.seeds} or more, each a folder with config.json, figures and logits",
+            fix=make,
+            path=where,
+        )
+
+
+MSDNET = Need("msdnet", recipe="cifar100-msdnet")
+MSDNET_100 = Need("msdnet", ("cifar100",), recipe="cifar100-msdnet")
+SEEDS_100 = Need("msdnet", ("cifar100",), seeds=2, recipe="cifar100-msdnet")
+IMTA = Need("imta", recipe="cifar100-imta-2")
+ZTW = Need("ztw", ("cifar100",), recipe="cifar100-ztw")
+FINETUNED = Need("msdnet-finetuned", recipe="cifar100-msdnet-finetuned")
+L2W = Need("l2w", recipe="cifar100-l2w")
+DVIT = Need("dvit")
+TEXT = Need("transformer", ("imdb", "sst2", "trec", "banking77", "clinc150"))

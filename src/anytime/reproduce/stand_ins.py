@@ -1,0 +1,96 @@
+"""Small runs where the real ones are missing: the sample that ships, and networks trained here on handwritten digits.
+
+They keep every study running everywhere, in seconds or minutes. They say nothing about the paper's numbers, and a finding made
+with one is never held against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from anytime.data import ImageData, load_digits
+from anytime.evaluation import LogitsFile
+from anytime.models import MSDNet, ResNet, ResNetConfig, measure_cost
+from anytime.models.base import MultiExit
+from anytime.reproduce.needs import Need
+from anytime.reproduce.runs import Run
+from anytime.train.config import TrainConfig
+from anytime.train.digits import NETWORK
+from anytime.train.logits import Evaluation
+from anytime.train.loop import fit
+
+_TEST_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained: images to learn from, passes over them, and how many seeds."""
+
+    rows: int
+    epochs: int
+    seeds: int
+
+
+SMOKE = Size(rows=150, epochs=2, seeds=2)
+SMALL = Size(rows=400, epochs=20, seeds=3)
+
+
+def from_sample(sample: LogitsFile) -> Run:
+    """A run made of the packaged logits of an MSDNet on CIFAR-100: three fifths of the rows as test, the rest as validation.
+
+    Its costs are those of that network.
+    """
+    logits, labels = sample.logits[:].float(), sample.labels
+    assert labels is not None
+    cut = int(_TEST_SHARE * logits.shape[1])
+    parts = {"test": (logits[:, :cut], labels[:cut].long()), "val": (logits[:, cut:], labels[cut:].long())}
+    run = Run("packaged-sample", "msdnet", "cifar100", 0, model="msdnet-cifar", stored=parts)
+    network = run._network()
+    return replace(run, costs=tuple(float(cost) for cost in measure_cost(network, torch.zeros(1, 3, 32, 32)).macs))
+
+
+def on_digits(size: Size) -> Callable[[Need], Sequence[Run]]:
+    """Makes runs on handwritten digits for what is needed, each network once."""
+    made: dict[str, tuple[Run, ...]] = {}
+
+    def make(need: Need) -> Sequence[Run]:
+        if need.network not in _NETWORKS:
+            raise need.missing("the small scales have no stand-in: the folder of runs", 0)
+        if need.network not in made:
+            made[need.network] = tuple(_train(need.network, seed, size) for seed in range(size.seeds))
+        return made[need.network]
+
+    return make
+
+
+def _train(network: str, seed: int, size: Size) -> Run:
+    """One network on digits; rows it has not seen are split into validation and test."""
+    sets = load_digits(channels=3)  # the same rows for every seed, so that seeds can be averaged
+    train = _doubled(sets["train"].take(torch.arange(size.rows), split="train"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _NETWORKS[network]()
+    recipe = TrainConfig(epochs=size.epochs, batch=32, lr=0.1, schedule="cosine", augment=False, seed=seed)
+    fit(model, train, recipe)
+    unseen = {name: _doubled(sets[name]) for name in ("test", "val")}
+    parts = {name: (Evaluation(model, data).logits(), data.labels) for name, data in unseen.items()}
+    costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
+    name = f"{network}-digits-seed{seed} (stand-in)"
+    return Run(name, network, "digits", seed, stored=parts, costs=tuple(float(cost) for cost in costs))
+
+
+def _cascade() -> MultiExit:
+    """A small ResNet with ZTW's heads, trained in one go: at this size there is no network to freeze first."""
+    config = ResNetConfig(classes=10, depth=8, width=8, image_size=16, at=("blocks.0", "blocks.1"), heads="cascade")
+    return ResNet(config)
+
+
+_NETWORKS: dict[str, Callable[[], MultiExit]] = {"msdnet": lambda: MSDNet(NETWORK), "ztw": _cascade}
+
+
+def _doubled(data: ImageData) -> ImageData:
+    """Each pixel twice in both directions: 8 × 8 is too small for a network with two scales."""
+    return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))

@@ -1,0 +1,66 @@
+"""The command `anytime export` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import anytime
+from anytime.calibrate import TunedRule
+from anytime.cli import run
+from anytime.models import MLP, MLPConfig, ResNet, ResNetConfig, load, measure_cost, save
+from anytime.run.export import load_exported
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save(MLP(MLPConfig(classes=4, inputs=3, width=8, exits=2)), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_model_becomes_stages_that_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert run(["export", str(folder), "--format", "torch-export", "--rule", "caching", "--out", str(out)]) == 0
+    printed, talk = capsys.readouterr()
+    assert printed.strip() == str(out)
+    assert "2 stages" in talk
+    exported = load_exported(out)
+    assert exported.rule == "Caching(ties='earlier')"
+    assert exported.costs == list(measure_cost(load(folder), torch.zeros(1, 3)).macs)
+    assert [prediction.probs.shape for prediction in exported.run(torch.zeros(5, 3))] == [(5, 4)] * 2
+
+
+def test_onnx_is_the_default(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    assert run(["export", str(folder), "--out", str(tmp_path / "out"), "--example-size", "3"]) == 0
+    document = json.loads((tmp_path / "out" / "exported.json").read_text())
+    assert (document["kind"], anytime.rule(document["rule"])) == ("onnx", anytime.Product())
+
+
+def test_the_size_of_images_comes_from_the_model(tmp_path: Path) -> None:
+    save(ResNet(ResNetConfig(classes=4, depth=8, width=4, channels=2, image_size=8, at=(0.5,))), tmp_path / "model")
+    words = ["export", str(tmp_path / "model"), "--format", "torch-export", "--rule", "latest", "--out", str(tmp_path / "out")]
+    assert run(words) == 0
+    assert load_exported(tmp_path / "out").description["stages"][0]["inputs"][0]["shape"] == ["batch", 2, 8, 8]
+
+
+def test_wrong_calls_leave_with_2(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = tmp_path / "rule.json"
+    empty = torch.zeros(0, dtype=torch.int64)
+    TunedRule(exits=7, classes=4, text="product", name="product", wish="", figures={}, rows=1, seed=0, seen=empty).save(tuned)
+    out = ["--out", str(tmp_path / "out")]
+    for words, hint in (
+        ([str(folder), *out, "--rule", "prodct"], "did you mean 'product'"),
+        ([str(folder), *out, "--rule", str(tuned)], "7 exits"),
+        ([str(folder), *out, "--example-size", "3x32"], "--example-size is '3x32'"),
+        ([str(folder), *out, "--format", "tflite"], "format"),
+        ([str(folder)], "out"),
+        ([str(tmp_path / "absent"), *out], "no such file"),
+    ):
+        assert run(["export", *words]) == 2
+        assert hint in capsys.readouterr().err.lower()
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,113 @@
+"""The command `anytime reproduce` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+import anytime.reproduce
+from anytime.artifacts import verify_bundle
+from anytime.cli import run
+from anytime.cli.reproduce import picture
+from anytime.reproduce import Band, Field, Finding, Line, Panel, find
+
+SMOKE = ["--scale", "smoke"]
+
+
+def test_list_names_every_study_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 28
+    ready = {row["name"] for row in rows if row["ready"]}
+    assert {"finetune", "text", "dvit", "l2w"}.isdisjoint(ready)
+    assert rows[3] == {
+        "name": "label-drops",
+        "shows": "falls of the true class's probability",
+        "figure": "Figure 4",
+        "needs": ["msdnet on cifar10 or cifar100"],
+        "ready": True,
+    }
+    assert run(["reproduce", "list"]) == 0
+    assert "waits for" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_study_prints_its_numbers_and_writes_a_whole_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "correctness", *SMOKE, "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "70.8 %" in out
+    assert "says nothing about the paper" in out
+    verify_bundle(tmp_path / "correctness")
+    document = json.loads((tmp_path / "correctness" / "finding.json").read_text())
+    assert document["study"] == "correctness"
+    assert ET.fromstring((tmp_path / "correctness" / "picture.svg").read_text()).tag.endswith("svg")
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "trajectories", *SMOKE, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["figure"] == "Figure 2"
+
+
+def test_a_missing_run_is_named_with_exit_code_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "accuracy", "--runs", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "no run of msdnet on cifar10 or cifar100" in error
+    assert "anytime train cifar100-msdnet" in error
+
+
+def test_a_study_that_waits_names_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "l2w", "--runs", str(tmp_path)]) == 1
+    assert "no run of l2w" in capsys.readouterr().err
+
+
+def test_a_wrong_name_or_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "acuracy", *SMOKE]) == 2
+    assert "did you mean 'accuracy'?" in capsys.readouterr().err
+    assert run(["reproduce", "accuracy", "--runs", str(tmp_path / "nowhere")]) == 2
+
+
+def test_all_goes_on_after_a_failure_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = (find("accuracy"), find("spiral"), find("dvit"))
+    monkeypatch.setattr(anytime.reproduce, "CATALOGUE", few)
+    monkeypatch.setitem(__import__("anytime.reproduce.studies.spiral", fromlist=["x"])._STEPS, "full", 1)
+    page = tmp_path / "docs" / "page.md"
+    assert run(["reproduce", "all", "--runs", str(tmp_path), "--page", str(page)]) == 1
+    out, error = capsys.readouterr()
+    assert "spiral" in out
+    assert "accuracy could not be made" in error
+    assert "waiting: dvit needs a run of dvit" in error
+    text = page.read_text()
+    assert "## spiral" in text
+    assert "- `accuracy`" in text
+    assert (page.parent / "pictures" / "reproduction" / "spiral.svg").exists()
+
+
+def test_a_picture_has_every_kind_of_mark() -> None:
+    line = Line("a <b>", (1.0, 2.0), (1.0, None), 0, (0.5, None), (2.0, 3.0))
+    band = Band("area", (0.0, 1.0, 2.0), (0.0, 0.0, None), (1.0, 1.0, None), 2)
+    panels = (
+        Panel("one", "exit", "y", (line,), exits=2),
+        Panel("two", "x", "%", (Line("", (0.1, 0.2), (0.0, 50.0), 1, faint=True),), kind="symlog", bands=(band,)),
+        Field("three", (((1, 1.0), (1, 1.0)), ((2, 0.0), (3, 0.5)))),
+    )
+    text = picture(Finding("x", "t & u", "f", "full", (), "", "", panels))
+    ET.fromstring(text)
+    assert text.count('class="cross"') == 3  # two of the paper's values, and one in the legend
+    assert text.count('class="bar"') == 1
+    assert text.count('class="area"') == 2  # the band, and its place in the legend
+    assert text.count("fill-opacity=") == 2  # two kinds of cells: an empty one is not drawn
+    assert text.count("h256.0v128.0h-256.0z") == 1  # equal neighbours are one step
+    assert "a &lt;b&gt;" in text
+
+
+@pytest.mark.long
+def test_everything_runs_at_the_smallest_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["reproduce", "all", *SMOKE, "--out", "out", "--page", "page.md"]) == 0
+    assert len(list((tmp_path / "out").iterdir())) == 24

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anytime import samples
+from anytime.artifacts import json_text, write_bundle
+from anytime.evaluation import evaluate
+from anytime.reproduce.runs import Runs
+from anytime.reproduce.stand_ins import SMOKE, from_sample, on_digits
+
+Publish = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def smoke() -> Runs:
+    """What `--scale smoke` works with: the sample, and networks on digits trained when first asked for."""
+    return Runs((from_sample(samples.cifar100_msdnet()),), "the package").with_stand_in(on_digits(SMOKE))
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publish:
+    """Writes a small run as `results/publish.py` does."""
+
+    def write(
+        name: str, *, objective: str = "joint", model: str = "msdnet-cifar", data: str = "cifar100", seed: int = 0
+    ) -> Path:
+        rng = np.random.default_rng(seed)
+        files: dict[str, Any] = {}
+        for split, rows in (("test", 60), ("val", 40)):
+            labels = rng.integers(0, 10, rows)
+            logits = (2 * rng.normal(size=(7, rows, 10)) + 3 * np.eye(10)[labels]).astype(np.float16)
+            packed = io.BytesIO()
+            np.savez_compressed(packed, logits=logits, labels=labels, indices=np.arange(rows))
+            files[f"{split}-sample.npz"] = packed.getvalue()
+            files[f"{split}-metrics.json"] = json_text(evaluate(logits.astype(np.float32), labels).to_json()).encode()
+        recipe = {"objective": objective, "seed": seed}
+        files["config.json"] = json.dumps({"model": model, "data": data, "recipe": recipe}).encode()
+        write_bundle(tmp_path / "runs" / name, files)
+        return tmp_path / "runs"
+
+    return write

@@ -1,0 +1,89 @@
+"""Every figure has a name, and every name a module or a run it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from anytime.errors import MissingFileError, OptionError
+from anytime.reproduce import CATALOGUE, Study, find, names, paper
+from anytime.reproduce.runs import Runs
+
+NAMES = [
+    "marginal-and-conditional",
+    "trajectories",
+    "accuracy",
+    "label-drops",
+    "uncertainty",
+    "calibration-gap",
+    "final-answer-drops",
+    "correctness",
+    "ablation",
+    "sigmoid",
+    "collaboration",
+    "static-threshold",
+    "adaptive-threshold",
+    "finetune",
+    "text",
+    "overthinking",
+    "learn-and-forget",
+    "zero-time-waste",
+    "spiral",
+    "regression",
+    "entropy-rise",
+    "set-size-rise",
+    "clip",
+    "calibrated-baselines",
+    "budgeted-batch",
+    "dvit",
+    "l2w",
+    "deviations",
+]
+WAITING = [study for study in CATALOGUE if study.module is None]
+
+
+def test_the_catalogue_has_every_name_in_order() -> None:
+    assert list(names()) == NAMES
+
+
+@pytest.mark.parametrize("study", [study for study in CATALOGUE if study.module], ids=lambda study: study.name)
+def test_a_ready_study_has_a_module(study: Study) -> None:
+    assert callable(import_module(f"anytime.reproduce.studies.{study.module}").study)
+
+
+@pytest.mark.parametrize("study", WAITING, ids=lambda study: study.name)
+def test_a_waiting_study_names_its_run(study: Study) -> None:
+    with pytest.raises(MissingFileError, match=study.needs[0].network):
+        study.run(Runs())
+
+
+def test_a_waiting_study_whose_run_is_there_does_not_pretend(publish: Callable[..., Path]) -> None:
+    runs = Runs.open(publish("a", objective="l2w", model="msdnet-cifar-linear"))
+    with pytest.raises(OptionError, match="not written yet"):
+        find("l2w").run(runs)
+
+
+def test_a_misspelt_name_is_put_right() -> None:
+    with pytest.raises(OptionError, match="label-drop") as caught:
+        find("label-drop")
+    assert "label-drops" in caught.value.fix
+
+
+@pytest.mark.parametrize("values", paper.ACCURACY.values())
+def test_the_papers_accuracies_are_shares_of_seven_exits(values: tuple[float, ...]) -> None:
+    assert len(values) == 7
+    assert all(0.5 < value < 1 for value in values)
+
+
+@pytest.mark.parametrize("values", paper.LABEL_DROPS.values())
+def test_the_papers_drops_fall_with_the_threshold(values: tuple[float, ...]) -> None:
+    assert len(values) == len(paper.DROPS)
+    assert list(values) == sorted(values, reverse=True)
+
+
+def test_the_papers_table_is_as_printed() -> None:
+    printed = ["91.8", "3.6", "96.2", "4.6", "97.8", "5.5", "70.8", "12.6", "87.2", "16.4", "90.8", "18.6"]
+    assert [f"{value:g}" for pair in paper.CORRECTNESS.values() for value in pair] == printed

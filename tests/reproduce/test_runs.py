@@ -1,0 +1,151 @@
+"""Runs are found by what they say of themselves, and are refused when damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from anytime.errors import FormatError, IntegrityError, MissingFileError
+from anytime.reproduce.needs import FINETUNED, MSDNET, MSDNET_100, SEEDS_100, Need
+from anytime.reproduce.runs import Runs, network_of
+
+Publish = Callable[..., Path]
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "network"),
+    [
+        ("msdnet-cifar", "joint", "msdnet"),
+        ("msdnet-cifar", "joint-then-product", "msdnet-finetuned"),
+        ("msdnet-cifar", "equilibrium", "imta-stage1"),
+        ("msdnet-cifar", "one-for-all", "imta"),
+        ("msdnet-cifar-linear", "l2w", "l2w"),
+        ("sdn-resnet-cifar-56", "sdn", "sdn"),
+        ("ztw-resnet-cifar-56", "joint", "ztw"),
+        ("dvit-cifar", "joint", "dvit"),
+    ],
+)
+def test_the_network_follows_from_model_and_objective(model: str, objective: str, network: str) -> None:
+    assert network_of({"model": model, "recipe": {"objective": objective}}) == network
+
+
+def test_runs_are_found_by_network_and_data_in_the_order_of_seeds(publish: Publish) -> None:
+    publish("b", seed=1)
+    publish("a", seed=2)
+    publish("c", seed=0)
+    publish("ten", data="cifar10")
+    folder = publish("tuned", objective="joint-then-product")
+    runs = Runs.open(folder)
+    assert [run.name for run in runs.find("msdnet", "cifar100")] == ["c", "b", "a"]
+    assert set(runs.sets(MSDNET)) == {"cifar10", "cifar100"}
+    assert [run.name for run in runs.need(FINETUNED)] == ["tuned"]
+
+
+def test_logits_figures_and_rows_come_from_the_bundle(publish: Publish) -> None:
+    run = Runs.open(publish("a")).every[0]
+    logits, labels = run.logits()
+    assert logits.shape == (7, 60, 10)
+    assert logits.dtype == torch.float32
+    assert run.rows() == 60
+    assert run.rows("val") == 40
+    accuracy = (logits.argmax(-1) == labels).double().mean(1)
+    assert run.figures()["latest"]["accuracy"] == pytest.approx(accuracy.tolist())
+    assert run.indices().tolist() == list(range(60))
+    assert not run.has_weights
+
+
+def test_costs_are_those_of_the_network(publish: Publish) -> None:
+    assert Runs.open(publish("a")).every[0].macs()[0] == pytest.approx(15.14e6, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["test-sample.npz", "test-metrics.json", "config.json"])
+def test_a_damaged_run_is_refused(publish: Publish, name: str) -> None:
+    folder = publish("a")
+    path = folder / "a" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    run = Runs.open(folder).every[0]
+    with pytest.raises(IntegrityError, match=name):
+        run.figures()
+
+
+def test_a_run_without_its_logits_says_so(publish: Publish) -> None:
+    run = Runs.open(publish("a")).every[0]
+    del run.files["test-sample.npz"]
+    with pytest.raises(FormatError, match=r"run a has no test-sample\.npz"):
+        run.logits()
+
+
+def test_weights_that_are_not_there_are_named(publish: Publish) -> None:
+    with pytest.raises(FormatError, match="weights"):
+        Runs.open(publish("a")).every[0].load()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "x", "data": "y", "recipe": {"objective": "z"}}'])
+def test_settings_that_cannot_be_read_are_named(publish: Publish, text: str) -> None:
+    folder = publish("a")
+    (folder / "a" / "config.json").write_text(text)
+    with pytest.raises(FormatError, match=r"config\.json"):
+        Runs.open(folder)
+
+
+def test_a_missing_run_says_how_to_get_it(publish: Publish) -> None:
+    runs = Runs.open(publish("a"))
+    with pytest.raises(MissingFileError, match="no run of msdnet-finetuned") as caught:
+        runs.need(FINETUNED)
+    assert "anytime train cifar100-msdnet-finetuned" in caught.value.fix
+    with pytest.raises(MissingFileError, match="1 of 2 runs"):
+        runs.need(SEEDS_100)
+    with pytest.raises(MissingFileError, match="no recipe"):
+        runs.need(Need("dvit"))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match="there is no folder"):
+        Runs.open(tmp_path / "nowhere")
+
+
+def test_folders_that_are_no_runs_are_left_alone(publish: Publish) -> None:
+    folder = publish("a")
+    (folder / "notes").mkdir()
+    (folder / "README.md").write_text("hello")
+    assert len(Runs.open(folder).every) == 1
+
+
+def test_stand_ins_are_made_once_and_only_where_a_run_is_missing(publish: Publish) -> None:
+    asked: list[Need] = []
+    runs = Runs.open(publish("a"))
+    run = runs.every[0]
+
+    def make(need: Need) -> tuple[object, ...]:
+        asked.append(need)
+        return (run, run)
+
+    helped = runs.with_stand_in(make)  # type: ignore[arg-type]
+    assert helped.need(MSDNET_100) == (run,)
+    assert helped.need(SEEDS_100) == helped.need(SEEDS_100) == (run, run)
+    assert asked == [SEEDS_100]
+
+
+def test_the_sample_is_split_into_rows_that_do_not_meet(smoke: Runs) -> None:
+    run = smoke.every[0]
+    (test, labels), (val, _) = run.logits("test"), run.logits("val")
+    assert test.shape == (7, 600, 100)
+    assert val.shape == (7, 400, 100)
+    assert not {row.tobytes() for row in test[0].numpy()} & {row.tobytes() for row in val[0].numpy()}
+    assert run.rows() == len(labels) == 600
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="no folder results beside the tests")
+def test_the_published_runs_can_be_read() -> None:
+    runs = Runs.open(RESULTS)
+    found = runs.find("msdnet", "cifar100")
+    assert [run.seed for run in found] == [0, 1, 2]
+    for run in found:
+        logits, labels = run.logits()
+        assert logits.shape[0] == 7
+        assert np.isclose(run.figures()["latest"]["accuracy"][-1], (logits[-1].argmax(-1) == labels).double().mean(), atol=0.03)

@@ -1,0 +1,140 @@
+"""Each study runs at the smallest scale, and what it measures is what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from anytime.reproduce import CATALOGUE, Field, Panel, Study, find
+from anytime.reproduce.runs import Run, Runs
+from anytime.reproduce.studies import deviations
+
+READY = [study for study in CATALOGUE if study.module]
+
+
+@pytest.mark.parametrize("study", READY, ids=lambda study: study.name)
+def test_a_study_finds_something_to_draw_and_to_say(study: Study, smoke: Runs) -> None:
+    found = study.run(smoke, scale="smoke")
+    assert (found.study, found.figure) == (study.name, study.figure)
+    assert found.panels
+    assert found.rows
+    assert found.comparisons or found.claims
+    assert all(row.within is None for row in found.comparisons)
+    json.dumps(found.to_json(), allow_nan=False)
+    for row in found.table:
+        assert len(row) == len(found.headings)
+    for panel in found.panels:
+        check(panel)
+
+
+def check(panel: Panel | Field) -> None:
+    assert panel.title
+    if isinstance(panel, Field):
+        assert {len(row) for row in panel.cells} == {len(panel.cells)}
+        return
+    for line in panel.lines:
+        assert len(line.x) == len(line.y)
+        assert len(line.spread) in (0, len(line.x))
+        assert len(line.paper) in (0, len(line.x))
+        assert all(value is None or math.isfinite(value) for value in (*line.x, *line.y, *line.paper))
+
+
+def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(values - values.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def product(logits: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The paper's product, written out input by input, for inputs that do not collapse."""
+    out = np.empty_like(logits)
+    for row in range(logits.shape[1]):
+        total = np.ones(logits.shape[2])
+        for exit in range(len(logits)):
+            total = total * np.maximum(logits[exit, row], 0) ** weights[exit]
+            out[exit, row] = total / total.sum()
+    return out
+
+
+def largest_fall(curve: NDArray[np.float64]) -> float:
+    return max((curve[i] - curve[j] for i in range(len(curve)) for j in range(i + 1, len(curve))), default=0.0)
+
+
+@pytest.fixture(scope="session")
+def sample(smoke: Runs) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    logits, labels = smoke.every[0].logits()
+    return logits.double().numpy(), labels.numpy()
+
+
+def test_correctness_is_that_of_a_plain_loop(smoke: Runs, sample: tuple[NDArray[np.float64], NDArray[np.int64]]) -> None:
+    logits, labels = sample
+    rows = {row.what: row.ours.mean for row in find("correctness").run(smoke, scale="smoke").comparisons}
+    answers = {"latest": logits.argmax(-1), "product": product(logits, np.arange(1, 8) / 7).argmax(-1)}
+    for rule, given in answers.items():
+        right = given == labels
+        kept = [all(right[j, n] for i in range(7) if right[i, n] for j in range(i, 7)) for n in range(len(labels))]
+        assert rows[f"CIFAR-100, {rule}, monotone"] == pytest.approx(100 * np.mean(kept), abs=0.2)
+        assert rows[f"CIFAR-100, {rule}, never correct"] == pytest.approx(100 * np.mean(~right.any(0)), abs=0.2)
+
+
+def test_label_drops_are_those_of_a_plain_loop(smoke: Runs, sample: tuple[NDArray[np.float64], NDArray[np.int64]]) -> None:
+    logits, labels = sample
+    rows = {row.what: row.ours.mean for row in find("label-drops").run(smoke, scale="smoke").comparisons}
+    answers = {"latest": softmax(logits), "product": product(logits, np.arange(1, 8) / 7)}
+    for rule, given in answers.items():
+        falls = np.array([largest_fall(given[:, n, label]) for n, label in enumerate(labels)])
+        for limit in (0.01, 0.1, 0.5):
+            found = rows[f"MSDNet, CIFAR-100, {rule}, ≥ {limit}"]
+            assert found == pytest.approx(100 * np.mean(falls >= limit), abs=0.2)
+
+
+def test_weights_of_one_are_measured_as_a_plain_loop_does(
+    smoke: Runs, sample: tuple[NDArray[np.float64], NDArray[np.int64]]
+) -> None:
+    logits, labels = sample
+    numbers = find("deviations").run(smoke, scale="smoke").numbers["weights (1): product falls by .01"]
+    for name, weights in (("text", np.arange(1, 8) / 7), ("code", np.ones(7))):
+        given = product(logits, weights)
+        falls = np.array([largest_fall(given[:, n, label]) for n, label in enumerate(labels)])
+        assert numbers[name] == pytest.approx(100 * np.mean(falls >= 0.01), abs=0.2)
+
+
+def run_of(logits: torch.Tensor, labels: torch.Tensor) -> Run:
+    return Run("made", "msdnet", "cifar100", 0, stored={"test": (logits, labels), "val": (logits, labels)})
+
+
+def test_a_collapsed_row_is_class_zero_and_a_fall_where_there_is_no_fallback() -> None:
+    # Input 0 collapses at the second exit: no class is positive at both. Input 1 is class 0, collapses too, and is so right.
+    logits = torch.tensor([[[-1.0, 5.0], [5.0, -1.0], [-1.0, 5.0]], [[-1.0, -2.0], [-2.0, -1.0], [-1.0, 5.0]]])
+    run = run_of(logits, torch.tensor([1, 0, 1]))
+    falls = deviations._without_fallback("falls")(run)
+    accuracy = deviations._without_fallback("accuracy")(run)
+    assert falls.code == pytest.approx(100 * 2 / 3)
+    assert accuracy.text == pytest.approx(100 / 3)  # falling back, inputs 0 and 1 answer 0 and 1, both wrong
+    assert accuracy.code == pytest.approx(200 / 3)
+
+
+def test_ties_are_counted_on_rounded_confidences() -> None:
+    logits = torch.tensor([[[50.0, 0.0], [1.0, 0.0]], [[0.0, 60.0], [0.0, 3.0]]])
+    run = run_of(logits, torch.tensor([0, 1]))
+    assert deviations._ties("ties")(run).code == 50.0  # both softmaxes of input 0 round to one
+    accuracy = deviations._ties("accuracy")(run)
+    # By the text a confidence is larger only if it truly is: 60 beats 50 there too.
+    assert accuracy.text == accuracy.code == 50.0
+
+
+def test_scaling_a_clipped_relu_changes_nothing(smoke: Runs) -> None:
+    assert deviations._clip(smoke.every[0]).code < 1e-5
+
+
+def test_dropping_the_certain_inputs_leaves_the_others_bins(smoke: Runs) -> None:
+    logits = torch.zeros(2, 4, 2)
+    logits[:, :2, 0] = 200.0
+    run = run_of(logits, torch.tensor([1, 1, 0, 1]))
+    pair = deviations._bins(15, leave_out_one=True)(run)
+    assert pair.text == pytest.approx(0.5)  # two certain and wrong, two at one half and half right
+    assert pair.code == pytest.approx(0.0)
