@@ -61,6 +61,23 @@ class ByRule:
         return self.rule.after(given, exits)
 
 
+class AsGiven:
+    """Stages with a rule inside, as `anytime.run.export` writes them: what they give is the answer already."""
+
+    def start(self, exits: int) -> State:
+        """The state before the first exit; the stages keep their own."""
+        return State(exits)
+
+    def step(self, state: Any, given: Any) -> tuple[State, Prediction]:
+        """Take what the next stage gave."""
+        return state, given
+
+    def after(self, given: Sequence[Any], exits: int) -> Prediction:
+        """What the last of these stages gave."""
+        last: Prediction = given[-1]
+        return last
+
+
 class ByIntersection:
     """Anytime regression: each exit gives a lower and an upper end, `(batch, 2)`."""
 

@@ -30,6 +30,8 @@ Stage = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 class ExportedModel:
     """Stages with a rule inside; made by `load_exported`. It gives distributions, not logits.
 
+    `anytime.Runner.load(folder)` runs them by a deadline.
+
     Attributes:
         num_exits: How many exits there are.
         classes: How many classes.
@@ -38,6 +40,8 @@ class ExportedModel:
         costs: The cumulative cost up to each exit, where that was written down.
         description: All of `exported.json`.
     """
+
+    name = "exported"
 
     def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage]) -> None:
         self.description = description

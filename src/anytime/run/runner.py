@@ -13,22 +13,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
 
 from anytime.checks import check_costs
 from anytime.combine import Intersection, Rule
+from anytime.combine import rule as read_rule
 from anytime.errors import OptionError, StateError
 from anytime.models import MultiExit, measure_cost
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.budget import Budget, Duration, make_budget
 from anytime.run.clock import Clock, MonotonicClock
-from anytime.run.combining import ByIntersection, ByRule, choose_rule
+from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
 from anytime.run.engines import ENGINES, Engine, make_engine
 from anytime.run.engines.running import check_inputs
+from anytime.run.exported import ExportedModel, load_exported
 from anytime.run.forecast import Forecast
 from anytime.run.profile import Profile
 from anytime.run.task import Setup, Task, limit_exits
@@ -94,6 +96,9 @@ class Runner:
         clock: Clock | None = None,
     ) -> None:
         _check_counts(threads=threads, workers=workers)
+        if isinstance(model, ExportedModel):
+            rule, engine = _rule_inside(model, rule, calibration), cast(Engine, model)
+            costs = model.costs if costs is None else costs
         self._model, self._exits = model, _count_exits(model, engine)
         self._rule, self._sets = choose_rule(rule, calibration)
         self._policy = _check_policy(policy, self._rule, self._exits)
@@ -118,6 +123,17 @@ class Runner:
         self._finalizer = weakref.finalize(self, _end, self._workers, self._threads)
         if example is not None or not isinstance(engine, str) or engine == "eager":
             self._ready(example)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, threads: int = 1, **options: Any) -> Self:
+        """A runner over the stages that `anytime.run.export` wrote; the rule is inside them.
+
+        Args:
+            folder: Where they lie.
+            threads: For a stage.
+            options: Further arguments of the class.
+        """
+        return cls(load_exported(folder, threads=threads), threads=threads, **options)
 
     def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
         """The best answer within a budget.
@@ -258,7 +274,9 @@ class Runner:
         if self._profile is not None:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
-        combiner = ByIntersection(self._rule) if isinstance(self._rule, Intersection) else ByRule(self._rule)
+        combiner: Combiner = ByIntersection(self._rule) if isinstance(self._rule, Intersection) else ByRule(self._rule)
+        if isinstance(engine, ExportedModel):
+            combiner = AsGiven()
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
         return Setup(engine, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior)
 
@@ -306,8 +324,20 @@ def _count_exits(model: Any, engine: str | Engine) -> int:
 
 def _count_classes(model: Any, *fitted: Any) -> int | None:
     known = [each.classes for each in fitted if each is not None and each.classes is not None]
-    config = getattr(getattr(model, "config", None), "classes", None)
-    return known[0] if known else config if isinstance(config, int) else None
+    own = getattr(getattr(model, "config", model), "classes", None)
+    return known[0] if known else own if isinstance(own, int) else None
+
+
+def _rule_inside(model: ExportedModel, rule: Any, calibration: Any) -> Rule[Any]:
+    """The rule of exported stages; one that the caller brings, or a calibration that would change it, is refused."""
+    inside = read_rule(model.rule)
+    if choose_rule(inside if rule is None else rule, calibration)[0] != inside:
+        raise OptionError(
+            f"the exported stages hold the rule {model.rule}",
+            expected="no other rule, and no calibration that changes it; prediction sets for it are welcome",
+            fix="export the model anew with the rule that is wanted",
+        )
+    return inside
 
 
 def _check_counts(**counts: int | None) -> None:

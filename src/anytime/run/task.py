@@ -236,11 +236,11 @@ class Task:
     def _take(self, exit: int, logits: Tensor, state: Any, rows: Rows) -> tuple[Any, Tensor | None]:
         """One step under a policy: the rule's new state and the rows to go on with, if not all."""
         setup = self._setup
-        if exit == 0:
-            assert setup.policy is not None
-            setup.policy.check_fits(setup.engine.num_exits, logits.shape[1])
         state, prediction = setup.combiner.step(state, logits)
         assert isinstance(prediction, Prediction)
+        if exit == 0:
+            assert setup.policy is not None
+            setup.policy.check_fits(setup.engine.num_exits, prediction.log_probs.shape[1])
         answers, keep, left = rows.take(exit, prediction)
         self._rows.append(answers)
         if not left and exit + 1 < setup.engine.num_exits:

@@ -1,0 +1,69 @@
+"""Exported stages in the hands of the runner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import anytime
+from anytime.calibrate import fit_temperature
+from anytime.conformal import fit_sets
+from anytime.errors import OptionError
+from anytime.models import MLP, MLPConfig
+from anytime.policy import Confidence
+from anytime.run.export import export
+
+pytest.importorskip("onnxruntime", reason="the extra `engines` is not installed")
+
+
+@pytest.fixture(scope="module")
+def model() -> MLP:
+    torch.manual_seed(0)
+    return MLP(MLPConfig(classes=4, exits=3)).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(model: MLP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(
+        model, tmp_path_factory.mktemp("out") / "stages", rule=anytime.Caching(), example=torch.zeros(1, 2), costs=(1, 2, 3)
+    )
+
+
+X = torch.randn(5, 2, generator=torch.Generator().manual_seed(1))
+
+
+def test_answers_are_those_of_the_model_and_its_rule(model: MLP, folder: Path) -> None:
+    with torch.no_grad():
+        wanted = anytime.Caching()(model(X))
+    with anytime.Runner.load(folder) as runner:
+        streamed = list(runner.stream(X))
+        answer = runner.predict(X, budget=anytime.Budget(exits=2))
+        late = runner.predict(X, deadline="10s")
+    for exit, found in enumerate(streamed):
+        torch.testing.assert_close(found.log_probs, wanted.log_probs[exit], atol=1e-5, rtol=1e-4)
+    assert (answer.exit, answer.exits, answer.cost) == (2, 3, 2.0)
+    torch.testing.assert_close(late.log_probs, wanted.log_probs[-1], atol=1e-5, rtol=1e-4)
+    assert runner.rule == anytime.Caching()
+
+
+def test_rows_that_stop_leave_the_exported_batch(model: MLP, folder: Path) -> None:
+    policy = Confidence(0.4)
+    with torch.no_grad():
+        wanted = policy.answer(anytime.Caching()(model(X)))
+    with anytime.Runner.load(folder, policy=policy) as runner:
+        answer = runner.predict(X)
+    assert torch.equal(torch.as_tensor(answer.exit), wanted.exit + 1)
+    torch.testing.assert_close(answer.log_probs, wanted.log_probs, atol=1e-5, rtol=1e-4)
+
+
+def test_sets_for_the_rule_inside_are_welcome_and_another_rule_is_not(model: MLP, folder: Path) -> None:
+    labels = torch.arange(200) % 4
+    with torch.no_grad():
+        logits = model(torch.randn(200, 2, generator=torch.Generator().manual_seed(2)))
+    with anytime.Runner.load(folder, calibration=fit_sets(logits, labels, rule="caching")) as runner:
+        assert runner.predict(X).prediction_set is not None
+    for wrong in ({"rule": "product"}, {"calibration": fit_temperature(logits, labels)}):
+        with pytest.raises(OptionError, match="hold the rule"):
+            anytime.Runner.load(folder, **wrong)
