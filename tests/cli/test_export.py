@@ -59,7 +59,7 @@ def test_wrong_calls_leave_with_2(folder: Path, tmp_path: Path, capsys: pytest.C
         ([str(folder), *out, "--example-size", "3x32"], "--example-size is '3x32'"),
         ([str(folder), *out, "--format", "tflite"], "format"),
         ([str(folder)], "out"),
-        ([str(tmp_path / "absent"), *out], "no such file"),
+        ([str(tmp_path / "absent"), *out], "there is no folder"),
     ):
         assert run(["export", *words]) == 2
         assert hint in capsys.readouterr().err.lower()

@@ -111,3 +111,12 @@ def test_everything_runs_at_the_smallest_scale(
     monkeypatch.chdir(tmp_path)
     assert run(["reproduce", "all", *SMOKE, "--out", "out", "--page", "page.md"]) == 0
     assert len(list((tmp_path / "out").iterdir())) == 24
+
+
+def test_everything_is_reproduced_in_small_without_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["reproduce", "all", "--scale", "smoke", "--out", str(tmp_path / "out"), "--json"])
+    said = capsys.readouterr()
+    assert code in (0, 1), said.err
+    assert "Traceback" not in said.err
+    done = {path.parent.name for path in (tmp_path / "out").rglob("finding.json")}
+    assert len(done) >= 24, said.err

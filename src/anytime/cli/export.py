@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from anytime.errors import OptionError
-
 if TYPE_CHECKING:
+    from anytime.cli.inputs import Opened
     from anytime.combine import Rule
-    from anytime.models import MultiExit
 
 
 def export(
@@ -31,15 +29,15 @@ def export(
         format: For ONNX Runtime, on any machine, phone or browser, or for `torch.export.load`.
         example_size: Of one input, such as `3,32,32`; by default as the model's config says.
     """
-    import torch
-
-    from anytime.models import load, measure_cost
+    from anytime.cli.inputs import counts, input_shape, make_example, open_model
+    from anytime.models import measure_cost
     from anytime.run.export import export as write
 
-    network = load(model)
-    size = _input_size(network) if example_size is None else _read_size(example_size)
-    example = torch.randn(1, *size, generator=torch.Generator().manual_seed(0))
-    write(network, out, rule=_rule(rule, network), example=example, format=format, costs=measure_cost(network, example).macs)
+    opened = open_model(model)
+    network = opened.model
+    size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
+    example = make_example(network, size, batch=1)
+    write(network, out, rule=_rule(rule, opened), example=example, format=format, costs=measure_cost(network, example).macs)
     files = sorted(path for path in out.iterdir() if path.name.startswith("stage_"))
     total = sum(path.stat().st_size for path in files)
     print(out)
@@ -47,33 +45,13 @@ def export(
     return 0
 
 
-def _rule(text: str, network: MultiExit) -> Rule[Any]:
+def _rule(text: str, opened: Opened) -> Rule[Any]:
     from anytime.calibrate import TunedRule
     from anytime.cli.rules import load_rule
     from anytime.combine import rule
 
     found = load_rule(Path(text)) if text.endswith(".json") else rule(text)
     if isinstance(found, TunedRule):
-        config: Any = network.config
-        found.check_fits(network.num_exits, config.classes)
+        found.check_fits(opened.model.num_exits, opened.classes)
         return found.rule
     return found
-
-
-def _input_size(network: MultiExit) -> tuple[int, ...]:
-    from anytime.models import MLP, ResNet
-
-    config: Any = network.config
-    if isinstance(network, MLP):
-        return (config.inputs,)
-    channels = config.channels if isinstance(network, ResNet) else 3
-    return channels, config.image_size, config.image_size
-
-
-def _read_size(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise OptionError(
-            f"--example-size is {text!r}", expected="whole numbers of at least 1 with commas", fix="3,32,32, for one"
-        )
-    return tuple(int(part) for part in parts)

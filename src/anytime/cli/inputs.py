@@ -101,7 +101,7 @@ def open_model(folder: Path, data: str | None = None) -> Opened:
         raise OptionError(
             f"{folder} holds exported stages",
             expected="the folder of a training run, or one that anytime.models.save made",
-            fix="give the network that was exported, or run the stages with anytime.run.exported.load_exported(folder)",
+            fix="give the network that was exported, or run the stages in Python: anytime.Runner.load(folder)",
         )
     place = folder / "model" if (folder / "model").is_dir() else folder
     if place == folder and (folder / "config.yaml").exists():
