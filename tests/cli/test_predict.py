@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from anytime.cli import run
-from anytime.cli.inputs import KNOWN, fit_image, make_example, open_model, read_input
+from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
 from anytime.cli.predict import reason
 from anytime.combine import Prediction, Product
 from anytime.conformal import fit_sets
 from anytime.data import load_digits
+from anytime.data.text import collect_vocabulary, save_tokenizer
 from anytime.models import create, load, save
 from anytime.run import Answer
 
@@ -155,11 +156,11 @@ def test_the_middle_of_a_picture_is_kept() -> None:
 def test_one_input_and_a_batch_of_any_kind_of_numbers(folder: Path, tmp_path: Path) -> None:
     opened = open_model(folder)
     pixels = np.load(folder / "pixels.npy")
-    ready, _ = read_input(folder / "pixels.npy", opened)
+    ready, _ = read_input(str(folder / "pixels.npy"), opened)
     np.save(tmp_path / "one.npy", pixels[0].transpose(2, 0, 1))
     np.savez(tmp_path / "batch.npz", x=ready.numpy().astype(np.float64), y=np.zeros(5))
-    assert torch.equal(read_input(tmp_path / "one.npy", opened)[0], ready[:1])
-    assert torch.equal(read_input(tmp_path / "batch.npz", opened)[0], ready)
+    assert torch.equal(read_input(str(tmp_path / "one.npy"), opened)[0], ready[:1])
+    assert torch.equal(read_input(str(tmp_path / "batch.npz"), opened)[0], ready)
 
 
 def test_numbers_alone_suit_a_perceptron(tmp_path: Path, capsys: Captured) -> None:
@@ -235,12 +236,27 @@ def test_a_run_without_a_network_says_how_to_go_on(tmp_path: Path, capsys: Captu
     assert "anytime train --resume" in capsys.readouterr().err
 
 
-def test_a_text_model_is_refused_for_now(tmp_path: Path, capsys: Captured) -> None:
-    model = create("encoder-tiny", classes=2, vocabulary=50)
-    save(model, tmp_path / "texts")
-    np.save(tmp_path / "x.npy", make_example(model, (4,), 1).numpy())
-    assert run(["predict", str(tmp_path / "texts"), str(tmp_path / "x.npy")]) == 2
-    assert "reads texts" in capsys.readouterr().err
+def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys: Captured) -> None:
+    tokenizer = collect_vocabulary(["who was the first", "where is the river"], size=60)
+    torch.manual_seed(0)
+    model = create("encoder-tiny", classes=2, vocabulary=len(tokenizer.vocabulary)).eval()
+    save(model, tmp_path / "model")
+    described = save_tokenizer(tmp_path, tokenizer, length=8)
+    words = {"name": "questions", "class_names": ["person", "place"], "mean": [], "std": []}
+    (tmp_path / "data.json").write_text(json.dumps({**words, **described}))
+    (tmp_path / "texts.txt").write_text("who was the first\n\nwhere is the river, and who was first there\n")
+    alone = predicted(capsys, str(tmp_path), "who was the first")
+    assert alone["input"] == "who was the first"
+    with torch.inference_mode():
+        wanted = Product()(model(tokenizer.encode(["who was the first"], length=6)[0]))
+    assert alone["answers"][0]["probability"] == pytest.approx(float(wanted.confidence[-1]), rel=1e-4)
+    both = predicted(capsys, str(tmp_path), str(tmp_path / "texts.txt"))
+    assert both["inputs"] == 2
+    assert run(["predict", str(tmp_path), str(tmp_path / "absent.txt")]) == 2
+    assert "one a line" in capsys.readouterr().err
+    (tmp_path / "vocab.txt").unlink()
+    assert run(["predict", str(tmp_path), "who"]) == 2
+    assert "vocab.txt" in capsys.readouterr().err
 
 
 def test_a_training_run_says_what_its_pictures_and_classes_are(tmp_path: Path, capsys: Captured) -> None:

@@ -27,7 +27,7 @@ def test_a_recipe_survives_json() -> None:
         {"momentum": 1.5},
         {"weight_decay": -1e-4},
         {"warmup": 301},
-        {"schedule": "linear"},
+        {"schedule": "slow"},
         {"objective": "sum"},
         {"exit_weights": (1.0, -1.0)},
         {"seed": -1},

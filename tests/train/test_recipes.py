@@ -10,6 +10,10 @@ from anytime.train.plan import phases
 from anytime.train.run import _options
 from anytime.train.settings import Source, read_recipe, read_settings, recipe_names, resolve
 
+CLASSES = {
+    "cifar10": 10, "cifar100": 100, "digits": 10, "imagenet": 1000,
+    "imdb": 2, "sst2": 2, "trec": 6, "banking77": 77, "clinc150": 150,
+}  # fmt: skip
 CPU = Source("test", {"device": "cpu", "root": "data"})
 
 
@@ -17,7 +21,7 @@ CPU = Source("test", {"device": "cpu", "root": "data"})
 def test_every_recipe_is_whole(name: str) -> None:
     config = resolve(read_recipe(name), CPU)
     assert config.about
-    classes = {"cifar10": 10, "cifar100": 100, "digits": 10, "imagenet": 1000}[config.data]
+    classes = CLASSES[config.data]
     network = create(config.model, classes=classes, **_options(config))
     phases(config.recipe, exits=network.num_exits, steps_per_epoch=1)
     if config.expected is not None:

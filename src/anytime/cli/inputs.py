@@ -11,6 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD, middle
+from anytime.data.text import read_text_input
 from anytime.errors import (
     DtypeError,
     FormatError,
@@ -44,6 +46,7 @@ _PRESETS: dict[str, Any] = {
     name: config for home in (msdnet, imta, dvit, resnet, mlp, encoder) for name, config in home.PRESETS.items()
 }
 _TOKENS = 128
+_SHOWN = 60
 _NUMBERS = "a picture, or .npy or .npz with one input or a batch of them"
 
 
@@ -74,12 +77,14 @@ class Opened:
     Attributes:
         model: The network.
         name: What it is called: the name of its folder, or its own.
+        folder: Where it lies; the current folder for one by name.
         trained: Whether its weights are from a folder, not from chance.
         data: What it learnt from, where that is known.
     """
 
     model: MultiExit
     name: str
+    folder: Path
     trained: bool
     data: Description | None = None
 
@@ -120,7 +125,7 @@ def open_model(folder: Path, data: str | None = None) -> Opened:
         )
     model, whole, description = load(place), folder.resolve(), _describe(folder, data)
     name = whole.parent.name if whole.name == "model" else whole.name
-    opened = Opened(model, name, trained=True, data=description)
+    opened = Opened(model, name, folder, trained=True, data=description)
     words = None if description is None else description.class_names
     if words is not None and len(words) != opened.classes:
         raise OptionError(
@@ -143,7 +148,7 @@ def _describe(folder: Path, data: str | None) -> Description | None:
 def open_model_or_name(text: str) -> Opened:
     """The network in a folder, or an untrained one by its name."""
     if not Path(text).exists() and text in names():
-        return Opened(create(text, classes=_PRESETS[text].classes).eval(), text, trained=False)
+        return Opened(create(text, classes=_PRESETS[text].classes).eval(), text, Path(), trained=False)
     try:
         return open_model(Path(text))
     except MissingFileError as error:
@@ -207,20 +212,17 @@ def make_example(model: MultiExit, shape: tuple[int, ...], batch: int) -> Tensor
     return torch.randn(batch, *shape, generator=chance)
 
 
-def read_input(path: Path, opened: Opened) -> tuple[Tensor, str | None]:
-    """What is in a file, as a batch that the model takes, and what was done to it that the caller should know.
+def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
+    """What the caller gave, as a batch that the model takes, and what was done to it that the caller should know.
 
     Args:
-        path: A picture, or `.npy` or `.npz` with one input or a batch. Bytes are pixels and are normalised as pictures are;
-            other numbers are taken as they are.
+        given: For a model of texts, a text or a `.txt` with one a line. Else a picture, or `.npy` or `.npz` with one input or a
+            batch: bytes are pixels and are normalised as pictures are; other numbers are taken as they are.
         opened: The model.
     """
     if isinstance(opened.model.config, encoder.EncoderConfig):
-        raise OptionError(
-            f"{opened.name} reads texts, and {path.name} was given",
-            expected="a model of pictures or numbers",
-            fix="in Python: anytime.run.Runner(model).predict(ids), with the ids of the texts' word pieces",
-        )
+        return read_text_input(opened.folder, read_texts(given)), None
+    path = Path(given)
     if not path.is_file():
         came = f"{path} is no file" if path.exists() else f"there is no {path}"
         raise MissingFileError(came, expected=_NUMBERS, fix="check the path", path=path)
@@ -241,6 +243,26 @@ def read_input(path: Path, opened: Opened) -> tuple[Tensor, str | None]:
     size = f"{path.name} is {image.width} × {image.height}: scaled and cropped to {shape[2]} × {shape[1]}"
     note = None if image.size == fitted.size else size
     return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), note
+
+
+def shown(given: str, opened: Opened) -> str:
+    """What was given, in a few words: the name of a file, or the beginning of a text."""
+    if isinstance(opened.model.config, encoder.EncoderConfig) and not given.endswith(".txt"):
+        return shorten(given, _SHOWN, placeholder=" …")
+    return Path(given).name
+
+
+def read_texts(given: str) -> list[str]:
+    """The lines of a `.txt` that are not empty, or the text itself."""
+    path = Path(given)
+    if path.suffix.lower() != ".txt":
+        return [given]
+    if not path.is_file():
+        raise MissingFileError(f"there is no {path}", expected="a text, or a .txt with one a line", fix="check it", path=path)
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is not UTF-8: {error}", expected="a text file", fix="convert it", path=path) from error
 
 
 def read_image(path: Path, *, channels: int = 3) -> Image:

@@ -34,7 +34,7 @@ _PARTS = " ▏▎▍▌▋▊▉"
 
 def predict(
     model: Path,
-    input: Path,
+    input: str,
     /,
     *,
     deadline: str | None = None,
@@ -51,7 +51,7 @@ def predict(
 
     Args:
         model: The folder of a training run, or one that `anytime.models.save` made.
-        input: A picture, or `.npy` or `.npz` with one input or a batch.
+        input: A picture, or `.npy` or `.npz` with one input or a batch; for texts, a text or a `.txt` with one a line.
         deadline: How long it may take, such as 5ms; no limit by default.
         exits: How many exits at most.
         rule: How the exits' answers are combined, such as latest or product; by default what the calibration was fitted for,
@@ -64,7 +64,7 @@ def predict(
         json: Print one JSON document instead of words.
     """
     import anytime
-    from anytime.cli.inputs import Description, open_model, read_input
+    from anytime.cli.inputs import Description, open_model, read_input, shown
     from anytime.combine import rule as read_rule
     from anytime.conformal import ConformalSets
     from anytime.run import Budget
@@ -88,7 +88,7 @@ def predict(
         print(f"anytime: {error}", file=sys.stderr)
         return 1
     words = (opened.data or Description(opened.name, (), ())).word
-    told = {"model": opened.name, "input": input.name, "engine": made.name, "rule": repr(used)}
+    told = {"model": opened.name, "input": shown(input, opened), "engine": made.name, "rule": repr(used)}
     sets = next((each for each in fitted if isinstance(each, ConformalSets)), None)
     if json:
         import json as writer

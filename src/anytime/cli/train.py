@@ -27,7 +27,7 @@ def train(
     config: Path | None = None,
     resume: Flag = False,
     list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
-    data: Literal["cifar10", "cifar100", "digits", "imagenet"] | None = None,
+    data: Literal["cifar10", "cifar100", "digits", "imagenet", "imdb", "sst2", "trec", "banking77", "clinc150"] | None = None,
     root: Path | None = None,
     init: Path | None = None,
     model: str | None = None,
@@ -36,7 +36,7 @@ def train(
     lr: float | None = None,
     momentum: float | None = None,
     weight_decay: float | None = None,
-    schedule: Literal["step", "cosine"] | None = None,
+    schedule: Literal["step", "cosine", "linear"] | None = None,
     warmup: float | None = None,
     objective: str | None = None,
     held_out: int | None = None,
@@ -126,28 +126,13 @@ def prepare(given: dict[str, Any], out: Path) -> RunConfig:
 
 def flags_in(given: dict[str, Any]) -> Source:
     """The settings among the arguments of `train`, those of --set too."""
-    from anytime.train.settings import Source, setting_names
+    from anytime.train.settings import Source, read_pair, setting_names
 
     names = set(setting_names())
     flags = {name: value for name, value in given.items() if name in names and value is not None}
     for name in {"root", "init"} & flags.keys():
         flags[name] = str(flags[name])
-    return Source("command line", {**flags, **dict(_pair(text) for text in given["set_"] or ())})
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    import yaml
-
-    from anytime.train.settings import plain_number
-
-    name, sign, value = text.partition("=")
-    try:
-        loaded = yaml.safe_load(value)
-    except yaml.YAMLError:
-        sign = ""
-    if not sign or not name:
-        raise OptionError(f"--set {text}", expected="NAME=VALUE, such as nesterov=true", fix="correct it")
-    return name.strip().replace("-", "_"), plain_number(loaded)
+    return Source("command line", {**flags, **dict(read_pair(text) for text in given["set_"] or ())})
 
 
 def list_recipes() -> int:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from anytime.errors import OptionError
 
 Gate = Literal["gate", "clamp"]
+_FEW = 4096
 
 
 @runtime_checkable
@@ -118,6 +119,8 @@ def log_above(logits: Tensor, threshold: float | Tensor, mode: Gate) -> Tensor:
         return torch.where(logits > threshold, logits, 0.0).log()
     if mode == "clamp":
         return logits.clamp(min=threshold).log()
+    if threshold == 0 and not logits.requires_grad and not torch.compiler.is_compiling() and logits.numel() < _FEW:
+        return logits.clamp(min=0).log()  # few numbers: a call costs more than what it does
     # The logarithm of zero is many times slower than of other numbers. As log f < f, a minimum puts -inf in after it.
     survivors = torch.threshold(logits, threshold, 1.0).log()
     return torch.minimum(survivors, torch.threshold(logits, threshold, -math.inf))

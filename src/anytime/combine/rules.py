@@ -288,8 +288,8 @@ class Mixture(Rule[MixtureState]):
 
 def normalise_evidence(log_evidence: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities from log-evidence; rows without any take the softmax of `logits` and are marked."""
-    fell_back = log_evidence.amax(-1) == -math.inf
     log_probs = log_evidence.log_softmax(-1)
+    fell_back = log_probs[:, 0].isnan()  # -inf less -inf, which no other row has
     # Elsewhere than on a CPU, looking whether there are any would wait for the device.
     if fell_back.device.type != "cpu" or bool(fell_back.any()):
         log_probs = torch.where(fell_back[:, None], logits.log_softmax(-1), log_probs)

@@ -256,7 +256,7 @@ def collect_vocabulary(texts: Iterable[str], *, size: int) -> WordPiece:
         size: How many pieces there are at most; all letters are among them in any case.
 
     Example:
-        >>> tokenizer = collect_vocabulary(["a cat", "a cat sat"], size=14)
+        >>> tokenizer = collect_vocabulary(["a cat", "a cat sat"], size=13)
         >>> tokenizer.pieces("A cat sat as a cast")
         ['a', 'cat', 's', '##a', '##t', 'a', '##s', 'a', 'c', '##a', '##s', '##t']
     """

@@ -186,7 +186,8 @@ class _Mix(nn.Module):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(layers))
+        # One weight alone is a sign: its gradient is rounding noise, which might turn it over.
+        self.weight = nn.Parameter(torch.randn(layers), requires_grad=layers > 1)
 
     def forward(self, pooled: Tensor) -> Tensor:
         weight = F.normalize(self.weight, dim=0)
