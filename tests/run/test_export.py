@@ -7,7 +7,7 @@ import json
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -303,3 +303,18 @@ def test_a_model_in_training_is_exported_as_it_answers_and_stays_in_training(tmp
     model = mlp().train()
     export(model, tmp_path, rule="latest", example=points(), format="torch-export")
     assert model.training
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export"])
+def test_exported_texts_may_have_any_length(format: Literal["onnx", "torch-export"], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = create("encoder-tiny", classes=5, vocabulary=40).eval()
+    export(model, tmp_path / "out", rule="caching", example=torch.randint(1, 40, (2, 12)), format=format)
+    stages = load_exported(tmp_path / "out")
+    assert stages.description["stages"][0]["inputs"][0]["shape"] == ["batch", "length"]
+    for length in (3, 20):
+        ids = torch.randint(1, 40, (2, length))
+        with torch.inference_mode():
+            wanted = anytime.Caching()(model(ids))
+        for exit, found in enumerate(stages.run(ids)):
+            torch.testing.assert_close(found.log_probs, wanted.log_probs[exit], atol=1e-5, rtol=1e-4)

@@ -98,6 +98,13 @@ class MultiExit(nn.Module):
         """How many tensors stage `exit` is given: one, unless a subclass says otherwise."""
         return 1
 
+    def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
+        """Which dimensions besides the batch may differ from input to input, by a name for each, of what a stage is given.
+
+        None, unless a subclass says otherwise. `({1: "length"},)` is a tensor `(batch, length, ...)` of any length.
+        """
+        return tuple({} for _ in range(self.carry_size(exit)))
+
     def exits(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`; stages after the last asked-for exit are not computed."""
         carry: Carry = (x,)

@@ -268,6 +268,10 @@ class EncoderExits(MultiExit):
         """The word pieces and the tokens, and the pooled vectors where they are mixed."""
         return (2 if self.mixes is None else 3) if exit else 1
 
+    def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
+        """Texts may be of any length."""
+        return ({1: "length"}, {1: "length"}, {})[: self.carry_size(exit)]
+
     def _mask(self, ids: Tensor) -> Tensor:
         """Which tokens are seen. The first always is, so that a row of padding alone gives numbers too."""
         return (ids != self.config.pad) | (torch.arange(ids.shape[1], device=ids.device) == 0)

@@ -31,7 +31,18 @@ from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.run.engines.folding import copied
-from anytime.run.engines.onnx import OPSET, Stage, exported, make_session, onnx_bytes, require, two_rows
+from anytime.run.engines.onnx import (
+    OPSET,
+    Free,
+    Stage,
+    dynamic_shapes,
+    exported,
+    free_sizes,
+    make_session,
+    onnx_bytes,
+    require,
+    two_rows,
+)
 from anytime.run.exported import DESCRIPTION, FORMAT, VERSION, ExportedModel, load_exported
 from anytime.run.rule_step import GIVES, RuleStep, flat, typical_states
 
@@ -106,7 +117,7 @@ def export(
         "rule": repr(known),
         "tolerance": TOLERANCE,
         "stages": [
-            {"file": name, "inputs": _described(plan.inputs), "outputs": _described(plan.outputs)}
+            {"file": name, "inputs": _described(plan, plan.inputs), "outputs": _described(plan, plan.outputs)}
             for name, plan in zip(names, plans, strict=True)
         ],
         "how_to_drive": _HOW,
@@ -130,6 +141,11 @@ class _Plan:
     left: list[str]
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
+    free: dict[str, Free]
+
+    def sizes(self, name: str) -> Free:
+        """The dimensions of an input or output that are not fixed."""
+        return {0: "batch", **self.free.get(name, {})}
 
 
 def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
@@ -147,7 +163,9 @@ def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
         after = [] if last else flat(rule._update(state, logits)[0])
         next_names = [*(f"next_carry_{place}" for place in range(len(left))), *(f"next_{name}" for name in after)]
         outputs = dict(zip((*GIVES, *next_names), gave, strict=True))
-        plans.append(_Plan(stage, step, logits, flat(state), carried, next_names[: len(left)], inputs, outputs))
+        free = dict(zip(carried, free_sizes(model, exit), strict=False))
+        free |= dict(zip(next_names[: len(left)], free_sizes(model, exit + 1), strict=False))
+        plans.append(_Plan(stage, step, logits, flat(state), carried, next_names[: len(left)], inputs, outputs, free))
         carry = left
     return plans
 
@@ -171,7 +189,7 @@ def _onnx_file(plan: _Plan) -> bytes:
     onnx, compose = require("onnx"), require("onnx.compose")
     state, gives = list(plan.state), [name for name in plan.outputs if name not in plan.left]
     carry = tuple(plan.inputs[name] for name in plan.carried)
-    stage = onnx_bytes(plan.stage, carry, inputs=plan.carried, outputs=[*plan.left, "logits"])
+    stage = onnx_bytes(plan.stage, carry, inputs=plan.carried, outputs=[*plan.left, "logits"], free=plan.free)
     step = exported(plan.step, (plan.logits, *plan.state.values()), inputs=["step_logits", *state], outputs=gives)
     _check_step(plan, make_session(step))
     parts = []
@@ -205,8 +223,7 @@ def _check_step(plan: _Plan, session: Any) -> None:
 
 def _torch_file(plan: _Plan) -> bytes:
     module = _StageAndStep(plan.stage, plan.step, len(plan.carried))
-    batch = torch.export.Dim("batch", min=1)
-    sizes = (tuple({0: batch} for _ in plan.inputs),)
+    sizes = (dynamic_shapes([plan.sizes(name) for name in plan.inputs]),)
     try:
         program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=sizes, strict=False)
     except Exception as error:
@@ -235,9 +252,13 @@ def _forget_unused(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _described(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+def _described(plan: _Plan, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return [
-        {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": ["batch", *tensor.shape[1:]]}
+        {
+            "name": name,
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": [plan.sizes(name).get(place, size) for place, size in enumerate(tensor.shape)],
+        }
         for name, tensor in tensors.items()
     ]
 

@@ -55,7 +55,7 @@ class ExportedModel:
     def begin(self, x: Tensor) -> ExportedRun:
         """Take inputs, batch first; nothing is computed yet. `advance` runs a stage and gives its `Prediction`."""
         inputs, wanted = on_cpu(check_inputs(x)), self.description["stages"][0]["inputs"][0]
-        if list(inputs.shape[1:]) != wanted["shape"][1:]:
+        if not _fits(inputs.shape, wanted["shape"]):
             raise ShapeError(
                 f"x has shape {tuple(inputs.shape)}",
                 expected=f"({', '.join(map(str, wanted['shape']))})",
@@ -73,6 +73,17 @@ class ExportedModel:
                 yield running.advance()
         finally:
             running.close()
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
+    """Whether a shape is as it should be; names stand for any size.
+
+    >>> _fits((3, 7), ["batch", "length"]), _fits((3, 7), ["batch", 8])
+    (True, False)
+    """
+    return len(shape) == len(wanted) and all(
+        isinstance(one, str) or one == size for one, size in zip(wanted, shape, strict=True)
+    )
 
 
 class ExportedRun(Running[Prediction]):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytime.errors import MissingExtraError, OptionError
-from anytime.models import Carry, MultiExit
+from anytime.models import Carry, MultiExit, create
 from anytime.run.engines import onnx
 
 pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
@@ -83,3 +83,16 @@ def test_integers_may_go_in() -> None:
     run = onnx.OnnxRuntimeEngine(model, tokens).begin(tokens)
     for wanted in model.exits(tokens):
         torch.testing.assert_close(run.advance(), wanted.detach())
+
+
+def test_texts_of_any_length_are_run_by_one_engine() -> None:
+    torch.manual_seed(0)
+    model = create("encoder-tiny", classes=5, vocabulary=40).eval()
+    engine = onnx.OnnxRuntimeEngine(model, torch.randint(1, 40, (2, 12)))
+    for length in (3, 12, 20):
+        ids = torch.randint(1, 40, (3, length))
+        ids[0, length - 1] = model.config.pad
+        stages = engine.begin(ids)
+        found = torch.stack([stages.advance() for _ in range(engine.num_exits)])
+        with torch.inference_mode():
+            torch.testing.assert_close(found, model(ids), atol=1e-5, rtol=1e-4)

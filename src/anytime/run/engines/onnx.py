@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -23,6 +23,8 @@ from anytime.run.engines.folding import apart, folded_copy, on_cpu
 from anytime.run.engines.running import Running, check_inputs
 
 OPSET = 18
+Free = dict[int, str]
+"""The dimensions of a tensor that are not fixed, by names; equal names are equal sizes."""
 
 
 class OnnxRuntimeEngine:
@@ -96,9 +98,18 @@ def stage_files(model: StagedModel, example: Tensor) -> list[bytes]:
         left, _ = copy.stage(exit, carry)
         inputs = [f"carry_{place}" for place in range(len(carry))]
         outputs = [*(f"left_{place}" for place in range(len(left))), "logits"]
-        files.append(onnx_bytes(Stage(copy, exit), carry, inputs=inputs, outputs=outputs))
+        free = dict(zip(inputs, free_sizes(copy, exit), strict=False)) | dict(
+            zip(outputs, free_sizes(copy, exit + 1), strict=False)
+        )
+        files.append(onnx_bytes(Stage(copy, exit), carry, inputs=inputs, outputs=outputs, free=free))
         carry = left
     return files
+
+
+def free_sizes(model: object, exit: int) -> tuple[Free, ...]:
+    """Which dimensions of what a stage is given may differ, as the model says; none after the last stage."""
+    say = getattr(model, "free_sizes", None)
+    return say(exit) if say is not None and exit < model.num_exits else ()  # type: ignore[attr-defined]
 
 
 def two_rows(example: Tensor) -> Tensor:
@@ -107,13 +118,24 @@ def two_rows(example: Tensor) -> Tensor:
     return torch.cat((rows, rows))[:2].contiguous()
 
 
-def onnx_bytes(module: nn.Module, given: Carry, *, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """A module of tensors as an ONNX file with its weights inside; the first dimension of all of them is free."""
+def onnx_bytes(
+    module: nn.Module, given: Carry, *, inputs: Sequence[str], outputs: Sequence[str], free: Mapping[str, Free] | None = None
+) -> bytes:
+    """A module of tensors as an ONNX file with its weights inside; the first dimension of all of them is free.
+
+    Args:
+        module: What to write.
+        given: Tensors to try it with.
+        inputs: Their names.
+        outputs: The names of what it gives.
+        free: Further dimensions that may differ, by the name of a tensor.
+    """
     reasons = []
+    sizes = {name: {0: "batch", **(free or {}).get(name, {})} for name in (*inputs, *outputs)}
     for write in (_traced, exported):
         try:
-            file = write(module, given, inputs, outputs)
-            _check_file(file, module, given)
+            file = write(module, given, inputs, outputs, sizes)
+            _check_file(file, module, given, [sizes[name] for name in inputs])
         except MissingExtraError:
             raise
         except Exception as error:  # whatever an exporter stumbles over, the other may not
@@ -150,9 +172,8 @@ def require(package: str) -> Any:
         ) from error
 
 
-def _traced(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+def _traced(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str], sizes: Mapping[str, Free]) -> bytes:
     file = io.BytesIO()
-    axes = {name: {0: "batch"} for name in (*inputs, *outputs)}
     with _quiet():
         torch.onnx.register_custom_op_symbolic("aten::mT", _transpose, OPSET)  # type: ignore[attr-defined]
         torch.onnx.export(
@@ -163,16 +184,21 @@ def _traced(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Seq
             verbose=False,
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_axes=axes,
+            dynamic_axes=sizes,
             opset_version=OPSET,
         )
     return file.getvalue()
 
 
-def exported(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+def exported(
+    module: nn.Module,
+    given: Carry,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    sizes: Mapping[str, Free] | None = None,
+) -> bytes:
     """As `onnx_bytes`, by `torch.export` alone and unchecked."""
     require("onnxscript")
-    batch = torch.export.Dim("batch", min=1)
     with _quiet():
         program = torch.onnx.export(
             module,
@@ -181,7 +207,7 @@ def exported(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Se
             verbose=False,
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_shapes=(tuple({0: batch} for _ in given),),
+            dynamic_shapes=(dynamic_shapes([(sizes or {}).get(name, {0: "batch"}) for name in inputs]),),
             opset_version=OPSET,
         )
     assert program is not None
@@ -189,17 +215,37 @@ def exported(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Se
     return data
 
 
-def _check_file(file: bytes, module: nn.Module, given: Carry) -> None:
-    """Tracing may take a number of rows for fixed, or a branch for the only one: see with fewer and with more rows."""
+def dynamic_shapes(sizes: Sequence[Free]) -> tuple[dict[int, Any], ...]:
+    """As `torch.export` takes it: any batch, and any other size that the model admits."""
+    batch, other = torch.export.Dim("batch", min=1), torch.export.Dim.DYNAMIC
+    return tuple({place: batch if name == "batch" else other for place, name in free.items()} for free in sizes)
+
+
+def _check_file(file: bytes, module: nn.Module, given: Carry, sizes: Sequence[Free]) -> None:
+    """Tracing may take a size for fixed, or a branch for the only one: see with fewer and more rows, and with other sizes."""
     session = make_session(file)
     for rows in (1, 3):
-        some = tuple(torch.cat((tensor, tensor))[:rows] for tensor in given)
+        some = tuple(
+            shorter(torch.cat((tensor, tensor))[:rows], free, by=rows - 1) for tensor, free in zip(given, sizes, strict=True)
+        )
         names = [each.name for each in session.get_inputs()]
         fed = dict(zip(names, (tensor.numpy() for tensor in some), strict=True))
         found = [torch.from_numpy(array) for array in session.run(None, fed)]
         share = apart(found, module(*some))
         if share > OnnxRuntimeEngine.TOLERANCE:
             raise ValueError(f"{share:.2g} apart with {rows} rows")
+
+
+def shorter(tensor: Tensor, free: Free, *, by: int) -> Tensor:
+    """Less of a tensor along all free dimensions but the batch, where there is enough.
+
+    >>> shorter(torch.zeros(2, 9, 4), {0: "batch", 1: "length"}, by=2).shape
+    torch.Size([2, 7, 4])
+    """
+    for place in free:
+        if place and tensor.shape[place] > by:
+            tensor = tensor.narrow(place, 0, tensor.shape[place] - by)
+    return tensor.contiguous()
 
 
 def _transpose(graph: Any, x: Any) -> Any:
