@@ -104,10 +104,12 @@ class Raps:
         limit = threshold[:, None]
         values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
         ranks = torch.arange(1, values.shape[-1] + 1, device=values.device)
-        size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None])
+        # Without draws many scores are a whole row's sum, 1 but for rounding: that must not decide between them.
+        slack = 0.0 if self.randomised else 8 * torch.finfo(values.dtype).eps
+        size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None] + slack)
         if not self.empty:
             size = size.clamp(min=1)
-        return torch.where(limit == 1.0, classes, size) if self.variant == "original" else size
+        return torch.where((limit - 1).abs() <= slack, classes, size) if self.variant == "original" else size
 
     def _score(self, total: Tensor, value: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
         """The score of the class at `rank`, from 1: of probability `value`, `total` with those before it.
