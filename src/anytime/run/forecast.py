@@ -1,8 +1,9 @@
 """How long a stage will take: from how long it took lately, for each stage and batch size.
 
-An answer is late where a stage takes long or where its caller is woken late; both at once is rare. A stage is begun if there
-is time for a slow one (a high quantile) and a caller woken as usual (the median), and for a usual stage and a caller woken
-slowly.
+An answer is late where a stage takes long or where its caller is woken late; both at once is rare. A caller that waits for a
+thread has an answer at its deadline whatever is running there: then a stage is begun if there is time for a usual one (the
+median) and a caller woken slowly (a high quantile). A caller that runs the stages itself cannot leave one: there must be time
+for a slow one and a caller woken as usual too.
 
 Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
 is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
@@ -19,6 +20,10 @@ from threading import Lock
 
 from anytime.errors import OptionError
 
+_CUT_OFF = ("thread", "asyncio")
+"""Ways of handing over an answer by which the caller has one at its deadline whatever is running."""
+_WOKEN = 0.95
+"""Which quantile of the times to wake up counts as slow. Rare spikes, which nothing foresees, must not rule out every stage."""
 _TRY_EVERY = 100
 _TRIES = 4
 _QUICK = 0.8
@@ -129,12 +134,17 @@ class Forecast:
         with self._lock:
             usual, slow = self._stage(exit, batch)
             waking, waking_slowly = self._hand(way)
+            if way in _CUT_OFF:
+                return usual + waking_slowly
             return max(usual + waking_slowly, slow + waking)
 
     def waking(self, way: str) -> float:
-        """The seconds it usually takes from a stage's end, or the moment to wake up, to an answer in the caller's hands."""
+        """The seconds from a stage's end, or the moment to wake up, to an answer in the caller's hands.
+
+        Those it takes where that is slow, for a caller that has to wake up; else those it usually takes.
+        """
         with self._lock:
-            return self._hand(way)[0]
+            return self._hand(way)[1 if way in _CUT_OFF else 0]
 
     def _stage(self, exit: int, batch: int) -> tuple[float, float]:
         self._digest()
@@ -196,7 +206,7 @@ class Forecast:
     def note_handing(self, way: str, taken: float) -> None:
         """Handing over took so long."""
         with self._lock:
-            self._handing.setdefault(way, Window(self._length, self._quantile)).add(max(taken, 0.0))
+            self._handing.setdefault(way, Window(self._length, _WOKEN)).add(max(taken, 0.0))
 
 
 def _nearest(known: dict[int, Window], batch: int) -> int | None:
