@@ -57,6 +57,8 @@ def examples() -> list[Fitted]:
     return [
         calibrate.fit_temperature(LOGITS, LABELS),
         calibrate.fit_powers(LOGITS, LABELS, steps=3),
+        calibrate.fit_adaptive_threshold(LOGITS[:, :60], LABELS[:60], tuning_logits=LOGITS[:, 60:], tuning_labels=LABELS[60:]),
+        calibrate.FittedRule.of(calibrate.fit_geometric(LOGITS, LABELS, epochs=1), exits=7, classes=100),
         calibrate.certify(LOGITS, LABELS),
         calibrate.certify_choice(LOGITS, LABELS, ["product", "latest"]),
         calibrate.fit_laplace(*features()),

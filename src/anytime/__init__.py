@@ -100,10 +100,12 @@ _HOMES = {
 # What a fitted object's file says it holds, and the class that reads it.
 _KINDS = {
     "Laplace mixture": "anytime.calibrate.LaplaceMixture",
+    "adaptive threshold": "anytime.calibrate.AdaptiveFit",
     "budget policy": "anytime.policy.BudgetPolicy",
     "certificate": "anytime.calibrate.Certificate",
     "choice certificate": "anytime.calibrate.ChoiceCertificate",
     "conformal-sets": "anytime.conformal.ConformalSets",
+    "fitted rule": "anytime.calibrate.FittedRule",
     "fitted product": "anytime.calibrate.PowersFit",
     "frontier": "anytime.calibrate.Frontier",
     "last-layer Laplace": "anytime.calibrate.LastLayerLaplace",

@@ -2,7 +2,7 @@
 
 from anytime.calibrate.adaptive import AdaptiveFit, Trial, fit_adaptive_threshold
 from anytime.calibrate.certify import Certificate, ChoiceCertificate, certify, certify_choice
-from anytime.calibrate.ensembles import fit_arithmetic, fit_geometric
+from anytime.calibrate.ensembles import FittedRule, fit_arithmetic, fit_geometric
 from anytime.calibrate.laplace import LastLayerLaplace, fit_laplace
 from anytime.calibrate.laplace_package import laplace_torch
 from anytime.calibrate.mixture import LaplaceMixture, fit_mixture
@@ -18,6 +18,7 @@ __all__ = [
     "Candidate",
     "Certificate",
     "ChoiceCertificate",
+    "FittedRule",
     "Frontier",
     "LaplaceMixture",
     "LastLayerLaplace",

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anytime.checks import check_disjoint, check_labels, check_logits
 from anytime.combine import AdaptiveReLU, Product
+from anytime.combine import rule as read_rule
 from anytime.combine.activations import Gate
 from anytime.combine.thresholds import TOP
 from anytime.errors import LabelError, OptionError
+from anytime.fitted import Fitted
 from anytime.metrics import Summary, follow
 
 _STEPS = 20
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """What one C does on the tuning rows: accuracy and ECE are means over the exits, `drop` over the inputs."""
 
     scale: float
@@ -35,11 +36,38 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class AdaptiveFit:
-    """The threshold found, and the grid it was chosen from."""
+class AdaptiveFit(Fitted, kind="adaptive threshold"):
+    """The threshold found, and the grid it was chosen from.
 
-    activation: AdaptiveReLU
+    Args:
+        exits: How many exits.
+        classes: How many classes.
+        text: The product with this threshold, as text.
+        trials: What each C did on the tuning rows.
+    """
+
+    text: str
     trials: tuple[Trial, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "trials", tuple(Trial(*trial) for trial in self.trials))
+        if not isinstance(read_rule(self.text), Product):
+            raise OptionError(f"the rule is {self.text!r}", expected="a product", fix="fit it anew")
+
+    @property
+    def rule(self) -> Product:
+        """The product with this threshold."""
+        found = read_rule(self.text)
+        assert isinstance(found, Product)
+        return found
+
+    @property
+    def activation(self) -> AdaptiveReLU:
+        """The threshold alone."""
+        found = self.rule.activation
+        assert isinstance(found, AdaptiveReLU)
+        return found
 
 
 def fit_adaptive_threshold(
@@ -77,7 +105,8 @@ def fit_adaptive_threshold(
     if not trials:
         raise OptionError("no values of C to try", expected="at least one", fix="leave scales out")
     best = min(trials, key=lambda trial: trial.ece + balance * trial.drop)
-    return AdaptiveFit(AdaptiveReLU(best.scale, coefficients, intercept, mode), tuple(trials))
+    chosen = Product(AdaptiveReLU(best.scale, coefficients, intercept, mode))
+    return AdaptiveFit(tune_rows.shape[0], tune_rows.shape[2], repr(chosen), tuple(trials))
 
 
 def _checked(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:

@@ -8,20 +8,55 @@ the safer choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from anytime.checks import check_labels, check_logits
+from anytime.combine import Rule
+from anytime.combine import rule as read_rule
 from anytime.combine.learned import Arithmetic, Geometric, Rows
 from anytime.errors import LabelError, OptionError
+from anytime.fitted import Fitted
 
 Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Log-probabilities `(exits, rows, classes)` of each exit's ensemble from those of the exits, v `(exits, exits)` and b."""
 
 _FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class FittedRule(Fitted, kind="fitted rule"):
+    """A rule with numbers in it that were fitted, as a file.
+
+    Args:
+        exits: How many exits it was fitted for.
+        classes: How many classes, or None where it does not depend on them.
+        text: The rule, as text.
+
+    Example:
+        >>> FittedRule.of(Geometric.plain(3), exits=3).rule == Geometric.plain(3)
+        True
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rule.start(self.exits)  # it refuses a number of exits that it was not fitted for
+
+    @classmethod
+    def of(cls, rule: Rule[Any], *, exits: int, classes: int | None = None) -> Self:
+        """The file's content for a rule, such as those that `fit_geometric` and `fit_arithmetic` give."""
+        return cls(exits, classes, repr(rule))
+
+    @property
+    def rule(self) -> Rule[Any]:
+        """The rule."""
+        return read_rule(self.text)
 
 
 def fit_geometric(
