@@ -15,6 +15,7 @@ from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
+from anytime.policy import exit_shares
 from anytime.train import L2W, Evaluation, Habits, Machine, TrainConfig, fit
 from anytime.train.l2w import (
     Half,
@@ -23,7 +24,6 @@ from anytime.train.l2w import (
     assign,
     centre,
     cross_entropies,
-    exit_shares,
     meta_loss,
     sample_weights,
 )
@@ -32,6 +32,10 @@ RECIPE = TrainConfig(epochs=4, batch=64, lr=0.1, schedule="cosine", augment=Fals
 NETWORK = MSDNetConfig(
     classes=10, exits=2, base=1, step=1, channels=8, growth=4, growth_factors=(1, 2), bottleneck_factors=(1, 2), image_size=16
 )
+
+
+def shares(exits: int) -> tuple[float, ...]:
+    return tuple(exit_shares(L2W().ratio, exits).tolist())
 
 
 def test_weights_are_centred_around_one() -> None:
@@ -46,7 +50,7 @@ def test_weights_are_centred_around_one() -> None:
 
 
 def test_each_exit_takes_its_share_of_the_surest_that_are_left() -> None:
-    assert exit_shares(5) == pytest.approx((0.328, 0.246, 0.184, 0.138, 0.104), abs=6e-4)
+    assert shares(5) == pytest.approx((0.328, 0.246, 0.184, 0.138, 0.104), abs=6e-4)
     confidence = torch.tensor([[0.9, 0.1, 0.8, 0.7, 0.2, 0.3], [0.9, 0.2, 0.9, 0.1, 0.5, 0.4], [0.0] * 6])
     first, second, rest = assign(confidence, (0.34, 0.34, 0.32))
     assert first.tolist() == [0, 2]
@@ -56,10 +60,10 @@ def test_each_exit_takes_its_share_of_the_surest_that_are_left() -> None:
 
 def test_shares_are_rounded_down_and_every_sample_leaves_once() -> None:
     confidence = torch.rand(5, 101, generator=torch.Generator().manual_seed(0))
-    groups = assign(confidence, exit_shares(5))
-    assert [len(group) for group in groups[:-1]] == [int(101 * share) for share in exit_shares(5)[:-1]]
+    groups = assign(confidence, shares(5))
+    assert [len(group) for group in groups[:-1]] == [int(101 * share) for share in shares(5)[:-1]]
     assert torch.cat(groups).sort().values.tolist() == list(range(101))
-    assert [len(group) for group in assign(confidence[:, :2], exit_shares(5))] == [0, 0, 0, 0, 2]
+    assert [len(group) for group in assign(confidence[:, :2], shares(5))] == [0, 0, 0, 0, 2]
 
 
 class Smooth(MultiExit):
@@ -126,7 +130,7 @@ def test_the_look_ahead_is_a_step_of_sgd() -> None:
     (weights * losses).mean(0).sum().backward()
     optimizer.step()
     logits = ahead(second.images)
-    groups = assign(logits.softmax(-1).amax(-1), exit_shares(2))
+    groups = assign(logits.softmax(-1).amax(-1), shares(2))
     judged = cross_entropies(logits, second.labels)
     expected = torch.stack([judged[rows, exit].mean() for exit, rows in enumerate(groups)]).sum()
     assert scene.loss().item() == pytest.approx(expected.item(), rel=1e-12)

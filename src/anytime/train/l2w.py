@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from anytime.data.base import ImageData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
+from anytime.policy import exit_shares
 from anytime.train.config import L2W, Centring, Machine, TrainConfig
 from anytime.train.graph import Replayed
 from anytime.train.objectives import Objective, at_least_float32
@@ -60,16 +61,6 @@ def sample_weights(weigher: nn.Module, losses: Tensor, settings: L2W) -> Tensor:
     """The weight of each sample at each exit, `(samples, exits)`, from its losses there, to which no gradient goes."""
     weights: Tensor = 1 + settings.strength * centre(weigher(losses.detach()), settings.centring)
     return weights
-
-
-def exit_shares(exits: int, *, ratio: float = 0.75) -> tuple[float, ...]:
-    """The share of samples that leave at each exit, a fixed ratio from exit to exit.
-
-    >>> [round(share, 3) for share in exit_shares(5)]
-    [0.328, 0.246, 0.184, 0.138, 0.104]
-    """
-    powers = [ratio**exit for exit in range(1, exits + 1)]
-    return tuple(power / sum(powers) for power in powers)
 
 
 def assign(confidence: Tensor, shares: tuple[float, ...]) -> tuple[Tensor, ...]:
@@ -239,7 +230,7 @@ def _with_spare_statistics(network: MultiExit, parameters: dict[str, Tensor], im
 def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
     losses = cross_entropies(logits, labels)
     confidence = at_least_float32(logits.detach()).softmax(-1).amax(-1)
-    groups = assign(confidence, exit_shares(len(logits), ratio=settings.ratio))
+    groups = assign(confidence, tuple(exit_shares(settings.ratio, len(logits)).tolist()))
     return torch.stack([losses[rows, exit].mean() for exit, rows in enumerate(groups) if len(rows)]).sum()
 
 
