@@ -128,3 +128,14 @@ def test_mistakes_are_explained(files: tuple[str, str], tmp_path: Path, capsys: 
     probabilities = np.full((2, 3, 4), 0.25, dtype=np.float32)
     np.savez(tmp_path / "probabilities.npz", logits=probabilities, labels=np.zeros(3, dtype=np.int64))
     assert "probabilities" in refused(["conformal", str(tmp_path / "probabilities.npz"), test], capsys)
+
+
+def test_a_single_shared_row_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calibration, test = write(tmp_path / "cal.npz", 0), write(tmp_path / "test.npz", 1, first=1000)
+    with np.load(calibration) as one, np.load(test) as other:
+        logits, labels = one["logits"].copy(), one["labels"]
+        logits[:, 5] = other["logits"][:, 9]
+    np.savez(calibration, logits=logits, labels=labels)
+    assert run(["conformal", calibration, test, "--out", str(tmp_path / "sets.json")]) == 0
+    assert "1 of the rows of cal.npz" in capsys.readouterr().err
+    assert ConformalSets.load(tmp_path / "sets.json").rows == len(labels) - 1

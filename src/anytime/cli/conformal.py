@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from anytime.errors import FormatError, OptionError, OverlapError
+from anytime.errors import FormatError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,7 @@ def conformal(
         json: Print one JSON document instead of the table.
         seed: Of the tuning split and all draws.
     """
+    from anytime.cli.overlap import leave_out_shared, refuse_same_file
     from anytime.conformal import fit_nested, measure_sets
 
     given = {"--rule": rule is not None, "--simultaneous": simultaneous, "--shared": shared}
@@ -58,7 +59,8 @@ def conformal(
             fix="leave it out",
         )
     fit_rows, test_rows = _read(calibration), _read(test)
-    refuse_overlap(calibration, fit_rows, test, test_rows)
+    refuse_same_file(calibration, fit_rows[1], test, test_rows[1])
+    fit_rows = leave_out_shared(fit_rows, test_rows, calibration.name)
     fitted: ConformalSets | NestedSets
     if variant == "nested":
         fitted = fit_nested(*fit_rows, alpha=alpha, seed=seed)
@@ -79,30 +81,6 @@ def conformal(
     return 0
 
 
-def refuse_overlap(first: Path, first_rows: tuple[Tensor, Tensor], second: Path, second_rows: tuple[Tensor, Tensor]) -> None:
-    """Refuse two files that are one, that hold the same logits, or whose `indices` name the same rows of a data set.
-
-    Two data sets count from 0 alike, so equal indices are the same rows only where all their labels agree.
-    """
-    from anytime.checks import check_disjoint
-
-    names = ("calibration", "test")
-    if first.samefile(second):
-        raise OverlapError(f"{first} came for {' and '.join(names)}", expected="different files", fix="split the rows by lot")
-    if first_rows[0].shape[2] == second_rows[0].shape[2]:
-        check_disjoint(first_rows[0], second_rows[0], names=names)
-    known = dict(zip(_indices(first), first_rows[1].tolist(), strict=False))
-    again = [
-        (known[index], label) for index, label in zip(_indices(second), second_rows[1].tolist(), strict=False) if index in known
-    ]
-    if again and all(one == other for one, other in again):
-        raise OverlapError(
-            f"{len(again)} of the 'indices' in {second} are in {first} too, with the same labels",
-            expected="different rows for each",
-            fix="split the held-out rows by lot",
-        )
-
-
 def _read(path: Path) -> tuple[Tensor, Tensor]:
     from anytime.checks import check_labels, check_logits, check_scale
     from anytime.evaluation import open_logits
@@ -118,16 +96,6 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     logits = check_logits(file.logits[:] if file.logits.ndim == 3 else file.logits[...])
     check_scale(logits[:, :2048])
     return logits, check_labels(file.labels, batch=logits.shape[1], classes=logits.shape[2])
-
-
-def _indices(path: Path) -> list[int]:
-    import numpy as np
-
-    if path.suffix.lower() != ".npz":
-        return []
-    with np.load(path) as file:
-        found = file["indices"].tolist() if "indices" in file.files else []
-    return found if isinstance(found, list) else []
 
 
 def _fit(

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from anytime.errors import OptionError
 
 if TYPE_CHECKING:
-    from anytime.evaluation import Evaluation, LogitsFile, Promise, Promises
+    from anytime.evaluation import Evaluation, Promise, Promises
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -47,6 +47,7 @@ def evaluate(
         sets: Prediction sets as in the paper's released code, as in the original RAPS, or none.
         seed: For the calibration split, the randomised sets and the sample of inputs.
     """
+    from anytime.cli.overlap import refuse_same_file
     from anytime.cli.progress import rows_bar
     from anytime.cli.rules import rules_from
     from anytime.conformal import Raps
@@ -65,7 +66,8 @@ def evaluate(
     promised = None
     if calibration is not None:
         held_out = open_logits(calibration)
-        refuse_same_rows(held_out, source)
+        # Equal logits are found when the rows are read, in blocks; a few of them may be.
+        refuse_same_file(held_out.path, held_out.labels, source.path, source.labels)
         with rows_bar("fitting and measuring") as progress:
             promised = promises(source, held_out, rules=named, sets=raps, progress=progress, **options)
         named = {**named, **{name: each.rule for name, each in promised.rules.items() if each.fitted}}
@@ -111,18 +113,6 @@ def show(
         print_table(found)
         if promised is not None:
             print_promises(promised, str(calibration))
-
-
-def refuse_same_rows(calibration: LogitsFile, test: LogitsFile) -> None:
-    """Refuse one file for both, also under two names, and files whose `indices` name the same rows of a data set."""
-    import torch
-
-    from anytime.cli.conformal import refuse_overlap
-
-    # Equal logits are found when the rows are read, in blocks; a few of them may be.
-    nothing = torch.zeros(1, 0, 1)
-    labels = [torch.zeros(0) if file.labels is None else file.labels for file in (calibration, test)]
-    refuse_overlap(calibration.path, (nothing, labels[0]), test.path, (nothing, labels[1]))
 
 
 def print_promises(found: Promises, calibration: str) -> None:

@@ -48,7 +48,7 @@ def hold_out(calibration: Rows, test: Rows, *, seed: int) -> HeldOut:
             expected=f"{test_exits} exits and {test_classes} classes, as the test rows have",
             fix="give logits of the same model for both",
         )
-    shared = torch.isin(_prints(calibration), _prints(test))
+    shared = shared_rows(calibration, test)
     dropped = int(shared.sum())
     if dropped and dropped >= MOST_SHARED * total:
         raise OverlapError(
@@ -62,6 +62,11 @@ def hold_out(calibration: Rows, test: Rows, *, seed: int) -> HeldOut:
     order = kept[torch.from_numpy(np.random.default_rng([seed, 4]).permutation(len(kept)))]
     fit = max(1, min(len(kept) // 2, FITTING_ROWS, FITTING_NUMBERS // (exits * classes)))
     return HeldOut(calibration, order[:fit].sort().values, order[fit:].sort().values, dropped)
+
+
+def shared_rows(calibration: Rows, test: Rows) -> Tensor:
+    """Which calibration rows are among the test rows, `(rows,)`."""
+    return torch.isin(_prints(calibration), _prints(test))
 
 
 def _prints(rows: Rows) -> Tensor:
