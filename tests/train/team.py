@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning_fabric.plugins.environments import lightning as environment
 from torch import Tensor, nn
 
 from anytime.data import ImageData, load_digits
@@ -103,9 +105,33 @@ def fail(team: Team) -> None:
     raise OptionError("the leader has a bad day", expected="a good one", fix="sleep")
 
 
+def nothing(team: Team) -> None:
+    pass
+
+
+def launch_at_a_busy_port() -> None:
+    """Have the first port that is chosen taken by this process."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        choices = [taken.getsockname()[1]]
+        find = environment.find_free_network_port
+        tried = []
+
+        def choose() -> int:
+            tried.append(choices.pop() if choices else find())
+            return tried[-1]
+
+        environment.find_free_network_port = choose
+        launch(2, nothing)
+    print(f"ports tried: {len(tried)}")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if "--fail" in sys.argv:
+    if "--busy" in sys.argv:
+        launch_at_a_busy_port()
+    elif "--fail" in sys.argv:
         try:
             launch(2, fail)
         except AnytimeError as error:

@@ -36,7 +36,9 @@ def team() -> ModuleType:
 def output(*arguments: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=100).stdout
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,11 @@ def test_an_error_of_the_leader_arrives_with_its_advice() -> None:
     said = output("--fail")
     assert "the leader has a bad day" in said
     assert "to do: sleep" in said
+
+
+@needs_fabric
+def test_a_port_taken_by_somebody_else_is_left_to_them() -> None:
+    assert "ports tried: 2" in output("--busy")
 
 
 @pytest.mark.parametrize(

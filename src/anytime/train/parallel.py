@@ -12,15 +12,17 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import active_children
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -198,13 +200,26 @@ def launch(processes: int, function: Callable[..., Any], *arguments: Any, device
         arguments: What it is called with.
         device: `cpu` or `cuda`.
     """
-    fabric = _fabric(processes, device)
     with _left_to_the_leader():
-        ended = fabric.launch(_work, partial(function, *arguments))
+        ended = _meet(processes, device, partial(function, *arguments))
     if ended.error is not None:
         came, expected, fix = ended.error
         raise AnytimeError(came, expected=expected, fix=fix)
     return ended.found
+
+
+def _meet(processes: int, device: str, function: Callable[[Team], Any]) -> _Ended:
+    """Begin the processes, at another port where somebody took the first in the moment between its choice and its use."""
+    tries = 1 if "MASTER_PORT" in os.environ else 3
+    while True:
+        tries -= 1
+        try:
+            with _on_this_machine():
+                ended: _Ended = _fabric(processes, device).launch(_work, function)
+                return ended
+        except ProcessRaisedException as error:
+            if tries == 0 or "EADDRINUSE" not in str(error):
+                raise
 
 
 def leads() -> bool:
@@ -248,9 +263,32 @@ def _work(fabric: Any, function: Callable[[Team], Any]) -> _Ended:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     try:
-        return _Ended(function(Team(fabric.global_rank, fabric.world_size, fabric.device)))
+        ended = _Ended(function(Team(fabric.global_rank, fabric.world_size, fabric.device)))
+        # All leave together: one whose partners have gone before may fail while it takes its connections down.
+        with suppress(RuntimeError):
+            distributed.barrier()
     except AnytimeError as error:  # as plain words: an exception with keywords does not travel between processes
-        return _Ended(error=(error.came, error.expected, error.fix))
+        ended = _Ended(error=(error.came, error.expected, error.fix))
+    distributed.destroy_process_group()
+    return ended
+
+
+@contextmanager
+def _on_this_machine() -> Iterator[None]:
+    """Talk by the loopback interface, whatever the machine's name resolves to, and keep no port for the next time."""
+    names = ("GLOO_SOCKET_IFNAME", "MASTER_PORT")
+    before = {name: os.environ.get(name) for name in names}
+    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if not _started() and loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback.pop())
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
