@@ -6,12 +6,13 @@
 
 The CIFAR MSDNet, one input at a time, one thread, the quickest engine; everything is tied to one core. Every request has a
 deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median time of all exits. On the same input, with the
-same deadline, four take turns:
+same deadline, five take turns:
 
 * the runner, which answers with the prior where not even the first exit fits;
 * a runner with `cut_off=False`, which hands nothing over to a thread and cannot give up a running stage;
 * the rival, which runs exit after exit in a plain loop and stops once the clock, looked at after each, says that time is up;
-* all stages one after the other, whose true times an oracle then knows: it takes the last exit that ends before the deadline.
+* all stages one after the other, whose true times an oracle then knows: it takes the last exit that ends before the deadline;
+* a wait for the deadline and nothing else: what the machine itself makes late.
 
 An answer is late if it comes more than 0.5 ms after its deadline. The first requests, in which the runner learns how long
 stages take, are not counted. Every answer of the runner is compared with what the rule gives on stored logits.
@@ -25,6 +26,7 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ from torch import Tensor
 import anytime
 from anytime.models import create
 from anytime.run import Runner
+from anytime.run.clock import MonotonicClock
 from anytime.run.engines import Engine, make_engine
 
 LATE = 0.5e-3
@@ -46,7 +49,7 @@ SAME = 1e-5
 
 @dataclass
 class Tally:
-    """What is counted about one of the three."""
+    """What is counted about one of those that take turns."""
 
     beyond: list[float] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
@@ -109,6 +112,15 @@ def check_after_each(engine: Engine, x: Tensor, rule: anytime.Product, allowed: 
     return time.perf_counter() - began, exit
 
 
+def wait_only(allowed: float) -> float:
+    """Wait for the deadline as the runner's callers do; seconds taken."""
+    closed = threading.Lock()
+    closed.acquire()
+    began = time.perf_counter()
+    MonotonicClock().wait(closed, allowed)
+    return time.perf_counter() - began
+
+
 def stored_answers(engine: Engine, inputs: Tensor, rule: anytime.Product) -> anytime.Prediction:
     """The rule's values at all exits of all inputs, from logits that are stored first."""
     rows = []
@@ -140,7 +152,7 @@ def main() -> None:
     model, inputs, rule = create("msdnet-cifar", classes=100).eval(), torch.randn(INPUTS, 3, 32, 32), anytime.Product()
     engine = make_engine(model, options.engine, example=inputs[:1])
     offline = stored_answers(engine, inputs, rule)
-    rival_tally, oracle = Tally(), Tally()
+    rival_tally, oracle, floor = Tally(), Tally(), Tally()
     wrong = 0
     with (
         torch.inference_mode(),
@@ -175,16 +187,20 @@ def main() -> None:
             for seconds in stage_times(engine, x):
                 elapsed += seconds
                 reached += elapsed <= allowed
+            waited = wait_only(allowed)
             if number >= options.skip:
                 rival_tally.add(rival_taken - allowed, rival_exit)
                 oracle.add(0.0, reached)
+                floor.add(waited - allowed, 0)
     print(f"\n{'':24}{'late':>9}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   beyond the deadline: p50, p99, max")
     shown = {name: tally for name, (_, tally) in tallies.items()} | {"clock after each exit": rival_tally}
     for name, tally in shown.items():
         spread = ", ".join(f"{1e3 * tally.quantile(share):.2f}" for share in (0.5, 0.99, 1.0))
         share = sum(tally.exits) / max(sum(oracle.exits), 1)
         print(f"{name:24}{tally.late:9.3%}{statistics.mean(tally.exits):11.2f}{share:15.1%}{tally.without:9.1%}   {spread} ms")
-    print(f"{'oracle':24}{'':9}{statistics.mean(oracle.exits):11.2f}{'':15}{oracle.without:9.1%}\n")
+    print(f"{'oracle':24}{'':9}{statistics.mean(oracle.exits):11.2f}{'':15}{oracle.without:9.1%}")
+    spread = ", ".join(f"{1e3 * floor.quantile(share):.2f}" for share in (0.5, 0.99, 1.0))
+    print(f"{'a wait and nothing else':24}{floor.late:9.3%}{'':35}   {spread} ms\n")
     for name, (_, tally) in tallies.items():
         if tally.late > 0:
             print(f"{name}: late {rival_tally.late / tally.late:.1f} times less often than with the clock after each exit")

@@ -1,8 +1,12 @@
-"""Keep what is small of a training run: `python results/publish.py RUN results/NAME --rows 2000 1000 [--weights]`.
+"""Keep what is small of a training run: `python results/publish.py RUN results/NAME [--rows TEST VAL] [--weights]`.
 
-A run is what `python -m anytime.train.cifar` leaves. Settings, log, split and summary are kept whole, figures are taken on all
-rows, logits and labels of the first rows are kept in float16, and weights, if asked for, with matrices in float16 and in
-parts under 3 MB. All of it is one bundle with checksums.
+A run is what `anytime train` leaves, `python -m anytime.train.cifar` or `python -m anytime.train.text`. Settings, log, split
+and summary are kept whole, figures are taken on all rows, logits and labels of some rows are kept in float16: the first ones of
+images, some by lot of texts, which lie sorted by class. Weights, if asked for, have matrices in float16 and come in parts
+under 3 MB. All of it is one bundle with checksums.
+
+Of texts more rules are measured, among them the product that is fitted on the validation rows, and logits of out-of-scope
+queries are kept too. A network with a single head, which is there for its accuracy, has no logits here.
 """
 
 from __future__ import annotations
@@ -10,50 +14,122 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from anytime.artifacts import tensors_from_bytes, tensors_to_bytes, write_bundle
+from anytime.combine import Rule
 from anytime.evaluation import evaluate
+from anytime.reproduce.runs import document_of_one
+from anytime.reproduce.studies.text import text_rules
+from anytime.train.run import stored_config
 
-_PLAIN = ("config.json", "log.csv", "split.json", "summary.json")
+_PLAIN = ("log.csv", "split.json", "summary.json", "data.json")
 _PART = 2_300_000
+_SAMPLE = 1_000_000
+"""Bytes of logits that are kept of texts, a split; of a few classes that is all of them."""
+_IMAGE_ROWS = {"test": 2000, "val": 1000}
+
+Stored = dict[str, Any]
+"""The arrays of an .npz file: logits, indices and perhaps labels."""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Read the arguments and write the bundle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=int, nargs=2, default=(2000, 1000), metavar=("TEST", "VAL"))
+    parser.add_argument("--rows", type=int, nargs=2, metavar=("TEST", "VAL"))
     parser.add_argument("--costs", type=float, nargs="+", help="cumulative cost up to each exit")
     parser.add_argument("--weights", action="store_true")
-    options = parser.parse_args()
-    files = {name: (options.run / name).read_bytes() for name in _PLAIN}
-    for name, rows in zip(("test", "val"), options.rows, strict=True):
-        files |= _logits(options.run / f"{name}.npz", name, rows, options.costs)
-    if options.weights:
-        files |= _weights(options.run / "model.safetensors")
+    options = parser.parse_args(arguments)
+    files = publish(options.run, rows=options.rows, costs=options.costs, weights=options.weights)
     write_bundle(options.folder, files)
     print(f"{options.folder}: {sum(map(len, files.values())) / 1e6:.1f} MB")
 
 
-def _logits(path: Path, name: str, rows: int, costs: list[float] | None) -> dict[str, bytes]:
-    stored = np.load(path)
-    ready = path.with_name(f"{name}-metrics.json")  # where the run was packed with fewer rows than it has
-    logits, labels = stored["logits"], stored["labels"]
-    if ready.is_file():
-        figures = json.loads(ready.read_text())
-    else:
-        figures = evaluate(torch.from_numpy(logits.astype(np.float32)), torch.from_numpy(labels), costs=costs).to_json()
-    sample = io.BytesIO()
-    np.savez_compressed(sample, logits=logits[:, :rows], labels=labels[:rows], indices=stored["indices"][:rows])
-    return {f"{name}-metrics.json": json.dumps(figures, indent=1).encode(), f"{name}-sample.npz": sample.getvalue()}
+def publish(
+    run: Path, *, rows: tuple[int, int] | None = None, costs: list[float] | None = None, weights: bool = False
+) -> dict[str, bytes]:
+    """The files of a bundle, by name.
+
+    Args:
+        run: The folder that training left.
+        rows: How many test and validation rows to keep logits of.
+        costs: Cumulative cost up to each exit.
+        weights: Whether to keep the network itself.
+    """
+    config, texts = _config(run)
+    files = {"config.json": json.dumps(config, indent=1).encode()}
+    files |= {name: (run / name).read_bytes() for name in _PLAIN if (run / name).is_file()}
+    arrays = {name: dict(np.load(run / f"{name}.npz")) for name in ("test", "val", "oos") if (run / f"{name}.npz").is_file()}
+    asked = dict(zip(("test", "val"), rows, strict=True)) if rows is not None else {} if texts else _IMAGE_ROWS
+    for name in ("test", "val"):
+        if name not in arrays:
+            continue
+        if len(arrays[name]["logits"]) == 1:
+            files[f"{name}-metrics.json"] = _written(document_of_one(*_tensors(arrays[name])))
+            continue
+        more = text_rules(*_tensors(arrays["val"])) if texts and name == "test" and "val" in arrays else None
+        # Where a run was packed with fewer rows than it has, its figures lie beside it.
+        ready = run / f"{name}-metrics.json"
+        figures = json.loads(ready.read_text()) if ready.is_file() else _figures(arrays[name], more, costs)
+        files[f"{name}-metrics.json"] = _written(figures)
+        files[f"{name}-sample.npz"] = _sample(arrays[name], asked.get(name), by_lot=texts)
+    if "oos" in arrays and len(arrays["oos"]["logits"]) > 1 and config.get("classes") is None:
+        files["oos-sample.npz"] = _sample(arrays["oos"], None, by_lot=True)
+    return files | (_weights(run) if weights else {})
 
 
-def _weights(path: Path) -> dict[str, bytes]:
+def _config(run: Path) -> tuple[dict[str, Any], bool]:
+    """The settings, without the folders of the machine they were for; and whether the data are texts."""
+    if (run / "config.json").is_file():
+        return json.loads((run / "config.json").read_text()), False
+    config = stored_config(run)
+    names = ("model", "init", "data", "classes", "length", "options", "held_out", "split_seed")
+    values = {name: getattr(config, name) for name in names if config.texts or name not in ("classes", "length")}
+    document = {**values, "init": _name(config.init), "options": dict(config.options)}
+    document |= {"recipe": config.recipe.to_json(), "machine": config.machine.to_json()}
+    return document, config.texts
+
+
+def _name(init: str | None) -> str | None:
+    """Weights to begin from by the name of their folder alone, or of the package that they are files of."""
+    if init is None:
+        return None
+    path = Path(init)
+    return path.parent.name if path.name == "model" else path.name
+
+
+def _figures(stored: Stored, more: Mapping[str, Rule[Any]] | None, costs: list[float] | None) -> dict[str, Any]:
+    rules: dict[str, Any] = {} if more is None else {"rules": dict(more)}
+    return evaluate(*_tensors(stored), costs=costs, **rules).to_json()
+
+
+def _sample(stored: Stored, rows: int | None, *, by_lot: bool) -> bytes:
+    exits, count, classes = stored["logits"].shape
+    kept = min(count, _SAMPLE // (2 * exits * classes) if rows is None else rows)
+    chosen = np.sort(np.random.RandomState(0).permutation(count)[:kept]) if by_lot else np.arange(kept)
+    some = {name: values[:, chosen] if name == "logits" else values[chosen] for name, values in stored.items()}
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **some)
+    return packed.getvalue()
+
+
+def _tensors(stored: Stored) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(stored["logits"].astype(np.float32)), torch.from_numpy(stored["labels"])
+
+
+def _written(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, indent=1).encode()
+
+
+def _weights(run: Path) -> dict[str, bytes]:
+    path = next(path for path in (run / "model.safetensors", run / "model" / "model.safetensors") if path.is_file())
     weights = tensors_from_bytes(path.read_bytes(), path=path)
     parts: list[dict[str, torch.Tensor]] = [{}]
     size = 0

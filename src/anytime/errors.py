@@ -1,4 +1,4 @@
-"""Every error this library raises on purpose.
+"""Every error this library raises on purpose, and the one thing it warns of.
 
 ```
 AnytimeError
@@ -20,9 +20,11 @@ AnytimeError
 │   └── IntegrityError  damaged: checksum, length or structure is off
 ├── MissingExtraError   an optional dependency is absent (also an ImportError)
 └── CheckError          `anytime.testing` found a broken law (also an AssertionError)
+
+FewClassesWarning       the product alone, where it has too few classes to be the best choice (a UserWarning)
 ```
 
-Each one says what came, what was expected and what to do about it.
+Each error says what came, what was expected and what to do about it.
 """
 
 from __future__ import annotations
@@ -149,3 +151,7 @@ class MissingExtraError(AnytimeError, ImportError):
 
 class CheckError(AnytimeError, AssertionError):
     """A law that every rule or model must keep is broken."""
+
+
+class FewClassesWarning(UserWarning):
+    """The product answers alone, and there are fewer than five classes."""

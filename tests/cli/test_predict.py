@@ -236,6 +236,14 @@ def test_a_run_without_a_network_says_how_to_go_on(tmp_path: Path, capsys: Captu
     assert "anytime train --resume" in capsys.readouterr().err
 
 
+def test_the_product_with_two_classes_is_advised_against_in_this_commands_own_way(tmp_path: Path, capsys: Captured) -> None:
+    save(create("mlp-toy", classes=2), tmp_path / "spiral")
+    np.save(tmp_path / "point.npy", np.zeros(2))
+    for words, times in (([], 1), (["--deadline", "10s"], 1), (["--rule", "caching"], 0)):
+        assert run(["predict", str(tmp_path / "spiral"), str(tmp_path / "point.npy"), "--engine", "eager", *words]) == 0
+        assert capsys.readouterr().err.count("anytime: Product with 2 classes") == times
+
+
 def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys: Captured) -> None:
     tokenizer = collect_vocabulary(["who was the first", "where is the river"], size=60)
     torch.manual_seed(0)

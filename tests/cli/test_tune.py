@@ -144,3 +144,48 @@ def test_an_error_names_the_row_of_the_file_and_a_percentage_is_no_share(
     np.savez(path, **stored)
     assert run(["tune", str(path)]) == 2
     assert "exit 1, row 3, class 2" in capsys.readouterr().err
+
+
+def write_two(path: Path, rows: int = 400) -> Path:
+    """Two classes, as a sentiment has them: the sign of one number decides, and exits agree more and more."""
+    rng = np.random.default_rng(5)
+    labels = rng.integers(0, 2, rows)
+    margin = (2 * labels - 1) * np.linspace(0.8, 2, 4)[:, None] + 1.2 * rng.normal(size=(4, rows))
+    np.savez(path, logits=np.stack((-margin, margin), -1).astype(np.float16), labels=labels)
+    return path
+
+
+def test_two_classes_are_recommended_a_rule_by_their_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_two(tmp_path / "two.npz")
+    assert run(["tune", str(path), "--at-most", "0.1"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Recommended:" in words
+    assert "least ece with drop_0.1 at most 0.1" in words
+    assert "For fewer than 5 classes the paper advises caching over the product; so it is here" in words
+    assert run(["tune", str(path), "--at-most", "0.1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["classes"] == 2
+    figures = document["references"]
+    assert {"latest", "caching", "product", "fitted product, λ = 3"} <= figures.keys()
+    assert figures["caching"]["drop_0.1"] < figures["product"]["drop_0.1"]
+    for name in ("caching", "product"):
+        assert f"{100 * figures[name]['drop_0.1']:.2f} %" in document["recommendation"]
+    chosen = document["chosen"]
+    assert chosen["drop_0.1"] <= 0.1
+    assert f"{chosen['name']} {100 * chosen['accuracy']:.2f} % right" in document["recommendation"]
+    # A bound that nothing keeps: the figures are told all the same.
+    assert run(["tune", str(path), "--at-most", "-1", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("No rule keeps the bounds.")
+
+
+def test_many_classes_are_told_nothing_of_few(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", str(folder / "held-out.npz"), "--at-most", "0.3"]) == 0
+    assert "fewer than" not in capsys.readouterr().out
+
+
+def test_evaluate_says_what_two_classes_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_two(tmp_path / "two.npz")
+    assert run(["evaluate", str(path)]) == 0
+    error = capsys.readouterr().err
+    assert "The paper advises Caching for fewer than 5 classes; here there are 2." in error
+    assert "`anytime tune` chooses by such figures" in error

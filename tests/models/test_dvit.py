@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
 from anytime.models import Cost, MultiExit, measure_cost
-from anytime.models.dvit import PRESETS, DViT, DViTConfig, _Block, _Performer, resize_matrix, sinusoids
+from anytime.models.dvit import PRESETS, DViT, DViTConfig, _Block, _Cut, _Performer, resize_matrix, sinusoids
 from anytime.testing.models import check_model
 
 IMAGENET, CIFAR = PRESETS["dvit-imagenet-12"], PRESETS["dvit-cifar"]
@@ -181,6 +181,17 @@ def test_relations_are_resized_like_grids_of_queries_and_of_keys(before: int, af
     resize = resize_matrix(before, after).double()
     torch.testing.assert_close(resize @ maps @ resize.mT, expected, rtol=0, atol=1e-6)
     torch.testing.assert_close(resize.sum(dim=1), torch.ones(after**2 + 1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("cut", [cut for cuts in (*IMAGENET.unfolds, *CIFAR.unfolds) for cut in cuts])
+def test_images_are_cut_as_unfold_cuts_them(cut: tuple[int, int, int]) -> None:
+    kernel, stride, padding = cut
+    image = torch.randn(2, 3, 19, 19, dtype=torch.float64, requires_grad=True)
+    tiles, expected = _Cut(*cut)(image), F.unfold(image, kernel, stride=stride, padding=padding).mT
+    assert torch.equal(tiles, expected)
+    weights = torch.randn_like(tiles)
+    (mine,), (theirs,) = (torch.autograd.grad((weights * cuts).sum(), image) for cuts in (tiles, expected))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_a_performer_is_its_formula() -> None:
@@ -369,6 +380,28 @@ def test_a_training_step_never_looks_at_numbers(dtype: torch.dtype) -> None:
     logits.sum().backward()
     assert logits.dtype == dtype
     assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+def test_linear_layers_may_be_rounded_while_norms_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's bfloat16: GPUs refuse a norm or a product whose input and weights differ in their number format."""
+    network = on_meta(CIFAR).train()
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.to(torch.bfloat16)
+    formats: set[tuple[torch.dtype, ...]] = set()
+    plain = F.layer_norm
+
+    def layer_norm(x: Tensor, shape: Any, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        formats.add((x.dtype, weight.dtype, bias.dtype))
+        return plain(x, shape, weight, bias, eps)
+
+    monkeypatch.setattr(F, "layer_norm", layer_norm)
+    images = images_for(CIFAR, 4, device="meta", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    logits = network(images)
+    logits.float().sum().backward()
+    assert formats == {(torch.float32,) * 3}
+    assert logits.dtype == torch.bfloat16
+    assert all(parameter.grad is not None and parameter.grad.dtype == parameter.dtype for parameter in network.parameters())
 
 
 def test_under_autocast_it_gives_nearly_the_same(tiny: DViT) -> None:

@@ -102,3 +102,28 @@ def test_the_first_36_looks_all_differ() -> None:
 def test_a_sparkline_takes_any_number_of_exits(values: list[float]) -> None:
     root = ElementTree.fromstring(sparkline(values, Look("s0"), summary="a < b"))
     assert root.get("aria-label") == "a < b"
+
+
+def spread(y: tuple[float | None, ...], by: tuple[float | None, ...]) -> Series:
+    return Series("ECE", tuple(range(1, len(y) + 1)), y, look(0), spread=by)
+
+
+def test_bars_of_what_is_never_negative_end_at_zero() -> None:
+    line = spread((0.02, 0.1, None, 0.2), (0.05, 0.05, 0.05, None))
+    assert list(line.bars()) == [(1, 0.0, pytest.approx(0.07)), (2, pytest.approx(0.05), pytest.approx(0.15))]
+    assert linear(line.reach()).low == 0
+
+
+def test_bars_of_what_may_be_negative_go_below_zero() -> None:
+    line = spread((0.5, -1.0), (1.0, 1.0))
+    assert list(line.bars()) == [(1, -0.5, 1.5), (2, -2.0, 0.0)]
+    assert linear(line.reach()).low == -2
+
+
+def test_bars_lie_inside_the_frame_and_only_where_there_is_a_spread() -> None:
+    line = spread((1.0, 20.0, 30.0), (3.0, 0.0, 4.0))
+    found = Chart("deviations", Axis("exit", linear(line.x)), Axis("%", linear(line.reach())), (line,))
+    bars = next(path for path in ElementTree.fromstring(draw(found)).iter("path") if path.get("class") == "spread")
+    assert (bars.get("d") or "").count("V") == 2
+    assert place(found, 1, 0.0)[1] <= 264 - 42
+    assert 'class="spread"' not in draw(chart())

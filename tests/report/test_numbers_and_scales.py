@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from anytime.report.numbers import compact, exact, number, percent, plural, points, share
 from anytime.report.palette import DARK, LIGHT, variables
@@ -36,6 +38,14 @@ def test_numbers_for_tables_and_axes() -> None:
     assert [compact(value) for value in (20_000, 15e6, 3.2e9, 900)] == ["20k", "15M", "3.2G", "900"]
 
 
+@example(260.3)
+@example(999.7)
+@given(st.floats(0.001, 1e9))
+def test_a_number_in_words_is_within_a_percent_or_half_a_thousandth(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=0.01, abs=0.0005)
+    assert number(-value) == f"−{number(value)}"
+
+
 @pytest.mark.parametrize("values", [[0.653, 0.728], [5.0], [0.0, 0.0], [], [-2.0, 1e6], [1e-7, 2e-7], [float("inf"), 3.0]])
 def test_a_linear_scale_holds_its_values_and_has_a_few_round_ticks(values: list[float]) -> None:
     scale = linear(values)
@@ -49,6 +59,12 @@ def test_a_scale_of_percentages_stays_between_0_and_100() -> None:
     scale = linear([99.7, 99.9], low=0, high=100)
     assert scale.high <= 100
     assert linear([0.0, 0.0], zero=True, low=0, high=100).low == 0
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [0.0], [0.0, 1e-12], [0.01, 3.0], [1e-9, 1.0]])
+def test_a_scale_of_values_that_are_not_negative_does_not_begin_below_zero(values: list[float]) -> None:
+    assert linear(values).low >= 0
+    assert linear([*values, -0.5]).low <= -0.5
 
 
 def test_symlog_gives_zero_a_place_and_keeps_order() -> None:

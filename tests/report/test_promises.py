@@ -141,6 +141,13 @@ def test_the_page_gains_the_section_and_stays_well_formed(measured: Measured, ex
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
+def test_the_contents_name_the_sections_in_their_order(measured: Measured) -> None:
+    found, evaluation = measured()
+    html = render(evaluation, title="A model", source="test.npz", promises=found, calibration="cal.npz")
+    sections = re.findall(r'<section id="(\w+)"', html)
+    assert re.findall(r'<li><a href="#(\w+)">', html) == [id for id in sections if id != "verdict"]
+
+
 def test_names_from_outside_are_escaped_in_the_section(measured: Measured) -> None:
     found, evaluation = measured(rules={"latest": rule("latest"), EVIL: rule("product")})
     text = render(evaluation, title="A model", source="test.npz", promises=found, calibration=EVIL)

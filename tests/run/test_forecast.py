@@ -112,10 +112,10 @@ def test_seeds_are_replaced_one_by_one() -> None:
 
 def test_handing_over_is_learnt_and_forgotten_too() -> None:
     forecast = Forecast(window=5)
-    assert forecast.waking("thread") == 0.0
+    assert forecast.outlook(1, 1, "thread").waking == 0.0
     forecast.note_handing("thread", 0.3)
-    assert forecast.waking("thread") == 0.3
-    assert forecast.waking("asyncio") == 0.0
+    assert forecast.outlook(1, 1, "thread").waking == 0.3
+    assert forecast.outlook(1, 1, "asyncio").waking == 0.0
     for _ in range(4):
         while not forecast.decline(0, 1, "thread"):
             pass
@@ -146,14 +146,14 @@ def test_who_waits_has_an_answer_in_time_and_needs_time_for_a_usual_stage_and_a_
     for taken in [0.1] * 90 + [0.5] * 8 + [9.0] * 2:
         forecast.note_handing(way, taken)
     assert forecast.needed(0, 1, way) == 1.5
-    assert forecast.waking(way) == 0.5
+    assert forecast.outlook(1, 1, way).waking == 0.5
 
 
 def test_a_clock_that_went_back_gives_no_negative_time() -> None:
     forecast = Forecast()
     forecast.note(0, 1, -5.0)
     forecast.note_handing("thread", -5.0)
-    assert forecast.stage(0, 1) == forecast.waking("thread") == 0.0
+    assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").waking == 0.0
 
 
 def test_threads_may_share_it() -> None:

@@ -73,7 +73,7 @@ def check_interrupts(count: int) -> None:
     """So many random interrupts: the same threads and as much memory as after the first tenth of them."""
     torch.manual_seed(0)
     draw = random.Random(0)
-    model, x = MLP(MLPConfig(classes=4, inputs=8, exits=6)).eval(), torch.randn(3, 8)
+    model, x = MLP(MLPConfig(classes=5, inputs=8, exits=6)).eval(), torch.randn(3, 8)
     with torch.no_grad():
         expected = anytime.Product()(model(x)).log_probs
     before = threading.active_count()

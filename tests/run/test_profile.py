@@ -39,7 +39,7 @@ def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
     profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, costs=range(1, 6))
     path = profile.save(tmp_path / "profile.json")
     for given in (profile, path, str(path)):
-        with Runner(engine, engine=engine, profile=given, clock=engine.clock) as runner:
+        with Runner(engine, "latest", engine, profile=given, clock=engine.clock) as runner:
             with pytest.raises(DeadlineTooShort) as error:
                 runner.predict(engine.rows, deadline=0.05)
             assert error.value.forecast == pytest.approx(0.1)
@@ -51,14 +51,14 @@ def test_a_profile_of_something_else_is_refused(engine: Any, fakes: Any, logits:
     profile = profile_model(engine, engine.rows, repeats=1, clock=engine.clock)
     other = fakes.FakeEngine(logits[:3])
     with pytest.raises(ShapeError, match="exits"):
-        Runner(other, engine=other, profile=profile)
+        Runner(other, "latest", other, profile=profile)
     other = fakes.FakeEngine(logits)
     other.name = "another"
     with pytest.raises(OptionError, match="engine"):
-        Runner(other, engine=other, profile=profile)
+        Runner(other, "latest", other, profile=profile)
     (tmp_path / "broken.json").write_text("{}")
     with pytest.raises(FormatError):
-        Runner(engine, engine=engine, profile=tmp_path / "broken.json")
+        Runner(engine, "latest", engine, profile=tmp_path / "broken.json")
 
 
 @pytest.mark.parametrize("options", [{"batch_sizes": ()}, {"batch_sizes": (0,)}, {"repeats": 0}, {"repeats": True}])

@@ -228,7 +228,7 @@ def test_a_deep_ensemble_answers_member_by_member() -> None:
 
 
 def test_costs_are_measured_when_a_budget_names_flops() -> None:
-    model, x = MLP(MLPConfig(classes=4, inputs=8, exits=5)).eval(), torch.randn(3, 8)
+    model, x = MLP(MLPConfig(classes=5, inputs=8, exits=5)).eval(), torch.randn(3, 8)
     costs = measure_cost(model, x).macs
     with Runner(model, engine=EagerEngine(model)) as runner:
         answer = runner.predict(x, budget=Budget(flops=costs[2]))

@@ -548,7 +548,7 @@ def test_something_without_exits_is_refused() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_engines_go_by_name_and_are_made_from_an_example_or_the_first_inputs(name: str, at_once: bool) -> None:
     torch.manual_seed(0)
-    model, x = MLP(MLPConfig(classes=4, inputs=8, exits=3)).eval(), torch.randn(2, 8)
+    model, x = MLP(MLPConfig(classes=5, inputs=8, exits=3)).eval(), torch.randn(2, 8)
     with torch.no_grad():
         offline = anytime.Product()(model(x)).log_probs[-1]
     with Runner(model, engine=name, example=x if at_once else None) as runner:

@@ -27,6 +27,7 @@ from anytime.train.l2w import (
     meta_loss,
     sample_weights,
 )
+from anytime.train.step import _stop_counting
 
 RECIPE = TrainConfig(epochs=4, batch=64, lr=0.1, schedule="cosine", augment=False, objective="l2w")
 NETWORK = MSDNetConfig(
@@ -141,6 +142,25 @@ def test_looking_ahead_changes_nothing() -> None:
     before = copy.deepcopy(scene.network.state_dict())
     scene.loss().backward()
     assert all(torch.equal(before[name], values) for name, values in scene.network.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_looking_ahead_never_looks_at_numbers(dtype: torch.dtype) -> None:
+    """Where there are only shapes, anything that waits for a number (`item`, a branch on data) is an error."""
+    with torch.device("meta"):
+        network, weigher = MSDNet(NETWORK).train(), WeightNetwork(2)
+        images, labels = torch.empty(16, 3, 16, 16, dtype=dtype), torch.empty(16, dtype=torch.int64)
+    _stop_counting(network)
+    weights = {name: torch.empty_like(p) for name, p in network.named_parameters()}
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.to(dtype)
+    halves = tuple(Half(*parts) for parts in zip(images.chunk(2), labels.chunk(2), strict=True))
+    lr = torch.empty((), device="meta")
+    loss = meta_loss(network, weigher, weights, weights, (halves[0], halves[1]), lr=lr, config=RECIPE)
+    gradients = torch.autograd.grad(loss, list(weigher.parameters()))
+    assert [g.shape for g in gradients] == [p.shape for p in weigher.parameters()]
+    assert {g.device.type for g in gradients} == {"meta"}
 
 
 def test_a_batch_is_two_steps_of_each_optimiser(digits: dict[str, ImageData], tiny: ModuleType) -> None:

@@ -27,6 +27,7 @@ from anytime.calibrate.certify import (
 from anytime.calibrate.family import PENALTIES, members
 from anytime.calibrate.tuned import TunedRule, check_unseen, fingerprints
 from anytime.combine import Rule, rule
+from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import drop, ece, histogram, nll, reach
@@ -36,6 +37,8 @@ ALLOWANCE = 0.01
 """How much mean accuracy a wish may cost if it does not say."""
 FEWEST = 100
 """Fewer rows than this say nothing about shares of a few percent."""
+REFERENCES = ("latest", "caching", "caching at T", "product", "fitted product, λ = 3")
+"""Candidates that any other is held against: the paper's rules, and what fitting makes of them."""
 
 Progress = Callable[[int, int], None]
 
@@ -239,6 +242,35 @@ class Frontier(Fitted, kind="frontier"):
             replace(one, figures=measure(one.rule, rows, known, drops=self.drops, strict=self.strict))
             for one in self.candidates
         )
+
+    def recommend(self, chosen: TunedRule | None) -> str:
+        """What these rows recommend, in words, with the figures that led to it beside those of the plain rules.
+
+        Args:
+            chosen: What `choose` or `choose_certified` gave; None where nothing keeps the bounds.
+        """
+        known = {one.name: one for one in self.candidates}
+        lines = ["No rule keeps the bounds."] if chosen is None else [f"Recommended: {chosen.name}: {chosen.wish}."]
+        shown = dict.fromkeys((*((chosen.name,) if chosen else ()), *REFERENCES))
+        figures = "; ".join(f"{name} {self._words(known[name])}" for name in shown if name in known)
+        lines.append(f"On {self.choosing_rows:,} rows: {figures}.")
+        if self.classes is not None and self.classes < FEW_CLASSES and {"caching", "product"} <= known.keys():
+            caching, product = (known[name].figures for name in ("caching", "product"))
+            pairs = [(caching[name], product[name]) for name in (drop_name(self.drops[0]), "ece")]
+            better = {theirs < mine for theirs, mine in pairs}
+            verdict = (
+                "it is the one or the other here" if len(better) > 1 else "so it is here" if True in better else "not so here"
+            )
+            lines.append(
+                f"For fewer than {FEW_CLASSES} classes the paper advises caching over the product; {verdict}: under caching "
+                f"{100 * pairs[0][0]:.2f} % of inputs drop by {self.drops[0]:g} and the ECE is {pairs[1][0]:.3f}, under the "
+                f"product {100 * pairs[0][1]:.2f} % and {pairs[1][1]:.3f}."
+            )
+        return "\n".join(lines)
+
+    def _words(self, one: Candidate) -> str:
+        share = one.figures[drop_name(self.drops[0])]
+        return f"{100 * one.figures['accuracy']:.2f} % right, {100 * share:.2f} % drop, ECE {one.figures['ece']:.3f}"
 
     def tuned(self, candidate: Candidate, *, wish: str, also: Tensor | None = None) -> TunedRule:
         """A candidate as an object to save; `also` are the fingerprints of further rows it was chosen by."""

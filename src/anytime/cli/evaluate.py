@@ -95,9 +95,12 @@ def show(
     from anytime.cli.table import print_table
     from anytime.report.folder import document, write_folder
     from anytime.report.promises import dropped
+    from anytime.report.verdict import advice_on_few_classes
 
     if promised is not None and promised.dropped_rows:
         print(f"anytime: {dropped(promised, str(calibration))}", file=sys.stderr)
+    if said := advice_on_few_classes(found):
+        print(f"anytime: {said}", file=sys.stderr)
     if out is not None:
         from anytime.cli.doctor import environment
 

@@ -63,10 +63,14 @@ def predict(
         top: How many classes to show of the final answer.
         json: Print one JSON document instead of words.
     """
+    import warnings
+
     import anytime
     from anytime.cli.inputs import Description, open_model, read_input, shown
     from anytime.combine import rule as read_rule
+    from anytime.combine.advice import advise
     from anytime.conformal import ConformalSets
+    from anytime.errors import FewClassesWarning
     from anytime.run import Budget
     from anytime.run.engines import make_engine
 
@@ -83,10 +87,15 @@ def predict(
     made = make_engine(opened.model, engine, example=x, threads=threads)
     print(f"engine: {made.name} ({getattr(made, 'why', 'asked for')})", file=sys.stderr)
     try:
-        answers, used = grow(made, x, budget, rule=chosen, calibration=fitted)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FewClassesWarning)  # it is said in this command's own way
+            answers, used = grow(made, x, budget, rule=chosen, calibration=fitted)
     except DeadlineTooShort as error:
+        error.fix = "allow more time with --deadline, or use a smaller network"
         print(f"anytime: {error}", file=sys.stderr)
         return 1
+    if not fitted and (said := advise(used, opened.classes)) is not None:
+        print(f"anytime: {said}", file=sys.stderr)
     words = (opened.data or Description(opened.name, (), ())).word
     told = {"model": opened.name, "input": shown(input, opened), "engine": made.name, "rule": repr(used)}
     sets = next((each for each in fitted if isinstance(each, ConformalSets)), None)

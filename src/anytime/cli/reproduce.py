@@ -16,7 +16,7 @@ from anytime.errors import AnytimeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytime.report.chart import Axis, Chart, Look
+    from anytime.report.chart import Axis, Chart, Look, Series
     from anytime.report.scale import Scale
     from anytime.reproduce import Band, Field, Finding, Line, Panel, Study
     from anytime.reproduce.runs import Runs
@@ -27,7 +27,7 @@ _COLUMNS = 3
 _GAP, _TITLE, _HEAD, _LEGEND_LINE = 12.0, 24.0, 44.0, 20.0
 _STYLE = (
     ".chart .panel{font-size:13px}.faint{opacity:.28}.area{fill:var(--ink);fill-opacity:.2}"
-    ".cross,.bar{fill:none;stroke:var(--ink);stroke-width:1.6}.cross{stroke-width:2}"
+    ".cross{fill:none;stroke:var(--ink);stroke-width:2}"
 )
 
 
@@ -221,8 +221,8 @@ def _placed(panel: Panel | Field, x: float, y: float) -> str:
 def _chart(panel: Panel) -> Chart:
     from anytime.report.chart import Axis, Chart, Series
 
-    series = tuple(Series(line.name, line.x, line.y, _look(line)) for line in panel.lines)
-    return Chart(panel.title, _x_axis(panel), Axis(panel.y_title, _y_scale(panel)), series)
+    series = tuple(Series(line.name, line.x, line.y, _look(line), spread=line.spread) for line in panel.lines)
+    return Chart(panel.title, _x_axis(panel), Axis(panel.y_title, _y_scale(panel, series)), series)
 
 
 def _x_axis(panel: Panel) -> Axis:
@@ -235,20 +235,20 @@ def _x_axis(panel: Panel) -> Axis:
     if panel.exits is not None:
         return replace(exit_axis(panel.exits), title=panel.x_title)
     values = [x for line in panel.lines for x in line.x]
-    return Axis(panel.x_title, linear([0.0, *values] if panel.kind == "symlog" else values))
+    return Axis(panel.x_title, linear([0.0, *values] if panel.kind == "symlog" else values), panel.x_marks)
 
 
-def _y_scale(panel: Panel) -> Scale:
+def _y_scale(panel: Panel, series: Sequence[Series]) -> Scale:
     from anytime.report.scale import linear, symlog
 
     if panel.y_range is not None:
         return linear(panel.y_range)
-    values = [y for line in panel.lines for y in (*line.y, *line.paper) if y is not None]
-    if panel.kind == "linear":
-        spreads = [pair for line in panel.lines for pair in zip(line.y, line.spread, strict=False)]
-        values += [y + sign * spread for y, spread in spreads if y is not None and spread for sign in (-1, 1)]
+    paper = [y for line in panel.lines for y in line.paper if y is not None]
+    if panel.kind == "symlog":  # its points decide where zero ends
+        return symlog([*paper, *(y for line in series for _, _, y in line.points())])
+    values = [*paper, *(y for line in series for y in line.reach())]
     values += [y for band in panel.bands for y in (*band.low, *band.high) if y is not None]
-    return symlog(values) if panel.kind == "symlog" else linear(values, zero=panel.zero)
+    return linear(values, zero=panel.zero)
 
 
 def _look(line: Line) -> Look:
@@ -259,14 +259,10 @@ def _look(line: Line) -> Look:
 
 
 def _marks(chart: Chart, line: Line) -> str:
-    """What lies over a line: bars of one deviation up and down, and the paper's values as crosses."""
+    """What lies over a line: the paper's values as crosses."""
     from anytime.report.chart import place
 
     parts = []
-    for x, y, spread in zip(line.x, line.y, line.spread, strict=False):
-        if y is not None and spread:
-            (across, low), (_, high) = place(chart, x, y - spread), place(chart, x, y + spread)
-            parts.append(f'<path class="bar" d="M{across:.1f},{low:.1f}V{high:.1f}m-3,0h6M{across - 3:.1f},{low:.1f}h6"/>')
     for x, y in zip(line.x, line.paper, strict=False):
         if y is not None:
             across, down = place(chart, x, y)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from anytime.calibrate import Candidate, ChoiceCertificate, Frontier, TunedRule
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
-REFERENCES = ("latest", "caching", "caching at T", "product")
 CERTIFYING = 1 / 3
 
 
@@ -98,6 +97,7 @@ def tune(
         print(writer.dumps(document(found, chosen, promise), allow_nan=False))
     else:
         print_frontier(found, found.pareto if all else trades, chosen)
+        print(found.recommend(chosen))
         print(promise.sentence if promise else f"{len(found.pareto)} of {len(found.names)} rules are in the Pareto set.")
     if chosen is None:
         print(f"anytime: {sorry}", file=sys.stderr)
@@ -122,12 +122,16 @@ def document(found: Frontier, chosen: TunedRule | None, promise: ChoiceCertifica
     """What `--json` prints."""
     from dataclasses import asdict
 
+    from anytime.calibrate.tune import REFERENCES
+
     rule = None if chosen is None else {"name": chosen.name, "rule": chosen.text, "wish": chosen.wish, **chosen.figures}
     return {
         "exits": found.exits,
         "classes": found.classes,
         "rows": {"fitting": found.fitting_rows, "choosing": found.choosing_rows, "certifying": promise.rows if promise else 0},
         "chosen": rule,
+        "recommendation": found.recommend(chosen),
+        "references": {one.name: dict(one.figures) for one in found.candidates if one.name in REFERENCES},
         "certificate": None if promise is None else {**asdict(promise), "sentence": promise.sentence},
         "pareto": found.table(),
     }
@@ -137,6 +141,8 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
     """Print one row a rule to stdout, the well-known ones last."""
     from rich.console import Console
     from rich.table import Table
+
+    from anytime.calibrate.tune import REFERENCES
 
     known = {one.name: one for one in found.candidates}
     sign = ">" if found.strict else "≥"

@@ -26,7 +26,7 @@ class Activation(Protocol):
     """Anything with `log_evidence`."""
 
     def log_evidence(self, logits: Tensor) -> Tensor:
-        """Logarithm of the evidence, of the shape of `logits`; `-inf` where there is none."""
+        """Logarithm of the evidence, of the shape of `logits`, `(..., classes)`; `-inf` where there is none."""
         ...
 
 

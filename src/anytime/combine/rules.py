@@ -217,8 +217,7 @@ class Product(Rule[State]):
         if not taken:
             return Prediction(*normalise_evidence(torch.zeros_like(logits[0]), logits[-1]))
         given = logits if len(taken) == len(logits) else logits[list(taken)]
-        # An activation reads rows, whichever exit they are from.
-        evidence = self.activation.log_evidence(_shifted(given.flatten(0, 1), self.shift)).view(given.shape)
+        evidence = self.activation.log_evidence(_shifted(given, self.shift))
         return Prediction(*normalise_evidence((evidence * weights).sum(0), logits[-1]))
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale
 from anytime.combine import Rule, rule
+from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import OptionError, ShapeError
@@ -101,7 +102,9 @@ def evaluate(
     """
     rows = open_rows(logits, labels, probabilities)
     exits, samples, classes = rows.logits.shape
-    combiners = _combiners(rules)
+    named = _named(rules)
+    # Blocks are checked once, not once a rule.
+    combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in named.items()}
     limits = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
     if block_rows is not None and block_rows < 1:
         raise OptionError(f"block_rows is {block_rows}", expected="at least 1", fix="leave it out")
@@ -125,12 +128,16 @@ def evaluate(
             if progress is not None:
                 progress(chunk.stop, samples)
         sample = torch.from_numpy(np.random.default_rng([seed, 3]).permutation(samples)[:EXAMPLES].copy())
+        figures = {name: summary.figures() for name, summary in summaries.items()}
+        if len(named) == 1:  # beside others a rule's figures speak for themselves
+            (name, alone), *_ = named.items()
+            warn_of_few_classes(alone, classes, _own(figures[name]))
         return Evaluation(
             exits=exits,
             samples=samples,
             classes=classes,
             labelled=rows.labels is not None,
-            rules={name: summary.figures() for name, summary in summaries.items()},
+            rules=figures,
             costs=tuple(limits.tolist()),
             costs_given=costs is not None,
             settings=_settings(combiners, sets if calibrated else None, split, strict, probabilities),
@@ -173,7 +180,8 @@ def _readable(logits: Any) -> Tensor | Mapped:
     return as_tensor(logits, "logits").detach()
 
 
-def _combiners(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, Combine]:
+def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, Any]:
+    """The rules by name, checked."""
     if isinstance(rules, str | Rule):
         rules = [rules]
     named: dict[str, Any] = dict(rules) if isinstance(rules, Mapping) else {}
@@ -190,8 +198,16 @@ def _combiners(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str
             raise OptionError(
                 f"rule {name!r} is {known!r}", expected="a rule, such as anytime.Product()", fix="create it: Product()"
             )
-    # Blocks are checked once, not once a rule.
-    return {name: known.combine if isinstance(known, Rule) else known for name, known in named.items()}
+    return named
+
+
+def _own(figures: Mapping[str, Any]) -> Answers | None:
+    """What a rule does on these rows, for a word of advice; None without labels."""
+    if figures["accuracy"] is None:
+        return None
+    accuracy, ece = (sum(figures[name]) / len(figures[name]) for name in ("accuracy", "ece"))
+    falls, deep = (figures["label_drop_percent"][by] for by in ("0.1", "0.5"))
+    return Answers(100 * accuracy, falls, deep, figures["collapsed_percent"][-1], ece)
 
 
 def _settings(

@@ -5,7 +5,9 @@ A cascade of whole transformers looks at the same image, each cut into more toke
 the tokens that the network before it ended with (feature reuse), and its attention begins from the attention of that
 network (relation reuse). Gradients flow back through both: later exits train the earlier networks too.
 
-Parts stand here before what is made of them. Nothing in them looks at numbers, so that a step can be a CUDA graph.
+Parts stand here before what is made of them. Nothing in them looks at numbers, so that a step can be a CUDA graph. Linear
+layers and norms compute in the number format of their own weights, so that a trainer may keep the first in bfloat16 and the
+second in float32; what the blocks add to stays float32.
 """
 
 from __future__ import annotations
@@ -114,6 +116,20 @@ class DViTConfig:
             raise OptionError(came, expected=expected, fix="order unfolds from coarse to fine, or add one between")
 
 
+class _Linear(nn.Linear):
+    """Computes in the number format of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
+class _Norm(nn.LayerNorm):
+    """Computes in the number format of its weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class _Performer(nn.Module):
     """One head of attention with random features in place of the softmax: its cost is linear in the number of tokens.
 
@@ -124,10 +140,10 @@ class _Performer(nn.Module):
     def __init__(self, config: DViTConfig, width_in: int) -> None:
         super().__init__()
         width, features = config.performer_width, config.random_features
-        self.norm = nn.LayerNorm(width_in)
-        self.kqv = nn.Linear(width_in, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
+        self.norm = _Norm(width_in)
+        self.kqv = _Linear(width_in, 3 * width)
+        self.project = _Linear(width, width)
+        self.mlp_norm = _Norm(width)
         self.mlp = _mlp(width, width, width)
         self.dropout = nn.Dropout(config.performer_dropout)
         self.random_features: Tensor
@@ -152,6 +168,23 @@ class _Performer(nn.Module):
         return exponents.exp() / math.sqrt(len(self.random_features))
 
 
+class _Cut(nn.Module):
+    """Cuts images `(batch, channels, side, side)` into overlapping tiles, `(batch, tiles, channels · kernel²)`.
+
+    They are those of `nn.Unfold`, which on a GPU cuts one image at a time: a launch for each.
+    """
+
+    def __init__(self, kernel: int, stride: int, padding: int) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+
+    def forward(self, image: Tensor) -> Tensor:
+        tiles = F.pad(image, (self.padding,) * 4)
+        for axis in (2, 3):
+            tiles = tiles.unfold(axis, self.kernel, self.stride)
+        return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+
+
 class _Tokens(nn.Module):
     """The token-to-token module: cut into tiles, let them attend to each other, lay them out as an image, cut again."""
 
@@ -160,14 +193,14 @@ class _Tokens(nn.Module):
         cuts, self.sides = config.unfolds[network], config.sides[network]
         channels = [3] + [config.performer_width] * (len(cuts) - 1)
         tiles = [width * kernel**2 for width, (kernel, _, _) in zip(channels, cuts, strict=True)]
-        self.cuts = nn.ModuleList(nn.Unfold(kernel, stride=stride, padding=padding) for kernel, stride, padding in cuts)
+        self.cuts = nn.ModuleList(_Cut(*cut) for cut in cuts)
         self.performers = nn.ModuleList(_Performer(config, width) for width in tiles[:-1])
-        self.project = nn.Linear(tiles[-1], config.width)
+        self.project = _Linear(tiles[-1], config.width)
 
     def forward(self, image: Tensor) -> Tensor:
         for cut, performer, side in zip(self.cuts, self.performers, self.sides, strict=False):
-            image = performer(cut(image).mT).mT.unflatten(-1, (side, side))
-        tokens: Tensor = self.project(self.cuts[-1](image).mT)
+            image = performer(cut(image)).mT.unflatten(-1, (side, side))
+        tokens: Tensor = self.project(self.cuts[-1](image))
         return tokens
 
 
@@ -197,8 +230,8 @@ class _Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.scale = (config.width // config.heads) ** -0.5
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.project = nn.Linear(config.width, config.width)
+        self.qkv = _Linear(config.width, 3 * config.width, bias=False)
+        self.project = _Linear(config.width, config.width)
 
     def forward(self, x: Tensor, relation: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -229,11 +262,11 @@ class _Block(nn.Module):
     def __init__(self, config: DViTConfig, *, reuses: bool, drop_path: float) -> None:
         super().__init__()
         width = config.width + (config.reuse_width if reuses else 0)
-        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention_norm = _Norm(config.width)
         self.attention = _Attention(config)
         features = _mlp(config.width, config.reuse_hidden, config.reuse_width)
-        self.reuse = nn.Sequential(nn.LayerNorm(config.width), *features) if reuses else None
-        self.mlp_norm = nn.LayerNorm(width)
+        self.reuse = nn.Sequential(_Norm(config.width), *features) if reuses else None
+        self.mlp_norm = _Norm(width)
         self.mlp = _mlp(width, config.mlp_ratio * config.width, config.width)
         self.drop_path = drop_path
 
@@ -267,8 +300,8 @@ class _Network(nn.Module):
         shares = [config.drop_path * layer / max(1, config.depth - 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(_Block(config, reuses=reuses, drop_path=share) for share in shares)
         self.relations = _RelationReuse(config) if reuses else None
-        self.norm = nn.LayerNorm(config.width)
-        self.head = nn.Linear(config.width, config.classes)
+        self.norm = _Norm(config.width)
+        self.head = _Linear(config.width, config.classes)
         self.resize: Tensor | None
         self.register_buffer("resize", resize_matrix(config.sides[network - 1][-1], grid) if reuses else None)
 
@@ -347,7 +380,7 @@ def resize_matrix(side_in: int, side_out: int) -> Tensor:
 
 
 def _mlp(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width_in, hidden), nn.GELU(), nn.Linear(hidden, width_out))
+    return nn.Sequential(_Linear(width_in, hidden), nn.GELU(), _Linear(hidden, width_out))
 
 
 def _init(module: nn.Module) -> None:

@@ -52,19 +52,43 @@ def look(index: int) -> Look:
 
 @dataclass(frozen=True)
 class Series:
-    """One line: `x` and `y` of equal length, `None` where there is no point; `tips` are the words for each point."""
+    """One line: `x` and `y` of equal length, `None` where there is no point.
+
+    Attributes:
+        tips: The words for each point.
+        spread: How far a bar goes up and down from each point, such as one standard deviation.
+    """
 
     name: str
     x: tuple[float, ...]
     y: tuple[float | None, ...]
     look: Look
     tips: tuple[str, ...] = ()
+    spread: tuple[float | None, ...] = ()
 
     def points(self) -> Iterator[tuple[int, float, float]]:
         """Index, x and y of the points that are there."""
         for index, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
             if y is not None and math.isfinite(y):
                 yield index, x, y
+
+    def bars(self) -> Iterator[tuple[float, float, float]]:
+        """The x and both ends of each bar.
+
+        Where no point is negative the quantity is taken for one that cannot be, such as a share, and bars end at zero.
+        """
+        floor = 0.0 if all(y >= 0 for _, _, y in self.points()) else -math.inf
+        for index, x, y in self.points():
+            spread = self.spread[index] if index < len(self.spread) else None
+            if spread:
+                yield x, max(y - spread, floor), y + spread
+
+    def reach(self) -> Iterator[float]:
+        """What a scale must hold: the points and the ends of the bars."""
+        for _, _, y in self.points():
+            yield y
+        for _, low, high in self.bars():
+            yield from (low, high)
 
 
 @dataclass(frozen=True)
@@ -183,7 +207,8 @@ def _body(chart: Chart) -> str:
     guides = "".join(_guide(chart, guide) for guide in chart.guides)
     lines = "".join(_line(chart, series) for series in chart.series)
     dots = "".join(_dots(chart, series) for series in chart.series)
-    return f"{_frame(chart)}{guides}{lines}{dots}"
+    bars = "".join(_bars(chart, series) for series in chart.series)
+    return f"{_frame(chart)}{guides}{lines}{dots}{bars}"
 
 
 def _frame(chart: Chart) -> str:
@@ -225,6 +250,14 @@ def _dots(chart: Chart, series: Series) -> str:
         tip = f"<title>{escape(series.tips[index])}</title>" if series.tips else ""
         dots.append(f'<path class="dot" d="M{across:.1f},{down:.1f}{MARKERS[series.look.marker]}">{tip}</path>')
     return f'<g class="{series.look.css}">{"".join(dots)}</g>'
+
+
+def _bars(chart: Chart, series: Series) -> str:
+    bars = []
+    for x, low, high in series.bars():
+        (across, bottom), (_, top) = place(chart, x, low), place(chart, x, high)
+        bars.append(f"M{across:.1f},{bottom:.1f}V{top:.1f}m-3,0h6M{across - 3:.1f},{bottom:.1f}h6")
+    return f'<g class="{series.look.css}"><path class="spread" d="{"".join(bars)}"/></g>' if bars else ""
 
 
 def path(places: list[tuple[float, float]]) -> str:

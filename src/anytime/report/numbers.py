@@ -40,8 +40,8 @@ def number(value: Number) -> str:
     """A number with three or four significant digits: `0.165`, `11.2`, `5,000`.
 
     Example:
-        >>> number(0.16513), number(11.234), number(5000), number(-0.5), number(None)
-        ('0.165', '11.2', '5,000', '−0.5', '–')
+        >>> number(0.16513), number(11.234), number(260.3), number(5000), number(-0.5), number(None)
+        ('0.165', '11.2', '260', '5,000', '−0.5', '–')
     """
     if value is None or math.isnan(value):
         return ABSENT
@@ -53,7 +53,8 @@ def number(value: Number) -> str:
     elif size >= 1000:
         text = f"{value:,.0f}"
     elif size >= 0.001:
-        text = f"{value:.{3 if size < 1 else 3 - len(str(int(size)))}f}".rstrip("0").rstrip(".")
+        text = f"{value:,.{3 if size < 1 else 3 - len(str(int(size)))}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
         text = f"{value:.1e}"
     return text.replace("-", "−")

@@ -155,7 +155,7 @@ def _environment() -> Environment:
     )
     environment.filters["shown"] = shown
     environment.filters["breakable"] = _breakable
-    environment.filters["together"] = lambda text: str(text).replace(" %", "\u00a0%")
+    environment.filters["together"] = lambda text: str(text).replace(" %", "\u00a0%").replace("≥ ", "≥\u00a0")
     environment.globals["swatch"] = swatch
     return environment
 

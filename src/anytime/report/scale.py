@@ -46,7 +46,7 @@ class Linear:
 
 
 def linear(values: Iterable[float], *, zero: bool = False, low: float = -math.inf, high: float = math.inf) -> Linear:
-    """A linear scale with round ends around `values`.
+    """A linear scale with round ends around `values`; where none of these is negative it does not begin below zero.
 
     Args:
         values: What must fit; nothing at all gives 0 to 1.
@@ -62,6 +62,8 @@ def linear(values: Iterable[float], *, zero: bool = False, low: float = -math.in
     least, most = (min(found), max(found)) if found else (0.0, 1.0)
     if zero:
         least, most = min(least, 0.0), max(most, 0.0)
+    if least >= 0:
+        low = max(low, 0.0)
     if most - least < 1e-9 * max(1.0, abs(most)):
         margin = abs(most) / 10 or 1.0
         least, most = max(least if zero else least - margin, low), min(most + margin, high)

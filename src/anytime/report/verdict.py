@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from anytime.combine.advice import FEW_CLASSES
 from anytime.report.card import COLLAPSED, Grade, accuracy_change, grades
 from anytime.report.numbers import number, percent, plural, points, share
 from anytime.report.rules import base, drops, followed, like, reaching, shown
@@ -28,7 +29,6 @@ PRICE = 1.0  # points of accuracy a rule may cost and still mend the model
 SAME_PERCENT = 0.005
 SAME_POINTS = 0.05
 ECE_GAP = 0.05
-FEW_CLASSES = 5
 FEW_INPUTS = 300
 
 DECISION = (
@@ -78,6 +78,20 @@ def mended_by(evaluation: Evaluation) -> str | None:
     """The rule that makes the model monotone at an acceptable price, if there is one."""
     found = grades(evaluation)
     return next((rule for rule in _order(evaluation) if found[rule] == "good" and _affordable(evaluation, rule)), None)
+
+
+def advice_on_few_classes(evaluation: Evaluation) -> str:
+    """What these rows say of the product and caching where the paper advises the latter; nothing from five classes on."""
+    rules = [like(evaluation, name) for name in ("product", "caching")]
+    if evaluation.classes >= FEW_CLASSES or None in rules:
+        return ""
+    falls = {rule: drops(evaluation, rule) for rule in rules if rule is not None}
+    parts = [f"{percent(each['0.1'])} and {percent(each['0.5'])} with {shown(rule)}" for rule, each in falls.items()]
+    return (
+        f"The paper advises {shown('caching')} for fewer than {FEW_CLASSES} classes; here there are {evaluation.classes}. "
+        f"Falls of {reaching(evaluation, '0.1')}, and of {reaching(evaluation, '0.5')}: {'; '.join(parts)}. "
+        "`anytime tune` chooses by such figures."
+    )
 
 
 def _headline(evaluation: Evaluation) -> tuple[str, Grade]:

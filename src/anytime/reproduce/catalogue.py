@@ -107,8 +107,8 @@ CATALOGUE: tuple[Study, ...] = (
     Study("collaboration", "with an oracle's help, sound and as released", "B.3", (needs.MSDNET_100,), "collaboration"),
     Study("static-threshold", "a threshold above zero", "B.3.1", (needs.MSDNET_100,), "static_threshold"),
     Study("adaptive-threshold", "a threshold that follows confidence", "B.3.1", (needs.MSDNET_100,), "adaptive_threshold"),
-    Study("finetune", "training with the product", "B.3.2", (needs.FINETUNED,)),
-    Study("text", "texts with few classes", "B.4", (needs.TEXT,)),
+    Study("finetune", "training with the product", "B.3.2", (needs.FINETUNED,), "finetune"),
+    Study("text", "texts, from 2 classes to 150", "B.4", (needs.TEXT,), "text"),
     Study("overthinking", "right at some exit, wrong at the last", "B.5", (needs.MSDNET,), "overthinking"),
     Study("learn-and-forget", "first right, and first wrong again", "B.5", (needs.MSDNET_100,), "learn_and_forget"),
     Study("zero-time-waste", "the product on ZTW's heads", "B.5", (needs.ZTW,), "zero_time_waste"),
@@ -119,8 +119,9 @@ CATALOGUE: tuple[Study, ...] = (
     Study("clip", "between Heaviside and ReLU", "B.8", (needs.MSDNET,), "clip"),
     Study("calibrated-baselines", "calibrated exits, with caching", "B.9", (needs.SEEDS_100,), "calibrated_baselines"),
     Study("budgeted-batch", "a mean cost for a batch", "B.10", (needs.MSDNET,), "budgeted_batch"),
-    Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,)),
-    Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,)),
+    Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,), "dvit"),
+    Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "l2w"),
+    Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
     Study("deviations", "what the released code does otherwise", "our own", (needs.MSDNET_100,), "deviations"),
 )
 

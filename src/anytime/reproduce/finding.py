@@ -116,6 +116,7 @@ class Panel:
         lines: What is drawn.
         kind: Of the y axis; `symlog` has a place for zero and for a tenth of a percent.
         exits: How many exits the x axis counts, or None for an axis of numbers.
+        x_marks: Ticks of an axis of numbers, where they lie and what they say, in place of round numbers.
         zero: Whether the y axis begins at zero.
         y_range: Ends of the y axis, where they should not follow from the lines.
         bands: Areas behind the lines.
@@ -127,6 +128,7 @@ class Panel:
     lines: tuple[Line, ...]
     kind: Kind = "linear"
     exits: int | None = None
+    x_marks: tuple[tuple[float, str], ...] | None = None
     zero: bool = False
     y_range: tuple[float, float] | None = None
     bands: tuple[Band, ...] = ()

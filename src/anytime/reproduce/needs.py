@@ -32,7 +32,7 @@ class Need:
         """The error for runs that are not there."""
         few = f"{found} of {self.seeds} runs" if found else "no run"
         make = (
-            f"train it: anytime train {self.recipe} --root IMAGES --out RUN, then python results/publish.py RUN FOLDER/NAME"
+            f"train it: anytime train {self.recipe} --root DATA --out RUN, then python results/publish.py RUN FOLDER/NAME"
             if self.recipe
             else "there is no recipe for it yet; it will come with a later release"
         )
@@ -51,5 +51,9 @@ IMTA = Need("imta", recipe="cifar100-imta-2")
 ZTW = Need("ztw", ("cifar100",), recipe="cifar100-ztw")
 FINETUNED = Need("msdnet-finetuned", recipe="cifar100-msdnet-finetuned")
 L2W = Need("l2w", recipe="cifar100-l2w")
-DVIT = Need("dvit")
-TEXT = Need("transformer", ("imdb", "sst2", "trec", "banking77", "clinc150"))
+DVIT = Need("dvit", recipe="cifar100-dvit")
+_TEXTS = ("imdb", "sst2", "trec", "banking77", "clinc150")
+TEXT = Need("minilm", _TEXTS, recipe="trec-minilm")
+SINGLE_HEAD = Need("minilm-single", _TEXTS)
+SOME_CLASSES = Need("minilm", tuple(f"clinc150-{classes}" for classes in (2, 3, 5, 10, 20, 50, 100)))
+OUT_OF_SCOPE = Need("minilm", ("clinc150",), recipe="clinc150-minilm")

@@ -13,8 +13,25 @@ Key = tuple[str, str, str]
 
 SECTION = "METHODS.md §1.3"
 RULES = ("latest", "caching", "product")
-DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "digits": "digits"}
-NETWORKS = {"msdnet": "MSDNet", "imta": "IMTA", "ztw": "ZTW", "sdn": "SDN", "msdnet-finetuned": "MSDNet, finetuned"}
+DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "digits",
+    "imdb": "IMDB",
+    "sst2": "SST-2",
+    "trec": "TREC",
+    "banking77": "Banking77",
+    "clinc150": "CLINC150",
+}
+NETWORKS = {
+    "msdnet": "MSDNet",
+    "imta": "IMTA",
+    "ztw": "ZTW",
+    "sdn": "SDN",
+    "dvit": "DViT",
+    "l2w": "L2W",
+    "msdnet-finetuned": "MSDNet, finetuned",
+}
 DROPS = (0.01, 0.05, 0.1, 0.2, 0.25, 0.33, 0.5)
 
 ACCURACY: Mapping[Key, tuple[float, ...]] = {

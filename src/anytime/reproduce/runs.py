@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import open_bundle, tensors_from_bytes
+from anytime.calibrate.tune import measure
 from anytime.checks import check_labels, check_logits
+from anytime.combine import Latest
 from anytime.errors import FormatError, MissingFileError
 from anytime.evaluation import evaluate, open_logits
 from anytime.models import measure_cost
@@ -26,6 +28,7 @@ from anytime.models.zoo import create, load_weights
 from anytime.reproduce.needs import Need
 
 Split = Literal["test", "val"]
+_OUTSIDE = "oos"
 Logits = tuple[Tensor, Tensor]
 """`(exits, rows, classes)` in float32, and labels."""
 
@@ -40,11 +43,12 @@ class Run:
     Attributes:
         name: Of its folder.
         network: `msdnet`, `imta`, `ztw`, …: see `network_of`.
-        data: The data set.
+        data: The data set: see `data_of`.
         seed: Of the training.
         folder: Where it lies, or None for one in memory.
         model: The network's name in the zoo, or None.
         stored: Logits and labels of each split, for one in memory.
+        outside: Logits of inputs that belong to no class, for one in memory.
         costs: Multiply-accumulates up to each exit, for one in memory.
     """
 
@@ -55,6 +59,7 @@ class Run:
     folder: Path | None = None
     model: str | None = None
     stored: Mapping[str, Logits] = field(default_factory=dict)
+    outside: Tensor | None = None
     costs: tuple[float, ...] | None = None
 
     @cached_property
@@ -73,6 +78,13 @@ class Run:
             raise self._lacks(f"labels in {split}-sample.npz")
         return logits, check_labels(source.labels, batch=logits.shape[1], classes=logits.shape[2])
 
+    def outside_logits(self) -> Tensor | None:
+        """The logits that were kept of inputs that belong to no class; None where there are none."""
+        if self.folder is None:
+            return self.outside
+        name = f"{_OUTSIDE}-sample.npz"
+        return check_logits(open_logits(self._file(name)).logits[:]) if name in self.files else None
+
     def indices(self, split: Split = "test") -> Tensor:
         """Which rows of the data set the kept logits belong to."""
         import numpy as np
@@ -81,12 +93,19 @@ class Run:
             return torch.from_numpy(stored["indices"].astype(np.int64))
 
     def figures(self, split: Split = "test") -> Mapping[str, Mapping[str, Any]]:
-        """The figures of `latest`, `caching` and `product` on all rows, under their names in `anytime evaluate --json`."""
+        """The figures of `latest`, `caching`, `product`, and what else was measured, on all rows.
+
+        They have their names in `anytime evaluate --json`; a network with a single exit has a few under `latest` alone.
+        """
         return self._document(split)["rules"]  # type: ignore[no-any-return]
 
     def rows(self, split: Split = "test") -> int:
         """How many rows `figures` is of."""
         return int(self._document(split)["samples"])
+
+    def classes(self, split: Split = "test") -> int:
+        """How many classes `figures` is of."""
+        return int(self._document(split)["classes"])
 
     def macs(self) -> tuple[float, ...]:
         """Multiply-accumulates up to each exit."""
@@ -123,7 +142,7 @@ class Run:
         path = self._file(f"{split}-metrics.json")
         try:
             document = json.loads(path.read_text())
-            if {"rules", "samples"} <= document.keys():
+            if {"rules", "samples", "classes"} <= document.keys():
                 return document  # type: ignore[no-any-return]
         except (ValueError, AttributeError):
             pass
@@ -131,7 +150,10 @@ class Run:
 
     @cached_property
     def _measured(self) -> dict[str, Mapping[str, Any]]:
-        return {split: evaluate(*self.stored[split], costs=self.costs).to_json() for split in self.stored}
+        return {
+            split: document_of_one(logits, labels) if len(logits) == 1 else evaluate(logits, labels, costs=self.costs).to_json()
+            for split, (logits, labels) in self.stored.items()
+        }
 
     def _file(self, name: str) -> Path:
         if self.folder is None or name not in self.files:
@@ -192,6 +214,13 @@ class Runs:
             return self._made[need]
         raise need.missing(self.where, len(found))
 
+    def wish(self, need: Need) -> tuple[Run, ...]:
+        """As `need`, for runs that a study can do without: none where there are none."""
+        try:
+            return self.need(need)
+        except MissingFileError:
+            return ()
+
     def sets(self, need: Need) -> dict[str, tuple[Run, ...]]:
         """The runs that are needed, by data set."""
         found: dict[str, tuple[Run, ...]] = {}
@@ -204,11 +233,20 @@ class Runs:
         return replace(self, stand_in=make, _made={})
 
 
+def document_of_one(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What can be said of a network with a single exit, under the names that `anytime evaluate --json` has for it."""
+    found = measure(Latest(), logits, labels, drops=())
+    size = dict(zip(("exits", "samples", "classes"), logits.shape, strict=True))
+    return {**size, "rules": {"latest": {name: [value] for name, value in found.items()}}}
+
+
 def network_of(config: Mapping[str, Any]) -> str:
     """What a run trained, from its settings: the architecture, or the method where that makes the difference.
 
     >>> network_of({"model": "msdnet-cifar", "recipe": {"objective": "joint-then-product"}})
     'msdnet-finetuned'
+    >>> network_of({"model": "minilm-l6", "options": {"layers": [6]}, "recipe": {"objective": "joint"}})
+    'minilm-single'
     """
     model, objective = str(config["model"]), str(config["recipe"]["objective"])
     kind = model.partition("-")[0]
@@ -219,16 +257,27 @@ def network_of(config: Mapping[str, Any]) -> str:
         "joint-then-product": f"{kind}-finetuned",
         "product": f"{kind}-finetuned",
     }
-    return methods.get(objective, kind)
+    single = len((config.get("options") or {}).get("layers", ())) == 1
+    return f"{kind}-single" if single else methods.get(objective, kind)
+
+
+def data_of(config: Mapping[str, Any]) -> str:
+    """What a run learnt from, from its settings: a data set, or some of its classes.
+
+    >>> data_of({"data": "clinc150", "classes": None}), data_of({"data": "clinc150", "classes": 20})
+    ('clinc150', 'clinc150-20')
+    """
+    data, classes = str(config["data"]), config.get("classes")
+    return data if classes is None else f"{data}-{int(classes)}"
 
 
 def _read(folder: Path) -> Run:
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
-        seed, data = int(config["recipe"]["seed"]), str(config["data"])
-        return Run(folder.name, network_of(config), data, seed, folder, str(config["model"]))
-    except (ValueError, KeyError, TypeError) as error:
+        seed = int(config["recipe"]["seed"])
+        return Run(folder.name, network_of(config), data_of(config), seed, folder, str(config["model"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(
             f"{path} cannot be read as the settings of a run ({type(error).__name__}: {error})",
             expected="JSON with `data`, `model` and a `recipe` with `objective` and `seed`",

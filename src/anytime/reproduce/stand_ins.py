@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from anytime.data import ImageData, load_digits
 from anytime.evaluation import LogitsFile
-from anytime.models import MSDNet, ResNet, ResNetConfig, measure_cost
+from anytime.models import DViT, DViTConfig, MSDNet, ResNet, ResNetConfig, measure_cost
 from anytime.models.base import MultiExit
 from anytime.reproduce.needs import Need
 from anytime.reproduce.runs import Run
-from anytime.train.config import TrainConfig
+from anytime.reproduce.stand_in_texts import on_texts
+from anytime.train.config import L2W, TrainConfig
 from anytime.train.digits import NETWORK
 from anytime.train.logits import Evaluation
 from anytime.train.loop import fit
@@ -53,10 +55,12 @@ def from_sample(sample: LogitsFile) -> Run:
 
 
 def on_digits(size: Size) -> Callable[[Need], Sequence[Run]]:
-    """Makes runs on handwritten digits for what is needed, each network once."""
+    """Makes runs on handwritten digits, and on made-up texts, for what is needed, each network once."""
     made: dict[str, tuple[Run, ...]] = {}
 
     def make(need: Need) -> Sequence[Run]:
+        if texts := on_texts(need, rows=size.rows, epochs=size.epochs):
+            return texts
         if need.network not in _NETWORKS:
             raise need.missing("the small scales have no stand-in: the folder of runs", 0)
         if need.network not in made:
@@ -74,7 +78,7 @@ def _train(network: str, seed: int, size: Size) -> Run:
         torch.manual_seed(seed)
         model = _NETWORKS[network]()
     recipe = TrainConfig(epochs=size.epochs, batch=32, lr=0.1, schedule="cosine", augment=False, seed=seed)
-    fit(model, train, recipe)
+    fit(model, train, replace(recipe, **_RECIPES.get(network, {})))
     unseen = {name: _doubled(sets[name]) for name in ("test", "val")}
     parts = {name: (Evaluation(model, data).logits(), data.labels) for name, data in unseen.items()}
     costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
@@ -88,7 +92,27 @@ def _cascade() -> MultiExit:
     return ResNet(config)
 
 
-_NETWORKS: dict[str, Callable[[], MultiExit]] = {"msdnet": lambda: MSDNet(NETWORK), "ztw": _cascade}
+def _transformers() -> MultiExit:
+    """A DViT with two blocks in each of its three transformers."""
+    cuts = (((7, 4, 2), (3, 2, 1)), ((5, 3, 1), (3, 2, 1)), ((3, 2, 1), (3, 2, 1)))
+    config = DViTConfig(
+        classes=10, image_size=16, unfolds=cuts, width=32, depth=2, performer_width=16, random_features=8, reuse_hidden=16
+    )
+    return DViT(config)
+
+
+_NETWORKS: dict[str, Callable[[], MultiExit]] = {
+    "msdnet": lambda: MSDNet(NETWORK),
+    "msdnet-finetuned": lambda: MSDNet(NETWORK),
+    "l2w": lambda: MSDNet(replace(NETWORK, exits=3, base=1)),  # its look-ahead costs several steps
+    "dvit": _transformers,
+    "ztw": _cascade,
+}
+_RECIPES: dict[str, dict[str, Any]] = {
+    "msdnet-finetuned": {"objective": "joint-then-product"},
+    "l2w": {"objective": "l2w", "l2w": L2W(meta_every=4)},
+    "dvit": {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.03},
+}
 
 
 def _doubled(data: ImageData) -> ImageData:

@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Protocol
 
+from anytime.run.prompt import be_prompt
+
 
 class Gate(Protocol):
     """A lock that is closed until what is waited for has come."""
@@ -36,7 +38,15 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock."""
+    """The machine's monotonic clock.
+
+    Args:
+        prompt: Whether a thread that waits with a limit asks the kernel to be woken without delay; see `anytime.run.prompt`.
+            It asks once, and stays so.
+    """
+
+    def __init__(self, *, prompt: bool = True) -> None:
+        self._prompt = prompt
 
     # An attribute, not a method around it: a look at the clock is part of every stage.
     now = staticmethod(time.perf_counter)
@@ -44,6 +54,8 @@ class MonotonicClock:
     def wait(self, gate: Gate, seconds: float | None) -> bool:
         """Wait for a gate, at most so long; whether it opened."""
         timeout = -1.0 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
+        if self._prompt and seconds is not None:
+            be_prompt()
         opened = gate.acquire(timeout=timeout)
         if opened:
             gate.release()

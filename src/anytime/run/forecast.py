@@ -17,6 +17,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from threading import Lock
+from typing import NamedTuple
 
 from anytime.errors import OptionError
 
@@ -96,6 +97,19 @@ class Window:
         return self._ordered[math.ceil(share * len(self._ordered)) - 1] if self._ordered else 0.0
 
 
+class Outlook(NamedTuple):
+    """What is expected of a request.
+
+    Attributes:
+        waking: The seconds from a stage's end, or the moment to wake up, to an answer in the caller's hands: those it takes
+            where that is slow, for a caller that has to wake up; else those it usually takes.
+        needed: The seconds there should be for each stage to be begun, and for its answer to be in the caller's hands.
+    """
+
+    waking: float
+    needed: tuple[float, ...]
+
+
 class Forecast:
     """Durations of the stages and of handing over an answer; may be used by several threads.
 
@@ -127,27 +141,31 @@ class Forecast:
         A batch size that was never seen takes as long as the next larger one, or in proportion to the largest.
         """
         with self._lock:
+            self._digest()
             return self._stage(exit, batch)[1]
 
     def needed(self, exit: int, batch: int, way: str) -> float:
         """The seconds there should be for a stage to be begun, and for its answer to be in the caller's hands."""
-        with self._lock:
-            usual, slow = self._stage(exit, batch)
-            waking, waking_slowly = self._hand(way)
-            if way in _CUT_OFF:
-                return usual + waking_slowly
-            return max(usual + waking_slowly, slow + waking)
+        return self.outlook(exit + 1, batch, way).needed[exit]
 
-    def waking(self, way: str) -> float:
-        """The seconds from a stage's end, or the moment to wake up, to an answer in the caller's hands.
+    def outlook(self, exits: int, batch: int, way: str) -> Outlook:
+        """What is expected of the first `exits` stages, in one go: between stages every microsecond is the caller's.
 
-        Those it takes where that is slow, for a caller that has to wake up; else those it usually takes.
+        Args:
+            exits: How many stages.
+            batch: How many inputs.
+            way: How the answer will be handed over.
         """
         with self._lock:
-            return self._hand(way)[1 if way in _CUT_OFF else 0]
+            self._digest()
+            window = self._handing.get(way)
+            waking, slowly = (0.0, 0.0) if window is None else (window.usual, window.slow)
+            stages = [self._stage(exit, batch) for exit in range(exits)]
+        if way in _CUT_OFF:
+            return Outlook(slowly, tuple([usual + slowly for usual, _ in stages]))
+        return Outlook(waking, tuple([max(usual + slowly, slow + waking) for usual, slow in stages]))
 
     def _stage(self, exit: int, batch: int) -> tuple[float, float]:
-        self._digest()
         known = self._stages.get(exit)
         if not known:
             return 0.0, 0.0
@@ -159,10 +177,6 @@ class Forecast:
             return 0.0, 0.0
         window, times = known[other], max(1.0, batch / other)
         return window.usual * times, window.slow * times
-
-    def _hand(self, way: str) -> tuple[float, float]:
-        window = self._handing.get(way)
-        return (0.0, 0.0) if window is None else (window.usual, window.slow)
 
     def note(self, exit: int, batch: int, taken: float) -> None:
         """A stage took so long."""

@@ -37,7 +37,7 @@ class RuleStep(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         logits, *state = values
-        with _Exportable():
+        with Exportable():
             after, prediction = self.rule._update(_filled(self.state, iter(state)), logits)
         left = () if self.last else tuple(flat(after).values())
         return prediction.probs, prediction.log_probs, prediction.fell_back, *left
@@ -65,7 +65,7 @@ def typical_states(rule: Rule[Any], *, exits: int, classes: int) -> Iterator[tup
         state, _ = rule._update(state, logits)
 
 
-class _Exportable(TorchFunctionMode):
+class Exportable(TorchFunctionMode):
     """Lets a rule's step be exported as it is written; the numbers stay the same.
 
     Where a rule looks whether some work can be left out, the work is done: the same step must do for all inputs. And where
@@ -79,6 +79,9 @@ class _Exportable(TorchFunctionMode):
         if func is torch.where and isinstance(args[1], Tensor) and args[1].dtype == torch.bool:
             condition, one, other = args
             return (condition & one) | (~condition & other)
+        if func is torch.threshold:
+            given, least, other = args
+            return torch.where(given > least, given, other)
         if func is Tensor.clamp and set(named) == {"max"}:
             return torch.minimum(args[0], torch.full_like(args[0], named["max"]))
         return func(*args, **named)

@@ -21,6 +21,7 @@ from torch import Tensor
 from anytime.checks import check_costs
 from anytime.combine import Intersection, Rule
 from anytime.combine import rule as read_rule
+from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import MultiExit, measure_cost
 from anytime.policy import FittedPolicy, Policy
@@ -29,10 +30,12 @@ from anytime.run.budget import Budget, Duration, make_budget
 from anytime.run.clock import Clock, MonotonicClock
 from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
 from anytime.run.engines import ENGINES, Engine, make_engine
+from anytime.run.engines.onnx import OnnxRuntimeEngine
 from anytime.run.engines.running import check_inputs
 from anytime.run.exported import ExportedModel, load_exported
 from anytime.run.forecast import Forecast
 from anytime.run.profile import Profile
+from anytime.run.rule_graph import ByGraph, by_graph
 from anytime.run.task import Setup, Task, limit_exits
 from anytime.run.workers import Workers
 
@@ -69,7 +72,7 @@ class Runner:
 
     Example:
         >>> from anytime.models import MLP, MLPConfig
-        >>> with Runner(MLP(MLPConfig(classes=4, exits=3))) as runner:
+        >>> with Runner(MLP(MLPConfig(classes=5, exits=3))) as runner:
         ...     answer = runner.predict(torch.zeros(1, 2), budget=Budget(exits=2))
         >>> answer.exit, answer.exits, answer.reason
         (2, 3, 'exits')
@@ -108,7 +111,10 @@ class Runner:
         known = Profile.load(profile) if isinstance(profile, str | Path) else profile
         if known is not None:
             known.check_fits(self._exits, known.classes or 1)
-        self._prior = _make_prior(on_too_short, prior, self._rule, _count_classes(model, self._sets, known))
+        classes = _count_classes(model, self._sets, known)
+        self._prior = _make_prior(on_too_short, prior, self._rule, classes)
+        if classes is not None and calibration is None:  # a rule that was fitted or tuned was chosen by data
+            warn_of_few_classes(self._rule, classes)
         self._costs = _make_costs(costs, known, self._exits)
         self._forecast = forecast or Forecast()
         self._clock = clock or MonotonicClock()
@@ -274,11 +280,9 @@ class Runner:
         if self._profile is not None:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
-        combiner: Combiner = ByIntersection(self._rule) if isinstance(self._rule, Intersection) else ByRule(self._rule)
-        if isinstance(engine, ExportedModel):
-            combiner = AsGiven()
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
-        return Setup(engine, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior)
+        begin, combiner = _make_combiner(self._rule, engine)
+        return Setup(engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior)
 
 
 class _Threads:
@@ -298,6 +302,18 @@ class _Threads:
 def _end(workers: Workers, threads: _Threads) -> None:
     workers.close()
     threads.restore()
+
+
+def _make_combiner(rule: Rule[Any] | Intersection, engine: Engine) -> tuple[Callable[[Tensor], Any], Combiner]:
+    """How stages are begun, and what combines what they give."""
+    if isinstance(engine, ExportedModel):
+        return engine.begin, AsGiven()
+    if isinstance(rule, Intersection):
+        return engine.begin, ByIntersection(rule)
+    if isinstance(engine, OnnxRuntimeEngine):
+        combiner = by_graph(rule, engine.num_exits, engine.classes)
+        return engine.begin_arrays if isinstance(combiner, ByGraph) else engine.begin, combiner
+    return engine.begin, ByRule(rule)
 
 
 def _count_exits(model: Any, engine: str | Engine) -> int:

@@ -23,16 +23,17 @@ from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
 from anytime.run.clock import Clock
 from anytime.run.combining import Combiner
-from anytime.run.engines.base import Engine
-from anytime.run.forecast import Forecast
+from anytime.run.engines.base import Engine, Stages
+from anytime.run.forecast import Forecast, Outlook
 from anytime.run.rows import RowAnswers, Rows
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What all requests of a runner share."""
+    """What all requests of a runner share. `begin` is the engine's, or gives logits in the form the combiner likes best."""
 
     engine: Engine
+    begin: Callable[[Tensor], Stages]
     combiner: Combiner
     forecast: Forecast
     clock: Clock
@@ -75,6 +76,7 @@ class Task:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._uniform = self._draw()
+        self._outlook = self._look(self._batch)
 
     # For everybody, from any thread.
 
@@ -108,11 +110,11 @@ class Task:
     def seconds_left(self) -> float:
         """Until the caller should take what there is: the deadline less the time it takes to wake up."""
         assert self.deadline is not None
-        return self._bounded(self.deadline - self._setup.forecast.waking(self._way) - self._setup.clock.now())
+        return self._bounded(self.deadline - self._outlook.waking - self._setup.clock.now())
 
     def expected(self) -> float:
         """Seconds until the first exit's answer is expected to be in the caller's hands."""
-        return self._setup.forecast.needed(0, self._batch, self._way)
+        return self._outlook.needed[0]
 
     def fits(self) -> bool:
         """Whether the first exit can be had in time, or should be tried."""
@@ -136,8 +138,7 @@ class Task:
     def run_here(self) -> Answer:
         """The answer, by stages in the caller's own thread."""
         if self._settled is None:
-            with torch.inference_mode():
-                self.work()
+            self.work()
             self.finish()
         return self.collect(since=None if self.deadline is None else self.ended)
 
@@ -161,9 +162,8 @@ class Task:
         steps = self._steps()
         try:
             while self._settled is None:
-                with torch.inference_mode():
-                    if next(steps, self) is self:  # the end: steps themselves are None
-                        break
+                if next(steps, self) is self:  # the end: steps themselves are None
+                    break
                 yield self._answer(self._used(), self._reason)
         finally:
             steps.close()
@@ -206,7 +206,7 @@ class Task:
         # To be woken is part of the first stage, to wait for a free thread is not.
         before = now if self.queued or self._way == "stream" else self._began
         times: list[tuple[int, int, float]] = []
-        stages = setup.engine.begin(x)
+        stages = setup.begin(x)
         try:
             for exit in range(limit):
                 if exit and self._stopped(exit, batch, before):
@@ -225,6 +225,7 @@ class Task:
                 elif keep is not None and self._reason is None:
                     stages.keep(keep)
                     batch = len(keep)
+                    self._outlook = self._look(batch)
                 yield
                 if self._reason is not None:
                     return
@@ -253,14 +254,19 @@ class Task:
             return self._give_reason("interrupted")
         if self.deadline is None:
             return False
-        forecast = self._setup.forecast
-        left = self.deadline - now
-        if left <= forecast.waking(self._way):
+        left, outlook = self.deadline - now, self._outlook
+        if left <= outlook.waking:
             return self._give_reason("deadline")
         # The first stage's times count from the call on, and its forecast was looked at there.
-        if exit and forecast.needed(exit, batch, self._way) > left and not forecast.decline(exit, batch):
+        if exit and outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch):
             return self._give_reason("forecast")
         return False
+
+    def _look(self, batch: int) -> Outlook:
+        """What to expect with so many inputs; nothing where time does not count."""
+        if self.deadline is None:
+            return Outlook(0.0, (0.0,))
+        return self._setup.forecast.outlook(self._limit, batch, self._way)
 
     def _limited(self) -> Reason:
         if self._limit == self._setup.engine.num_exits:

@@ -13,9 +13,8 @@ from collections import deque
 from queue import SimpleQueue
 from typing import Protocol
 
-import torch
-
 from anytime.errors import StateError
+from anytime.run.prompt import be_patient
 
 
 class Work(Protocol):
@@ -37,7 +36,7 @@ class Work(Protocol):
 
 
 class Workers:
-    """Up to `limit` threads in inference mode, begun when they are needed."""
+    """Up to `limit` threads, begun when they are needed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -119,8 +118,8 @@ class _Worker:
         if self._thread is not threading.current_thread() and not sys.is_finalizing():
             self._thread.join()
 
-    @torch.inference_mode()
     def _run(self) -> None:
+        be_patient()
         while (work := self._given.get()) is not None:
             while work is not None:
                 self._current = work

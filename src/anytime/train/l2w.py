@@ -78,9 +78,9 @@ def assign(confidence: Tensor, shares: tuple[float, ...]) -> tuple[Tensor, ...]:
     leaving = []
     for own, share in zip(confidence[:-1], shares, strict=False):
         count = math.floor(samples * share)
-        order = own[left].argsort(descending=True, stable=True)
-        leaving.append(left[order[:count]])
-        left = left[order[count:]]
+        left = left[own[left].argsort(descending=True, stable=True)]
+        leaving.append(left[:count])
+        left = left[count:]
     return (*leaving, left)
 
 
@@ -231,7 +231,8 @@ def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
     losses = cross_entropies(logits, labels)
     confidence = at_least_float32(logits.detach()).softmax(-1).amax(-1)
     groups = assign(confidence, tuple(exit_shares(settings.ratio, len(logits)).tolist()))
-    return torch.stack([losses[rows, exit].mean() for exit, rows in enumerate(groups) if len(rows)]).sum()
+    judged = [losses[:, exit].index_select(0, rows).mean() for exit, rows in enumerate(groups) if len(rows)]
+    return torch.stack(judged).sum()
 
 
 def _check(config: TrainConfig, machine: Machine) -> None:

@@ -123,6 +123,12 @@ def make_network() -> Callable[[str], tuple[MultiExit, Tensor]]:
     return make
 
 
+@pytest.fixture
+def settle() -> Callable[[MultiExit], MultiExit]:
+    """What puts a model into the state that it has after a training."""
+    return settled
+
+
 class OnCPU:
     """Records like CUDA graphs do: replays on the same memory, and forgets where it is not told to keep."""
 
@@ -148,7 +154,10 @@ class OnCPU:
 
         return replay
 
-    def queue(self) -> AbstractContextManager[Any]:
+    def mark(self, device: torch.device) -> None:
+        raise AssertionError("there is nothing to wait for where inputs lie on the CPU")
+
+    def queue(self, after: None = None) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def exact(self) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytime.errors import DeviceError, OptionError
+from anytime.errors import DeviceError, OptionError, ShapeError
 from anytime.run.engines.cuda import CudaGraphsEngine
 from anytime.run.engines.folding import apart
 
@@ -35,6 +35,17 @@ def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_networ
     run.keep(torch.tensor([3, 1]))
     assert apart([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
     assert recorder.replays == 2
+
+
+def test_inputs_of_another_form_run_without_a_graph(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("mlp")
+    engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
+    with pytest.raises(ShapeError, match=r"inputs have shape \(2, 1\)"):  # and not numbers made by broadcasting
+        engine.begin(x[:, :1]).advance()
+    assert recorder.replays == 0
+    model, x = make_network("msdnet")
+    with pytest.raises(ShapeError, match=r"images have shape \(2, 1, 32, 32\)"):
+        CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder).begin(x[:, :1]).advance()
 
 
 def test_a_closed_run_is_not_copied_out_and_lets_go_of_its_lane(make_network: Any, recorder: Any) -> None:
@@ -86,10 +97,10 @@ def test_without_a_gpu_it_says_so(make_network: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
-@pytest.mark.parametrize("parallel", [False, True])
-def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, parallel: bool) -> None:
+@pytest.mark.parametrize("options", [{}, {"pack": False}, {"pack": False, "parallel": False, "fuse": False}])
+def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, options: dict[str, bool]) -> None:
     model, x = make_network("msdnet")
-    engine = CudaGraphsEngine(model, x, sizes=(1, 4), precision=precision, parallel=parallel)
+    engine = CudaGraphsEngine(model, x, sizes=(1, 4), precision=precision, **options)  # type: ignore[arg-type]
     for rows in (1, 2, 7):
         batch = torch.randn(rows, 3, 32, 32)
         wanted = list(model.exits(batch))

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anytime.errors import OptionError
 from anytime.models import Carry, MultiExit
-from anytime.run.engines.folding import ConvReLU, apart, folded_copy, logits_of_stages
+from anytime.run.engines.folding import ConvReLU, apart, folded_copy, logits_of_stages, rounded_factors
 
 
 def norms(model: nn.Module) -> int:
@@ -112,3 +112,15 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
 def test_nan_is_far_from_everything() -> None:
     assert apart([torch.tensor([[float("nan")]])], [torch.zeros(1, 1)]) == float("inf")
     assert apart([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75
+
+
+def test_factors_are_rounded_inside_as_asked_and_outside_as_before() -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    for tf32 in (False, True):
+        with rounded_factors(tf32):
+            assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (tf32, tf32, True)
+        assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before
+    with pytest.raises(ValueError, match="inside"), rounded_factors(True):
+        raise ValueError("inside")
+    assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before

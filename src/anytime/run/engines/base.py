@@ -11,7 +11,7 @@ class Stages(Protocol):
     """One input, or batch of inputs, on its way through the stages. Used by one thread at a time."""
 
     def advance(self) -> Tensor:
-        """Run the next stage; its logits, `(batch, classes)`, float32, on the CPU. They stay as they are afterwards."""
+        """Run the next stage; its logits, `(batch, classes)`, float32, on the CPU, without gradients. They stay as they are."""
         ...
 
     def keep(self, rows: Tensor) -> None:

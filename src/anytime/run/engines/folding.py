@@ -147,6 +147,18 @@ def logits_of_stages(model: StagedModel, x: Tensor) -> list[Tensor]:
     return found
 
 
+@contextmanager
+def rounded_factors(tf32: bool) -> Iterator[None]:
+    """Inside, products on a GPU round their factors to ten bits, or do not, whatever torch is set to outside."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, tf32
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32):
+            yield
+    finally:
+        matmul.allow_tf32 = before
+
+
 class _Call(NamedTuple):
     """One call of a layer. The version tells whether a tensor was written over in between."""
 

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from anytime.errors import MissingExtraError, OptionError
@@ -45,32 +46,44 @@ class OnnxRuntimeEngine:
         self.why = "asked for"
         self.num_exits = model.num_exits
         self._sessions = [make_session(file, threads=threads) for file in stage_files(model, example)]
+        self.classes: int = self._sessions[-1].get_outputs()[-1].shape[1]
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
-        inputs = on_cpu(check_inputs(x)).contiguous()
-        return _Run(self._sessions, self._runtime.OrtValue, inputs)
+        return _TensorRun(self._sessions, self._runtime.OrtValue, x)
+
+    def begin_arrays(self, x: Tensor) -> Running[NDArray[Any]]:
+        """As `begin`; stages give their logits as NumPy has them, for who hands them to ONNX Runtime again."""
+        return _Run(self._sessions, self._runtime.OrtValue, x)
 
 
-class _Run(Running[Tensor]):
+class _Run(Running[Any]):
     """Carries values of ONNX Runtime; NumPy sees them only where rows leave."""
 
     def __init__(self, sessions: Sequence[Any], value_type: Any, x: Tensor) -> None:
-        super().__init__(len(sessions), len(x))
+        inputs = on_cpu(check_inputs(x)).contiguous()
+        super().__init__(len(sessions), len(inputs))
         self._sessions, self._value_type = sessions, value_type
-        self._carry = [value_type.ortvalue_from_numpy(x.numpy())]
+        self._carry = [value_type.ortvalue_from_numpy(inputs.numpy())]
 
-    def _run(self, exit: int) -> Tensor:
+    def _run(self, exit: int) -> Any:
         session = self._sessions[exit]
         names = [f"carry_{place}" for place in range(len(self._carry))]
         *self._carry, logits = session.run_with_ort_values(None, dict(zip(names, self._carry, strict=True)))
-        return torch.from_numpy(logits.numpy())
+        return logits.numpy()
 
     def _select(self, rows: Tensor) -> None:
         self._carry = [self._value_type.ortvalue_from_numpy(value.numpy()[rows.numpy()]) for value in self._carry]
 
     def _drop(self) -> None:
         self._carry = []
+
+
+class _TensorRun(_Run):
+    """Gives tensors, as engines do."""
+
+    def _run(self, exit: int) -> Tensor:
+        return torch.from_numpy(super()._run(exit))
 
 
 class Stage(nn.Module):
@@ -132,7 +145,7 @@ def onnx_bytes(
     """
     reasons = []
     sizes = {name: {0: "batch", **(free or {}).get(name, {})} for name in (*inputs, *outputs)}
-    for write in (_traced, exported):
+    for write in (traced, exported):
         try:
             file = write(module, given, inputs, outputs, sizes)
             _check_file(file, module, given, [sizes[name] for name in inputs])
@@ -172,7 +185,8 @@ def require(package: str) -> Any:
         ) from error
 
 
-def _traced(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str], sizes: Mapping[str, Free]) -> bytes:
+def traced(module: nn.Module, given: Carry, inputs: Sequence[str], outputs: Sequence[str], sizes: Mapping[str, Free]) -> bytes:
+    """As `onnx_bytes`, by tracing alone and unchecked."""
     file = io.BytesIO()
     with _quiet():
         torch.onnx.register_custom_op_symbolic("aten::mT", _transpose, OPSET)  # type: ignore[attr-defined]
