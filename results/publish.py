@@ -79,9 +79,9 @@ def publish(
         ready = run / f"{name}-metrics.json"
         figures = json.loads(ready.read_text()) if ready.is_file() else _figures(arrays[name], more, costs)
         files[f"{name}-metrics.json"] = _written(figures)
-        files[f"{name}-sample.npz"] = _sample(arrays[name], asked.get(name), by_lot=texts)
+        files[f"{name}-sample.npz"] = _sample(arrays[name], asked.get(name))
     if "oos" in arrays and len(arrays["oos"]["logits"]) > 1 and config.get("classes") is None:
-        files["oos-sample.npz"] = _sample(arrays["oos"], None, by_lot=True)
+        files["oos-sample.npz"] = _sample(arrays["oos"], None)
     return files | (_weights(run) if weights else {})
 
 
@@ -110,10 +110,11 @@ def _figures(stored: Stored, more: Mapping[str, Rule[Any]] | None, costs: list[f
     return evaluate(*_tensors(stored), costs=costs, **rules).to_json()
 
 
-def _sample(stored: Stored, rows: int | None, *, by_lot: bool) -> bytes:
+def _sample(stored: Stored, rows: int | None) -> bytes:
+    """Some rows by lot: of two runs on the same data, those of the one that keeps fewer are among those of the other."""
     exits, count, classes = stored["logits"].shape
     kept = min(count, _SAMPLE // (2 * exits * classes) if rows is None else rows)
-    chosen = np.sort(np.random.RandomState(0).permutation(count)[:kept]) if by_lot else np.arange(kept)
+    chosen = np.sort(np.random.default_rng(0).permutation(count)[:kept])
     some = {name: values[:, chosen] if name == "logits" else values[chosen] for name, values in stored.items()}
     packed = io.BytesIO()
     np.savez_compressed(packed, **some)

@@ -16,6 +16,7 @@ AnytimeError
 ├── DivergedError       training whose loss became NaN or infinite (also an ArithmeticError)
 ├── FileError           a file that cannot be used; knows `path`
 │   ├── MissingFileError  (also a FileNotFoundError)
+│   │   └── MissingRunError  a trained network that a study needs
 │   ├── FormatError     readable, but not what was expected
 │   └── IntegrityError  damaged: checksum, length or structure is off
 ├── MissingExtraError   an optional dependency is absent (also an ImportError)
@@ -133,6 +134,10 @@ class MissingFileError(FileError, FileNotFoundError):
 
     # FileNotFoundError brings a __str__ of its own, made for errno.
     __str__ = AnytimeError.__str__
+
+
+class MissingRunError(MissingFileError):
+    """There is no run of a network that is needed."""
 
 
 class FormatError(FileError):

@@ -14,7 +14,7 @@ import torch
 from anytime.cli import run
 from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
 from anytime.cli.predict import reason
-from anytime.combine import Prediction, Product
+from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_sets
 from anytime.data import load_digits
 from anytime.data.text import collect_vocabulary, save_tokenizer
@@ -54,7 +54,7 @@ def expected(folder: Path, rows: int) -> Prediction:
     pixels = torch.from_numpy(np.load(folder / "pixels.npy")[:rows]).permute(0, 3, 1, 2).float() / 255
     ready = (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
     with torch.inference_mode():
-        return Product()(load(folder / "model")(ready))
+        return Caching()(load(folder / "model")(ready))
 
 
 def test_the_answers_are_the_rules_answers_for_the_networks_logits(folder: Path, capsys: Captured) -> None:
@@ -67,7 +67,7 @@ def test_the_answers_are_the_rules_answers_for_the_networks_logits(folder: Path,
         assert [each["probability"] for each in answer["top"]] == sorted(probs[probs > 0].tolist(), reverse=True)
         assert answer["name"] == WORDS[answer["label"]]
     assert (found["inputs"], found["exits"], found["exit"], found["stopped"]) == (5, 3, 3, "finished")
-    assert found["rule"] == repr(Product())
+    assert found["rule"] == repr(Caching())
     assert found["deadline_met"] is None
     assert found["answers"][0]["set"] is None
 
@@ -80,6 +80,15 @@ def test_a_picture_is_what_its_pixels_are(folder: Path, capsys: Captured) -> Non
     inside = predicted(capsys, str(folder / "model"), str(folder / "pet.png"))
     assert inside["answers"] == picture["answers"]
     assert inside["model"] == folder.name
+
+
+def test_a_published_run_is_a_model_too(tmp_path: Path, capsys: Captured) -> None:
+    published = Path(__file__).parents[2] / "results" / "msdnet-cifar100-seed0"
+    if not published.is_dir():
+        pytest.skip("results/ is not beside the tests")
+    np.save(tmp_path / "grey.npy", np.full((32, 32, 3), 128, dtype=np.uint8))
+    found = predicted(capsys, str(published), str(tmp_path / "grey.npy"), "--engine", "eager", "--exits", "2")
+    assert (found["model"], found["exits"], found["exit"]) == ("msdnet-cifar100-seed0", 7, 2)
 
 
 def test_words_say_how_the_answer_grew(folder: Path, capsys: Captured) -> None:
@@ -239,7 +248,7 @@ def test_a_run_without_a_network_says_how_to_go_on(tmp_path: Path, capsys: Captu
 def test_the_product_with_two_classes_is_advised_against_in_this_commands_own_way(tmp_path: Path, capsys: Captured) -> None:
     save(create("mlp-toy", classes=2), tmp_path / "spiral")
     np.save(tmp_path / "point.npy", np.zeros(2))
-    for words, times in (([], 1), (["--deadline", "10s"], 1), (["--rule", "caching"], 0)):
+    for words, times in (([], 0), (["--rule", "product"], 1), (["--rule", "product", "--deadline", "10s"], 1)):
         assert run(["predict", str(tmp_path / "spiral"), str(tmp_path / "point.npy"), "--engine", "eager", *words]) == 0
         assert capsys.readouterr().err.count("anytime: Product with 2 classes") == times
 
@@ -256,7 +265,7 @@ def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys
     alone = predicted(capsys, str(tmp_path), "who was the first")
     assert alone["input"] == "who was the first"
     with torch.inference_mode():
-        wanted = Product()(model(tokenizer.encode(["who was the first"], length=6)[0]))
+        wanted = Caching()(model(tokenizer.encode(["who was the first"], length=6)[0]))
     assert alone["answers"][0]["probability"] == pytest.approx(float(wanted.confidence[-1]), rel=1e-4)
     both = predicted(capsys, str(tmp_path), str(tmp_path / "texts.txt"))
     assert both["inputs"] == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import anytime.reproduce
 from anytime.artifacts import verify_bundle
 from anytime.cli import run
 from anytime.cli.reproduce import picture
+from anytime.errors import OptionError
 from anytime.reproduce import Band, Field, Finding, Line, Panel, find
 
 SMOKE = ["--scale", "smoke"]
@@ -22,13 +22,11 @@ def test_list_names_every_study_and_what_it_needs(capsys: pytest.CaptureFixture[
     assert run(["reproduce", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 29
-    assert all(row["ready"] for row in rows)
     assert rows[3] == {
         "name": "label-drops",
         "shows": "falls of the true class's probability",
         "figure": "Figure 4",
         "needs": ["msdnet on cifar10 or cifar100"],
-        "ready": True,
     }
     assert run(["reproduce", "list"]) == 0
     assert "msdnet-finetuned" in capsys.readouterr().out
@@ -70,22 +68,36 @@ def test_a_wrong_name_or_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.C
     assert run(["reproduce", "accuracy", "--runs", str(tmp_path / "nowhere")]) == 2
 
 
+def fail(context: object) -> Finding:
+    raise OptionError("a bad day", expected="a good one", fix="sleep")
+
+
 def test_all_goes_on_after_a_failure_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = (find("accuracy"), find("spiral"), replace(find("dvit"), module=None))
+    few = (find("accuracy"), find("spiral"), find("regression"))
     monkeypatch.setattr(anytime.reproduce, "CATALOGUE", few)
     monkeypatch.setitem(__import__("anytime.reproduce.studies.spiral", fromlist=["x"])._STEPS, "full", 1)
+    monkeypatch.setattr("anytime.reproduce.studies.regression.study", fail)
     page = tmp_path / "docs" / "page.md"
     assert run(["reproduce", "all", "--runs", str(tmp_path), "--page", str(page)]) == 1
     out, error = capsys.readouterr()
     assert "spiral" in out
     assert "accuracy could not be made" in error
-    assert "waiting: dvit needs a run of dvit" in error
+    assert "regression could not be made: a bad day" in error
     text = page.read_text()
     assert "## spiral" in text
     assert "- `accuracy`" in text
     assert (page.parent / "pictures" / "reproduction" / "spiral.svg").exists()
+
+
+def test_all_leaves_out_what_nobody_has_trained_and_one_that_is_asked_for_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(anytime.reproduce, "CATALOGUE", (find("dvit"),))
+    assert run(["reproduce", "all", "--runs", str(tmp_path)]) == 0
+    assert "dvit could not be made" in capsys.readouterr().err
+    assert run(["reproduce", "dvit", "--runs", str(tmp_path)]) == 1
 
 
 def test_a_picture_has_every_kind_of_mark() -> None:

@@ -93,11 +93,19 @@ def test_a_comparison_speaks_for_itself() -> None:
 def test_a_runner_warns_when_it_is_made_and_not_again() -> None:
     model = MLP(MLPConfig(classes=2, exits=2))
     with pytest.warns(FewClassesWarning, match="Product with 2 classes") as caught:
-        runner = Runner(model)
+        runner = Runner(model, "product")
     assert [each.filename for each in caught] == [__file__]
     with runner, warnings.catch_warnings():
         warnings.simplefilter("error")
         runner.predict(torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(("classes", "rule"), [(2, Caching()), (4, Caching()), (5, Product())])
+def test_where_nobody_names_a_rule_caching_answers_for_few_classes(classes: int, rule: Rule[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Runner(MLP(MLPConfig(classes=classes, exits=2))) as runner:
+            assert runner.rule == rule
 
 
 def test_a_runner_with_a_rule_that_data_chose_does_not_warn() -> None:

@@ -36,6 +36,7 @@ from anytime.errors import (
 from anytime.models import dvit, encoder, imta, load, mlp, msdnet, names, resnet
 from anytime.models.base import MultiExit
 from anytime.models.zoo import create
+from anytime.reproduce.runs import is_published, read_run
 from anytime.run.exported import DESCRIPTION
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Opened:
 
 
 def open_model(folder: Path, data: str | None = None) -> Opened:
-    """The network in a folder that `anytime.models.save` or a training run made.
+    """The network in a folder that `anytime.models.save` or a training run made, or in one of `results/`.
 
     Args:
         folder: Of the network, or of the run.
@@ -123,7 +124,7 @@ def open_model(folder: Path, data: str | None = None) -> Opened:
             fix="check the path",
             path=folder,
         )
-    model, whole, description = load(place), folder.resolve(), _describe(folder, data)
+    model, whole, description = _load(place), folder.resolve(), _describe(folder, data)
     name = whole.parent.name if whole.name == "model" else whole.name
     opened = Opened(model, name, folder, trained=True, data=description)
     words = None if description is None else description.class_names
@@ -136,9 +137,15 @@ def open_model(folder: Path, data: str | None = None) -> Opened:
     return opened
 
 
+def _load(folder: Path) -> MultiExit:
+    return read_run(folder).load() if is_published(folder) else load(folder)
+
+
 def _describe(folder: Path, data: str | None) -> Description | None:
     if data is not None:
         return KNOWN.get(data) or read_description(Path(data))
+    if is_published(folder):
+        return KNOWN.get(read_run(folder).data)
     whole = folder.resolve()
     # A network that is named by itself still has its run around it.
     places = (whole, whole.parent) if whole.name == "model" else (whole,)

@@ -55,7 +55,7 @@ def predict(
         deadline: How long it may take, such as 5ms; no limit by default.
         exits: How many exits at most.
         rule: How the exits' answers are combined, such as latest or product; by default what the calibration was fitted for,
-            or the product.
+            or the product, with fewer than five classes caching.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the quickest here.
         calibration: A file that fitting saved: temperatures, a fitted product, a tuned rule, prediction sets; once for each.
         data: What the model learnt from, if its folder does not say: cifar10, cifar100, imagenet or a run's data.json.
@@ -68,13 +68,13 @@ def predict(
     import anytime
     from anytime.cli.inputs import Description, open_model, read_input, shown
     from anytime.combine import rule as read_rule
-    from anytime.combine.advice import advise
+    from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
     from anytime.errors import FewClassesWarning
     from anytime.run import Budget
     from anytime.run.engines import make_engine
 
-    budget, chosen = Budget(time=deadline, exits=exits), None if rule is None else read_rule(rule)
+    budget, named = Budget(time=deadline, exits=exits), None if rule is None else read_rule(rule)
     if top < 1:
         raise OptionError(f"--top is {top}", expected="at least 1", fix="leave it out")
     opened = open_model(model, data)
@@ -82,6 +82,7 @@ def predict(
     fitted = [anytime.load(path) for path in calibration or ()]
     for each in fitted:
         each.check_fits(opened.model.num_exits, opened.classes)
+    chosen = default_rule(opened.classes) if named is None and not fitted else named
     if note is not None:
         print(note, file=sys.stderr)
     made = make_engine(opened.model, engine, example=x, threads=threads)

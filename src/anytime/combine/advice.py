@@ -1,8 +1,8 @@
 """Advice on few classes: with fewer than five the paper recommends caching over the product, and so do our figures.
 
-Whoever lets the product answer alone, with nothing beside it to compare, is told so once, by a `FewClassesWarning`. The figures
-are those of the caller's own rows where there are labels, and else those of a network of ours. Where rules are compared, the
-comparison says it better.
+So caching answers there where nobody names a rule. Whoever lets the product answer alone, with nothing beside it to compare, is
+told so once, by a `FewClassesWarning`. The figures are those of the caller's own rows where there are labels, and else those of
+a network of ours. Where rules are compared, the comparison says it better.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ import warnings
 from typing import Any, NamedTuple
 
 from anytime.combine.activations import ClippedReLU, Heaviside, ReLU, ThresholdReLU
-from anytime.combine.rules import Product
+from anytime.combine.rules import Caching, Product, Rule
 from anytime.combine.thresholds import AdaptiveReLU
 from anytime.errors import FewClassesWarning
 
 FEW_CLASSES = 5
 """The paper's limit: caching below, the product from here on."""
+
+
+def default_rule(classes: int | None) -> Rule[Any]:
+    """What answers where nobody says: the product, or caching where there are too few classes for it.
+
+    >>> default_rule(100), default_rule(2)
+    (Product(activation=ReLU(), weights='linear', shift=0.0), Caching(ties='earlier'))
+    """
+    return Caching() if classes is not None and classes < FEW_CLASSES else Product()
 
 
 class Answers(NamedTuple):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
+from anytime.models.layers import LayerNorm, Linear
 
 Unfold = tuple[int, int, int]
 """Kernel, stride and padding of one cut into overlapping tiles."""
@@ -116,20 +117,6 @@ class DViTConfig:
             raise OptionError(came, expected=expected, fix="order unfolds from coarse to fine, or add one between")
 
 
-class _Linear(nn.Linear):
-    """Computes in the number format of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
-class _Norm(nn.LayerNorm):
-    """Computes in the number format of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
 class _Performer(nn.Module):
     """One head of attention with random features in place of the softmax: its cost is linear in the number of tokens.
 
@@ -140,10 +127,10 @@ class _Performer(nn.Module):
     def __init__(self, config: DViTConfig, width_in: int) -> None:
         super().__init__()
         width, features = config.performer_width, config.random_features
-        self.norm = _Norm(width_in)
-        self.kqv = _Linear(width_in, 3 * width)
-        self.project = _Linear(width, width)
-        self.mlp_norm = _Norm(width)
+        self.norm = LayerNorm(width_in)
+        self.kqv = Linear(width_in, 3 * width)
+        self.project = Linear(width, width)
+        self.mlp_norm = LayerNorm(width)
         self.mlp = _mlp(width, width, width)
         self.dropout = nn.Dropout(config.performer_dropout)
         self.random_features: Tensor
@@ -195,7 +182,7 @@ class _Tokens(nn.Module):
         tiles = [width * kernel**2 for width, (kernel, _, _) in zip(channels, cuts, strict=True)]
         self.cuts = nn.ModuleList(_Cut(*cut) for cut in cuts)
         self.performers = nn.ModuleList(_Performer(config, width) for width in tiles[:-1])
-        self.project = _Linear(tiles[-1], config.width)
+        self.project = Linear(tiles[-1], config.width)
 
     def forward(self, image: Tensor) -> Tensor:
         for cut, performer, side in zip(self.cuts, self.performers, self.sides, strict=False):
@@ -230,8 +217,8 @@ class _Attention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.scale = (config.width // config.heads) ** -0.5
-        self.qkv = _Linear(config.width, 3 * config.width, bias=False)
-        self.project = _Linear(config.width, config.width)
+        self.qkv = Linear(config.width, 3 * config.width, bias=False)
+        self.project = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, relation: Tensor | None) -> tuple[Tensor, Tensor]:
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -262,11 +249,11 @@ class _Block(nn.Module):
     def __init__(self, config: DViTConfig, *, reuses: bool, drop_path: float) -> None:
         super().__init__()
         width = config.width + (config.reuse_width if reuses else 0)
-        self.attention_norm = _Norm(config.width)
+        self.attention_norm = LayerNorm(config.width)
         self.attention = _Attention(config)
         features = _mlp(config.width, config.reuse_hidden, config.reuse_width)
-        self.reuse = nn.Sequential(_Norm(config.width), *features) if reuses else None
-        self.mlp_norm = _Norm(width)
+        self.reuse = nn.Sequential(LayerNorm(config.width), *features) if reuses else None
+        self.mlp_norm = LayerNorm(width)
         self.mlp = _mlp(width, config.mlp_ratio * config.width, config.width)
         self.drop_path = drop_path
 
@@ -300,8 +287,8 @@ class _Network(nn.Module):
         shares = [config.drop_path * layer / max(1, config.depth - 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(_Block(config, reuses=reuses, drop_path=share) for share in shares)
         self.relations = _RelationReuse(config) if reuses else None
-        self.norm = _Norm(config.width)
-        self.head = _Linear(config.width, config.classes)
+        self.norm = LayerNorm(config.width)
+        self.head = Linear(config.width, config.classes)
         self.resize: Tensor | None
         self.register_buffer("resize", resize_matrix(config.sides[network - 1][-1], grid) if reuses else None)
 
@@ -380,7 +367,7 @@ def resize_matrix(side_in: int, side_out: int) -> Tensor:
 
 
 def _mlp(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
-    return nn.Sequential(_Linear(width_in, hidden), nn.GELU(), _Linear(hidden, width_out))
+    return nn.Sequential(Linear(width_in, hidden), nn.GELU(), Linear(hidden, width_out))
 
 
 def _init(module: nn.Module) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from anytime.errors import DtypeError, OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
+from anytime.models.layers import LayerNorm, Linear
 
 Head = Literal["mix", "plain"]
 Pool = Literal["cls", "mean"]
@@ -93,20 +94,6 @@ class EncoderConfig:
         return self.layers[-1]
 
 
-class _Linear(nn.Linear):
-    """Computes in the number format of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
-class _Norm(nn.LayerNorm):
-    """Computes in the number format of its weights."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
-
-
 class _Embeddings(nn.Module):
     """Word, position and type of each token, added up: `(batch, length)` to `(batch, length, width)`."""
 
@@ -115,7 +102,7 @@ class _Embeddings(nn.Module):
         self.words = nn.Embedding(config.vocabulary, config.width)
         self.positions = nn.Embedding(config.max_length, config.width)
         self.types = nn.Embedding(config.types, config.width)
-        self.norm = _Norm(config.width, eps=config.norm_eps)
+        self.norm = LayerNorm(config.width, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -131,13 +118,13 @@ class _Layer(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = _Linear(config.width, 3 * config.width)
-        self.project = _Linear(config.width, config.width)
-        self.attention_norm = _Norm(config.width, eps=config.norm_eps)
+        self.qkv = Linear(config.width, 3 * config.width)
+        self.project = Linear(config.width, config.width)
+        self.attention_norm = LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = nn.Sequential(
-            _Linear(config.width, config.intermediate), nn.GELU(), _Linear(config.intermediate, config.width)
+            Linear(config.width, config.intermediate), nn.GELU(), Linear(config.intermediate, config.width)
         )
-        self.mlp_norm = _Norm(config.width, eps=config.norm_eps)
+        self.mlp_norm = LayerNorm(config.width, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -166,7 +153,7 @@ class _FirstToken(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.linear = _Linear(config.width, config.width)
+        self.linear = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         pooled: Tensor = self.linear(x[:, 0]).tanh()
@@ -219,7 +206,7 @@ class EncoderExits(MultiExit):
         self.pooler = _FirstToken(config) if config.pool == "cls" else _MeanToken()
         self.dropout = nn.Dropout(config.dropout)
         self.mixes = nn.ModuleList(_Mix(layer) for layer in config.layers) if config.head == "mix" else None
-        self.heads = nn.ModuleList(_Linear(config.width, config.classes) for _ in config.layers)
+        self.heads = nn.ModuleList(Linear(config.width, config.classes) for _ in config.layers)
         self.apply(_init)
 
     @classmethod

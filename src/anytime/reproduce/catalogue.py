@@ -1,7 +1,6 @@
 """Every figure and table of the paper by the name of what it shows, and the module that measures it.
 
-A module of `anytime.reproduce.studies` has one function, `study(context)`, and is loaded when it is asked for. Names without a
-module wait for a run of their network.
+A module of `anytime.reproduce.studies` has one function, `study(context)`, and is loaded when it is asked for.
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ class Study:
         shows: What it shows, in a few words.
         figure: The paper's figure or table.
         needs: The runs it needs.
-        module: In `anytime.reproduce.studies`, or None where it waits for its runs.
+        module: In `anytime.reproduce.studies`.
     """
 
     name: str
     shows: str
     figure: str
-    needs: tuple[Need, ...] = ()
-    module: str | None = None
+    needs: tuple[Need, ...]
+    module: str
 
     def run(self, runs: Runs, *, scale: Scale = "full", images: str | Path | None = None) -> Finding:
         """Measure.
@@ -73,14 +72,6 @@ class Study:
             scale: `smoke` for seconds, `small` for minutes, `full` for the paper's size.
             images: Folder with CIFAR, which some figures can be completed from.
         """
-        if self.module is None:
-            for need in self.needs:
-                runs.need(need)
-            raise OptionError(
-                f"the study {self.name} has its run in {runs.where}, and is not written yet",
-                expected="one of the studies that `anytime reproduce list` shows as ready",
-                fix="measure the run itself: anytime evaluate RUN/test-sample.npz",
-            )
         module = import_module(f"anytime.reproduce.studies.{self.module}")
         folder = None if images is None else Path(images)
         found = cast("Finding", module.study(Context(self, runs, scale, folder)))

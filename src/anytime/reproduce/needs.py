@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anytime.errors import MissingFileError
+from anytime.errors import MissingRunError
 
 _CIFAR = ("cifar10", "cifar100")
 
@@ -28,7 +28,7 @@ class Need:
     def __str__(self) -> str:
         return f"{self.network} on {' or '.join(self.data)}" + (f" (≥ {self.seeds} seeds)" if self.seeds > 1 else "")
 
-    def missing(self, where: str, found: int) -> MissingFileError:
+    def missing(self, where: str, found: int) -> MissingRunError:
         """The error for runs that are not there."""
         few = f"{found} of {self.seeds} runs" if found else "no run"
         make = (
@@ -36,7 +36,7 @@ class Need:
             if self.recipe
             else "there is no recipe for it yet; it will come with a later release"
         )
-        return MissingFileError(
+        return MissingRunError(
             f"{where} has {few} of {self.network} on {' or '.join(self.data)}",
             expected=f"{self.seeds} or more, each a folder with config.json, figures and logits",
             fix=make,

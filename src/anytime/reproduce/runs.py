@@ -20,7 +20,7 @@ from anytime.artifacts import open_bundle, tensors_from_bytes
 from anytime.calibrate.tune import measure
 from anytime.checks import check_labels, check_logits
 from anytime.combine import Latest
-from anytime.errors import FormatError, MissingFileError
+from anytime.errors import FormatError, MissingFileError, MissingRunError
 from anytime.evaluation import evaluate, open_logits
 from anytime.models import measure_cost
 from anytime.models.base import MultiExit
@@ -29,6 +29,7 @@ from anytime.reproduce.needs import Need
 
 Split = Literal["test", "val"]
 _OUTSIDE = "oos"
+_WEIGHTS = "weights-"
 Logits = tuple[Tensor, Tensor]
 """`(exits, rows, classes)` in float32, and labels."""
 
@@ -117,16 +118,16 @@ class Run:
     @property
     def has_weights(self) -> bool:
         """Whether the network itself can be had."""
-        return self.folder is not None and any(name.startswith("weights-") for name in self.files)
+        return self.folder is not None and any(name.startswith(_WEIGHTS) for name in self.files)
 
     def load(self) -> MultiExit:
         """The network, in eval mode."""
         weights: dict[str, Tensor] = {}
         for name, path in self.files.items():
-            if name.startswith("weights-"):
+            if name.startswith(_WEIGHTS):
                 weights |= {key: _whole(part) for key, part in tensors_from_bytes(path.read_bytes(), path=path).items()}
         if not weights:
-            raise self._lacks("weights-*.safetensors")
+            raise self._lacks(f"{_WEIGHTS}*.safetensors")
         network = self._network()
         load_weights(network, weights)
         return network.eval()
@@ -195,7 +196,7 @@ class Runs:
                 fix="give --runs FOLDER, or a smaller --scale, which needs none",
                 path=place,
             )
-        return cls(tuple(_read(path.parent) for path in sorted(place.glob("*/config.json"))), str(place))
+        return cls(tuple(read_run(path.parent) for path in sorted(place.glob("*/config.json"))), str(place))
 
     def find(self, network: str, data: str) -> tuple[Run, ...]:
         """The runs of a network on a data set, by seed; perhaps none."""
@@ -218,7 +219,7 @@ class Runs:
         """As `need`, for runs that a study can do without: none where there are none."""
         try:
             return self.need(need)
-        except MissingFileError:
+        except MissingRunError:
             return ()
 
     def sets(self, need: Need) -> dict[str, tuple[Run, ...]]:
@@ -231,6 +232,28 @@ class Runs:
     def with_stand_in(self, make: Callable[[Need], Sequence[Run]]) -> Runs:
         """The same runs, and stand-ins where one is missing."""
         return replace(self, stand_in=make, _made={})
+
+
+def on_shared_rows(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The same runs with the test rows alone that were kept of all of them; runs in memory have the same rows."""
+    if any(run.folder is None for run in runs):
+        return runs
+    kept = [run.indices().tolist() for run in runs]
+    shared = sorted(set(kept[0]).intersection(*kept[1:]))
+    if not shared:
+        raise FormatError(
+            f"no test row was kept of all of {', '.join(run.name for run in runs)}",
+            expected="logits of the same rows of the backbone and of the finetuned network",
+            fix="publish one of them again with more rows: python results/publish.py RUN FOLDER --rows TEST VAL",
+            path=runs[-1].folder or runs[-1].name,
+        )
+    found = []
+    for run, rows in zip(runs, kept, strict=True):
+        place = {row: at for at, row in enumerate(rows)}
+        places = torch.tensor([place[row] for row in shared])
+        logits, labels = run.logits()
+        found.append(replace(run, folder=None, stored={"test": (logits[:, places], labels[places])}))
+    return tuple(found)
 
 
 def document_of_one(logits: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -271,7 +294,18 @@ def data_of(config: Mapping[str, Any]) -> str:
     return data if classes is None else f"{data}-{int(classes)}"
 
 
-def _read(folder: Path) -> Run:
+def is_published(folder: str | Path) -> bool:
+    """Whether a folder holds a published run with its network."""
+    return any(Path(folder).glob(f"{_WEIGHTS}*.safetensors"))
+
+
+def read_run(folder: str | Path) -> Run:
+    """A published run; its `load` gives the network, where that was kept.
+
+    Args:
+        folder: As `results/publish.py` writes it.
+    """
+    folder = Path(folder).resolve()
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())

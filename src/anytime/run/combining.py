@@ -15,8 +15,9 @@ from torch import Tensor
 
 from anytime.calibrate import PowersFit, Temperature, TunedRule
 from anytime.checks import check_logits
-from anytime.combine import Intersection, Interval, IntervalState, Prediction, Product, Rule, State
+from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State
 from anytime.combine import rule as read_rule
+from anytime.combine.advice import default_rule
 from anytime.conformal import ConformalSets
 from anytime.errors import OptionError, ShapeError
 
@@ -106,12 +107,15 @@ class ByIntersection:
         return interval
 
 
-def choose_rule(rule: Any, calibration: Any) -> tuple[Rule[Any] | Intersection, ConformalSets | None]:
+def choose_rule(
+    rule: Any, calibration: Any, classes: int | None = None
+) -> tuple[Rule[Any] | Intersection, ConformalSets | None]:
     """The rule to use and the sets to give, from what the caller said and what was fitted.
 
     Args:
-        rule: A rule, its text, or None for what the calibration was fitted for, or else the product.
+        rule: A rule, its text, or None for what the calibration was fitted for, or else the default.
         calibration: None, or a fitted object, or several: `Temperature`, `PowersFit`, `TunedRule`, `ConformalSets`.
+        classes: How many there are, where that is known.
     """
     chosen = read_rule(rule) if isinstance(rule, str) else rule
     sets: ConformalSets | None = None
@@ -132,7 +136,7 @@ def choose_rule(rule: Any, calibration: Any) -> tuple[Rule[Any] | Intersection, 
                     expected="a fitted Temperature, PowersFit, TunedRule or ConformalSets, or a tuple of these",
                     fix="fit one on held-out logits, or read a saved one with its class's load(path)",
                 )
-    chosen = Product() if chosen is None else chosen
+    chosen = default_rule(classes) if chosen is None else chosen
     if not isinstance(chosen, Rule | Intersection):
         raise OptionError(
             f"rule is {chosen!r}",

@@ -50,7 +50,7 @@ class Runner:
     Args:
         model: A model with `num_exits` and `exits(x)`, or an engine.
         rule: What to answer: a rule, its text, or `Intersection()` for a regression. None is what the calibration was fitted
-            for, or the product.
+            for, or the product; with fewer than five classes caching, which the paper advises there.
         engine: `eager`, `folded`, `onnxruntime`, `cuda-graphs`, `auto` for the quickest here, or an engine.
         calibration: A fitted `Temperature`, `PowersFit`, `TunedRule` or `ConformalSets`, or a tuple of these.
         policy: Lets inputs stop by themselves; see `anytime.policy`.
@@ -103,7 +103,7 @@ class Runner:
             rule, engine = _rule_inside(model, rule, calibration), cast(Engine, model)
             costs = model.costs if costs is None else costs
         self._model, self._exits = model, _count_exits(model, engine)
-        self._rule, self._sets = choose_rule(rule, calibration)
+        self._rule, self._sets = choose_rule(rule, calibration, _count_classes(model))
         self._policy = _check_policy(policy, self._rule, self._exits)
         self._rule.start(self._exits)  # it refuses a number of exits that it was not fitted for
         if self._sets is not None:

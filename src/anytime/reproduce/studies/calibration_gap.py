@@ -22,6 +22,7 @@ from anytime.reproduce.measure import (
     text_of,
 )
 from anytime.reproduce.needs import MSDNET_100
+from anytime.reproduce.runs import on_shared_rows
 from anytime.reproduce.studies.marginal import TEN, single_lines
 
 
@@ -69,7 +70,8 @@ def study(context: Context) -> Finding:
         )
         drawn = line("finetuned, softplus product", ours, 3, paper_values=paper.ECE["finetuned"])
         panels = [Panel(error.title, "exit", "ECE", (*error.lines, drawn), exits=error.exits, zero=True)]
-        (logits, labels), (others, _) = runs[0].logits(), tuned[0].logits()
+        before, tuned_first = on_shared_rows((runs[0], tuned[0]))
+        (logits, labels), (others, _) = before.logits(), tuned_first.logits()
         every = follow(Latest()(logits), labels).label_probability
         chosen = ten_rows(every)
         after = follow(Product(Softplus(), weights="ones")(others[:, chosen]), labels[chosen]).label_probability

@@ -7,13 +7,9 @@ judged by the same inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-
 from anytime.combine import Latest, Product, Rule, Softplus
-from anytime.errors import FormatError
 from anytime.metrics import follow
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Context
@@ -33,7 +29,7 @@ from anytime.reproduce.measure import (
     title_of,
 )
 from anytime.reproduce.needs import FINETUNED, Need
-from anytime.reproduce.runs import Run
+from anytime.reproduce.runs import Run, on_shared_rows
 from anytime.reproduce.studies.marginal import TEN, single_lines
 
 _LEARNT: Rule[Any] = Product(Softplus(), weights="ones")
@@ -54,7 +50,7 @@ def study(context: Context) -> Finding:
     used: list[Sequence[Run]] = []
     for data, tuned in context.runs.sets(FINETUNED).items():
         base = context.runs.need(Need("msdnet", (data,), recipe=f"{data}-msdnet"))
-        together = _on_shared_rows((*base, *tuned))
+        together = on_shared_rows((*base, *tuned))
         base, tuned = together[: len(base)], together[len(base) :]
         used += [base, tuned]
         found: dict[str, list[Figures]] = {}
@@ -90,28 +86,6 @@ def study(context: Context) -> Finding:
         table=tuple(table),
         numbers=numbers,
     )
-
-
-def _on_shared_rows(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The same runs with the test rows alone that were kept of all of them; runs in memory have the same rows."""
-    if any(run.folder is None for run in runs):
-        return runs
-    kept = [run.indices().tolist() for run in runs]
-    shared = sorted(set(kept[0]).intersection(*kept[1:]))
-    if not shared:
-        raise FormatError(
-            f"no test row was kept of all of {', '.join(run.name for run in runs)}",
-            expected="logits of the same rows of the backbone and of the finetuned network",
-            fix="publish one of them again with more rows: python results/publish.py RUN FOLDER --rows TEST VAL",
-            path=runs[-1].folder or runs[-1].name,
-        )
-    found = []
-    for run, rows in zip(runs, kept, strict=True):
-        place = {row: at for at, row in enumerate(rows)}
-        places = torch.tensor([place[row] for row in shared])
-        logits, labels = run.logits()
-        found.append(replace(run, folder=None, stored={"test": (logits[:, places], labels[places])}))
-    return tuple(found)
 
 
 def _panels(title: str, found: dict[str, list[Figures]], known: Sequence[float | None]) -> list[Panel]:
