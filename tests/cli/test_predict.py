@@ -87,7 +87,7 @@ def test_a_published_run_is_a_model_too(tmp_path: Path, capsys: Captured) -> Non
     if not published.is_dir():
         pytest.skip("results/ is not beside the tests")
     np.save(tmp_path / "grey.npy", np.full((32, 32, 3), 128, dtype=np.uint8))
-    found = predicted(capsys, str(published), str(tmp_path / "grey.npy"), "--engine", "eager", "--exits", "2")
+    found = predicted(capsys, str(published), str(tmp_path / "grey.npy"), "--exits", "2")
     assert (found["model"], found["exits"], found["exit"]) == ("msdnet-cifar100-seed0", 7, 2)
 
 
