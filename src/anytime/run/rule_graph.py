@@ -1,13 +1,15 @@
 """A rule's answers as graphs of ONNX Runtime, one for each number of exits.
 
 A rule is a dozen small tensor functions, and each is slow when a network has just swept the caches. As one call they take half
-of that time.
+of that time. Tracing sees one way through a rule, so only rules made of this library's own parts are traced: of these it is
+known that nothing hangs on numbers but work that may be left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -48,22 +50,31 @@ class ByGraph(ByRule):
         return Prediction(torch.from_numpy(log_probs), torch.from_numpy(fell_back))
 
 
-def by_graph(rule: Rule[Any], exits: int, classes: int, *, threads: int = 1) -> ByRule:
+def by_graph(rule: Rule[Any], exits: int, classes: int) -> ByRule:
     """A rule as graphs, or as it is where it cannot be written so.
 
     Args:
         rule: The rule.
         exits: Of the model.
         classes: Of the model.
-        threads: For a graph.
     """
-    rows = [logits for logits, _ in typical_states(rule, exits=exits, classes=classes)]
     plain = ByRule(rule)
+    if not _is_ours(rule):
+        return plain
+    rows = [logits for logits, _ in typical_states(rule, exits=exits, classes=classes)]
     try:
-        graphs = ByGraph(rule, [make_session(_file(rule, rows[:seen], exits), threads=threads) for seen in range(1, exits + 1)])
+        graphs = ByGraph(rule, [make_session(_file(rule, rows[:seen], exits)) for seen in range(1, exits + 1)])
         return graphs if _agree(graphs, plain, rows) else plain
     except Exception:  # whatever an exporter or a runtime stumbles over, the rule itself does not
         return plain
+
+
+def _is_ours(part: Any) -> bool:
+    """Whether a rule, and every rule and activation in it, is this library's own."""
+    if not is_dataclass(part):
+        return isinstance(part, int | float | str | tuple | None)
+    known = type(part).__module__.startswith(f"{__package__.partition('.')[0]}.")
+    return known and all(_is_ours(getattr(part, field.name)) for field in fields(part))
 
 
 class _After(nn.Module):
