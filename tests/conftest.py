@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,38 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
+
+
+class FakeStream:
+    """A stream of a GPU that only writes down what it waits for."""
+
+    def __init__(self) -> None:
+        self.waits: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waits.append(event)
+
+    def wait_stream(self, other: Any) -> None:
+        self.waits.append(other)
+
+    def record_event(self) -> tuple[str, Any]:
+        return ("event of", self)
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Streams in place of torch's: the main one, and all that are made from now on."""
+    made = [FakeStream()]
+    current = [made[0]]
+
+    def make() -> FakeStream:
+        made.append(FakeStream())
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "Stream", make)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda other: current.__setitem__(0, other))
+    return made
 
 
 @pytest.fixture(scope="session")

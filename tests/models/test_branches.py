@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,37 +11,7 @@ from anytime.models import MLP, MLPConfig, create
 from anytime.models.branches import run_beside, run_paths_side_by_side
 
 
-class FakeStream:
-    """A stream that writes down what it waits for."""
-
-    made: list[FakeStream]
-
-    def __init__(self) -> None:
-        self.waits: list[Any] = []
-        FakeStream.made.append(self)
-
-    def wait_event(self, event: Any) -> None:
-        self.waits.append(event)
-
-    def wait_stream(self, other: FakeStream) -> None:
-        self.waits.append(other)
-
-    def record_event(self) -> tuple[str, FakeStream]:
-        return ("event of", self)
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
-    FakeStream.made = []
-    stream = FakeStream()
-    current = [stream]
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda other: current.__setitem__(0, other))
-    return stream
-
-
-def test_paths_begin_with_their_layer_and_the_main_stream_waits_for_each(main: FakeStream) -> None:
+def test_paths_begin_with_their_layer_and_the_main_stream_waits_for_each(streams: list[Any]) -> None:
     torch.manual_seed(0)
     model = create("msdnet-cifar-linear", classes=10).eval()
     images = torch.randn(2, 3, 32, 32)
@@ -50,25 +19,26 @@ def test_paths_begin_with_their_layer_and_the_main_stream_waits_for_each(main: F
         before = model(images)
         run_paths_side_by_side(model)
         assert torch.equal(model(images), before)
+    main, *sides = streams
     assert torch.cuda.current_stream() is main
-    _, *sides = FakeStream.made
     assert len(sides) == 5
     assert {id(one) for one in main.waits} == {id(side) for side in sides}
     assert all(event == ("event of", main) for side in sides for event in side.waits)
     assert sum(len(side.waits) for side in sides) == len(main.waits)  # each that leaves comes back
 
 
-def test_other_networks_stay_as_they_are(main: FakeStream) -> None:
+def test_other_networks_stay_as_they_are(streams: list[Any]) -> None:
     model = MLP(MLPConfig(classes=4))
     run_paths_side_by_side(model)
-    assert FakeStream.made == [main]
+    assert len(streams) == 1
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def test_a_part_beside_the_others_is_not_waited_for(main: FakeStream) -> None:
-    part, side = nn.Linear(2, 2), FakeStream()
-    run_beside(part, side)  # type: ignore[arg-type]
+def test_a_part_beside_the_others_is_not_waited_for(streams: list[Any]) -> None:
+    part, side = nn.Linear(2, 2), torch.cuda.Stream()
+    run_beside(part, side)
     part(torch.zeros(1, 2))
+    main, side = streams
     assert torch.cuda.current_stream() is main
     assert side.waits == [("event of", main)]
     assert main.waits == []

@@ -68,7 +68,7 @@ def test_one_in_a_hundred_is_tried_and_four_quick_tries_in_a_row_are_believed() 
     assert decline_until_tried(forecast, 3) == 100
     forecast.note(3, 1, 1.2)
     assert forecast.stage(3, 1) == 1.2
-    assert forecast.needed(3, 1, "here") == 1.2
+    assert forecast.outlook(4, 1, "here").needed[3] == 1.2
 
 
 def test_what_runs_now_and_then_is_not_forgotten() -> None:
@@ -120,21 +120,21 @@ def test_handing_over_is_learnt_and_forgotten_too() -> None:
         while not forecast.decline(0, 1, "thread"):
             pass
         forecast.note_handing("thread", 0.1)
-    assert forecast.needed(0, 1, "thread") == 0.1
+    assert forecast.outlook(1, 1, "thread").needed[0] == 0.1
 
 
 def test_who_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_end_but_not_for_both() -> None:
     forecast = Forecast(window=10, quantile=0.9)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
-    assert forecast.needed(0, 1, "here") == 5.0
+    assert forecast.outlook(1, 1, "here").needed[0] == 5.0
     for taken in (0.1, 0.1, 0.1, 2.0, 2.0):
         forecast.note_handing("here", taken)
-    assert forecast.needed(0, 1, "here") == 5.1
+    assert forecast.outlook(1, 1, "here").needed[0] == 5.1
     for _ in range(2):
         forecast.note_handing("here", 7.0)
-    assert forecast.needed(0, 1, "here") == 8.0
-    assert forecast.needed(1, 1, "here") == 7.0
+    assert forecast.outlook(1, 1, "here").needed[0] == 8.0
+    assert forecast.outlook(2, 1, "here").needed[1] == 7.0
 
 
 @pytest.mark.parametrize("way", ["thread", "asyncio"])
@@ -142,10 +142,10 @@ def test_who_waits_has_an_answer_in_time_and_needs_time_for_a_usual_stage_and_a_
     forecast = Forecast(window=100)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
-    assert forecast.needed(0, 1, way) == 1.0
+    assert forecast.outlook(1, 1, way).needed[0] == 1.0
     for taken in [0.1] * 90 + [0.5] * 8 + [9.0] * 2:
         forecast.note_handing(way, taken)
-    assert forecast.needed(0, 1, way) == 1.5
+    assert forecast.outlook(1, 1, way).needed[0] == 1.5
     assert forecast.outlook(1, 1, way).waking == 0.5
 
 

@@ -144,10 +144,6 @@ class Forecast:
             self._digest()
             return self._stage(exit, batch)[1]
 
-    def needed(self, exit: int, batch: int, way: str) -> float:
-        """The seconds there should be for a stage to be begun, and for its answer to be in the caller's hands."""
-        return self.outlook(exit + 1, batch, way).needed[exit]
-
     def outlook(self, exits: int, batch: int, way: str) -> Outlook:
         """What is expected of the first `exits` stages, in one go: between stages every microsecond is the caller's.
 
