@@ -4,6 +4,7 @@
     python benchmarks/engines.py --rounds 5          a quick look
     python benchmarks/engines.py --clock wall        seconds on the wall; on a busy machine they are not the engines'
     python benchmarks/engines.py --device cuda       a GPU, batches of 1 and 64; needs torch and NumPy only
+    python benchmarks/engines.py --device cuda --ways chosen packed --precisions float32
 
 The rival is the same network in eager torch, stage by stage, in the same run. The variants take turns in blocks of a few
 requests, each after two that warm its caches up. Times are medians over all rounds, from the request to the logits of an exit
@@ -19,7 +20,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -109,7 +110,8 @@ def on_cpu(rounds: int, clock: Callable[[], float], file: IO[str] | None) -> Non
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "float16")
 WAYS: dict[str, dict[str, Any]] = {
-    "packed": {},
+    "chosen": {},
+    "packed": {"pack": True},
     "fused, side by side": {"pack": False},
     "fused": {"pack": False, "parallel": False},
     "plain, side by side": {"pack": False, "fuse": False},
@@ -117,21 +119,23 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def on_gpu(rounds: int, seconds: float, file: IO[str] | None) -> None:
-    """All settings of the graphs, at both batch sizes."""
+def on_gpu(
+    rounds: int, seconds: float, file: IO[str] | None, ways: Sequence[str] = tuple(WAYS), precisions: Sequence[Any] = PRECISIONS
+) -> None:
+    """What the engine chooses by itself and single ways beside it, at both batch sizes."""
     print(f"msdnet-cifar, 100 classes, {torch.cuda.get_device_name()}, torch {torch.__version__}, {rounds} rounds of {BLOCK}")
     model = make_model().cuda()
     for batch in (1, 64):
         x = torch.randn(batch, 3, 32, 32)
         engines: dict[str, Engine] = {"eager": EagerEngine(model), "folded": FoldedEngine(model, x[:8])}
         begin = time.perf_counter()
-        for precision in PRECISIONS:
-            for way, options in WAYS.items():
+        for way in ways:
+            for precision in precisions:
                 if time.perf_counter() - begin > seconds:
                     print(f"{way} {precision} is left out: making the others took {seconds:g} seconds")
                     continue
                 try:
-                    engine = CudaGraphsEngine(model, x, sizes=(batch,), precision=precision, **options)
+                    engine = CudaGraphsEngine(model, x, sizes=(batch,), precision=precision, **WAYS[way])
                     print(f"{way} {precision}: made after {time.perf_counter() - begin:.1f} s, {engine.why}", flush=True)
                     request(engine, x, time.perf_counter)
                     engines[f"{way} {precision}"] = engine
@@ -149,11 +153,13 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
     parser.add_argument("--seconds", type=float, default=120, help="for making the graphs of one batch size")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=tuple(WAYS), help="on a GPU")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="on a GPU")
     parser.add_argument("--json", type=Path, help="a file for lines of JSON, one an engine and batch size")
     options = parser.parse_args()
     with options.json.open("a") if options.json else nullcontext() as file:
         if options.device == "cuda":
-            on_gpu(options.rounds, options.seconds, file)
+            on_gpu(options.rounds, options.seconds, file, options.ways, options.precisions)
         else:
             on_cpu(options.rounds, time.thread_time if options.clock == "thread" else time.perf_counter, file)
 

@@ -136,6 +136,7 @@ class OnCPU:
 
     def __init__(self) -> None:
         self.replays = 0
+        self.times: dict[tuple[int, str], float] = {}  # by batch size and way
 
     def record(self, steps: Sequence[Step], given: Carry) -> list[Recorded]:
         recorded = []
@@ -146,6 +147,7 @@ class OnCPU:
         return recorded
 
     def _again(self, step: Step, given: Carry, places: Carry) -> Callable[[], None]:
+        @torch.inference_mode()
         def replay() -> None:
             self.replays += 1
             left, logits = step(given)
@@ -165,6 +167,11 @@ class OnCPU:
 
     def wait(self) -> None:
         pass
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        work()
+        lane: Any = work.__self__  # type: ignore[attr-defined]
+        return self.times.get((lane.size, lane.way.name), 1.0)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_batches_between_sizes_are_padded_and_larger_ones_run_without_a_graph(ma
 
 def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
-    engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
+    engine = CudaGraphsEngine(model, x, sizes=(2,), pack=True, recorder=recorder)
     batch = torch.randn(5, 3, 32, 32)
     wanted = list(model.exits(batch))
     run = engine.begin(batch)
@@ -35,6 +35,43 @@ def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_networ
     run.keep(torch.tensor([3, 1]))
     assert apart([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
     assert recorder.replays == 2
+
+
+def test_each_size_runs_in_the_way_that_was_quickest(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("msdnet")
+    recorder.times = {(1, "fused"): 2e-3, (1, "packed"): 1e-3, (4, "fused"): 2e-3, (4, "packed"): 3e-3}
+    engine = CudaGraphsEngine(model, x, sizes=(4, 1), recorder=recorder)
+    assert engine.why == "asked for; all exits for a batch of 1: packed 1 ms, fused 2 ms; of 4: fused 2 ms, packed 3 ms"
+    assert [lane.way.name for lane in engine._lanes] == ["packed", "fused"]
+    for rows in (1, 2, 4, 7):
+        batch = torch.randn(rows, 3, 32, 32)
+        run = engine.begin(batch)
+        assert apart([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
+
+
+def test_a_run_stays_in_the_way_that_it_began_in(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("msdnet")
+    recorder.times = {(4, "fused"): 0.5}
+    engine = CudaGraphsEngine(model, x, sizes=(1, 4), recorder=recorder)
+    for rows in (3, 6):
+        batch = torch.randn(rows, 3, 32, 32)
+        wanted = list(model.exits(batch))
+        run = engine.begin(batch)
+        assert apart([run.advance()], wanted[:1]) < 1e-5
+        run.keep(torch.tensor([2]))  # one row would be packed, had it come alone
+        recorder.replays = 0
+        assert apart([run.advance(), run.advance()], [logits[[2]] for logits in wanted[1:]]) < 1e-5
+        assert recorder.replays == 2
+        assert engine._lanes[1].owner is run
+
+
+def test_logits_are_the_caller_s_own(make_network: Any, recorder: Any) -> None:
+    model, x = make_network("mlp")
+    engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
+    first = engine.begin(x).advance()
+    before = first.clone()
+    engine.begin(x + 1).advance()
+    assert torch.equal(first, before)
 
 
 def test_inputs_of_another_form_run_without_a_graph(make_network: Any, recorder: Any) -> None:
@@ -97,7 +134,7 @@ def test_without_a_gpu_it_says_so(make_network: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
-@pytest.mark.parametrize("options", [{}, {"pack": False}, {"pack": False, "parallel": False, "fuse": False}])
+@pytest.mark.parametrize("options", [{}, {"pack": True}, {"pack": False}, {"pack": False, "parallel": False, "fuse": False}])
 def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, options: dict[str, bool]) -> None:
     model, x = make_network("msdnet")
     engine = CudaGraphsEngine(model, x, sizes=(1, 4), precision=precision, **options)  # type: ignore[arg-type]

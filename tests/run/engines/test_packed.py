@@ -112,7 +112,7 @@ def test_networks_of_another_make_are_not_packed(make_network: Any, settle: Any)
 
 def test_the_engine_packs_and_says_so(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
-    assert CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder).why == "asked for; packed"
+    assert CudaGraphsEngine(model, x, sizes=(2, 4), pack=True, recorder=recorder).why == "asked for; packed"
     assert CudaGraphsEngine(model, x, sizes=(2,), pack=False, recorder=recorder).why == "asked for; fused"
     assert CudaGraphsEngine(model, x, sizes=(2,), pack=False, fuse=False, recorder=recorder).why == "asked for; plain"
 
@@ -132,6 +132,24 @@ def test_a_kernel_that_fails_or_errs_is_left_out(make_network: Any, recorder: An
     assert engine.why == "asked for; fused; packed is left out: its logits are inf times the largest of their exit away"
     run = engine.begin(x)
     assert apart([run.advance()], [next(model.exits(x))]) < 1e-5
+
+
+def test_large_tiles_are_for_launches_of_much_work(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, network, _ = packed(MSDNetConfig(classes=100))
+    grids: list[tuple[tuple[int, int], int]] = []
+
+    class Noted:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            return lambda *_, **options: grids.append((grid, options["tile_places"]))
+
+    monkeypatch.setattr(kernel, "triton", "there")
+    monkeypatch.setattr(kernel, "convolve", Noted(), raising=False)
+    run = kernel.run_with_triton("ieee")
+    image, launch = torch.zeros(1, 3, 32, 32), network.launches[0][0]  # 16 channels at 32 · 32 places
+    run(network, launch, image, image)
+    run(network, launch, image.expand(64, -1, -1, -1), image)
+    run(network, network.launches[0][-1], torch.zeros(64, network.row), image)  # 100 classes at one place
+    assert grids == [((64, 1), 16), ((1024, 1), 64), ((28, 1), 16)]
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

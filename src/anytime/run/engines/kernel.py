@@ -32,20 +32,22 @@ class Tile(NamedTuple):
     stages: int
 
 
-FEW = Tile(places=16, channels=16, depth=64, warps=4, stages=4)
-"""For small batches: many small tiles, so that no processor is idle."""
-MANY = Tile(places=64, channels=16, depth=32, warps=4, stages=3)
-"""For large batches: large tiles, which read less."""
-_LARGE = 8
+SMALL = Tile(places=16, channels=16, depth=64, warps=4, stages=4)
+"""Many small tiles, so that no processor is idle. On an H200 among the quickest of a dozen for one image; deeper ones are slow."""
+LARGE = Tile(places=64, channels=16, depth=32, warps=4, stages=3)
+"""Few large tiles, which read less. On an H200 2.8 ms for 64 images; six tiles took 3.2 to 6.1 ms with `tf32x3`."""
+FULL = 256
+"""How many programs keep a GPU busy; an H200 has 132 processors."""
 
 
-def run_with_triton(precision: str, *, few: Tile = FEW, many: Tile = MANY) -> Run:
+def run_with_triton(precision: str, *, small: Tile = SMALL, large: Tile = LARGE, full: int = FULL) -> Run:
     """What runs launches with the kernel.
 
     Args:
-        precision: How factors are rounded: `tf32x3` nearly not at all, `tf32` to ten bits.
-        few: The tile for batches below 8.
-        many: The tile for larger ones.
+        precision: How factors are rounded: `ieee` not at all, `tf32x3` nearly not, `tf32` to ten bits.
+        small: The tile for launches of little work: small images, or few of them.
+        large: The tile for those of which large tiles are many.
+        full: How many.
     """
     if triton is None:
         raise DeviceError(
@@ -54,8 +56,8 @@ def run_with_triton(precision: str, *, few: Tile = FEW, many: Tile = MANY) -> Ru
 
     def run(network: PackedMSDNet, launch: Launch, given: Tensor, left: Tensor) -> None:
         batch = len(given)
-        tile = few if batch < _LARGE else many
-        tiles = [-(-batch * one.gives**2 // tile.places) * -(-one.width // tile.channels) for one in launch.work]
+        tile = large if sum(_tiles(launch, batch, large)) >= full else small
+        tiles = _tiles(launch, batch, tile)
         convolve[(max(tiles), len(launch.work))](
             given,
             left,
@@ -77,6 +79,11 @@ def run_with_triton(precision: str, *, few: Tile = FEW, many: Tile = MANY) -> Ru
         )
 
     return run
+
+
+def _tiles(launch: Launch, batch: int, tile: Tile) -> list[int]:
+    """How many tiles each convolution of a launch is."""
+    return [-(-batch * one.gives**2 // tile.places) * -(-one.width // tile.channels) for one in launch.work]
 
 
 def _convolve(
