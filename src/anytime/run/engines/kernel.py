@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 
 SMALL = Tile(places=16, channels=16, depth=64, warps=4, stages=4)
-"""Many small tiles, so that no processor is idle. On an H200 among the quickest of a dozen for one image; deeper ones are slow."""
+"""Many small tiles, so that no processor is idle. Of a dozen for one image among the quickest on an H200; deeper are slower."""
 LARGE = Tile(places=64, channels=16, depth=32, warps=4, stages=3)
 """Few large tiles, which read less. On an H200 2.8 ms for 64 images; six tiles took 3.2 to 6.1 ms with `tf32x3`."""
 FULL = 256
