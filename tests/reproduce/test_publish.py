@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anytime.artifacts import write_json
+from anytime.artifacts import read_bundle, write_json
 from anytime.reproduce import find
 from anytime.reproduce.runs import Runs, data_of, network_of
 from anytime.reproduce.studies.text import NAMES
@@ -134,3 +134,15 @@ def test_runs_on_images_keep_rows_of_which_a_longer_sample_has_all(script: Modul
     document = json.loads(files["test-metrics.json"])
     assert document["costs"] == [1, 2, 3, 4, 5, 6]
     assert set(document["rules"]) == {"latest", "caching", "product"}
+
+
+@pytest.mark.parametrize("folder", sorted(SCRIPT.parent.glob("minilm-*")), ids=lambda folder: folder.name)
+def test_what_is_published_of_texts_is_whole_small_and_names_no_folder(folder: Path) -> None:
+    files = read_bundle(folder)
+    assert set(files) == {path.name for path in folder.iterdir()} - {"manifest.json"}
+    assert max(map(len, files.values())) < 3_000_000
+    config = json.loads(files["config.json"])
+    assert "root" not in config
+    assert "/" not in config["init"]
+    summary, figures = json.loads(files["summary.json"]), json.loads(files["test-metrics.json"])
+    assert figures["rules"]["latest"]["accuracy"] == pytest.approx(summary["test_accuracy"], abs=1e-4)

@@ -16,7 +16,7 @@ from anytime.errors import MissingFileError
 from anytime.reproduce import Finding, Panel, find
 from anytime.reproduce.needs import SINGLE_HEAD, TEXT
 from anytime.reproduce.runs import Run, Runs
-from anytime.reproduce.studies.out_of_scope import DOUBT, RAPS, SUPPORT, auroc
+from anytime.reproduce.studies.out_of_scope import DOUBT, LOGIT, RAPS, SUPPORT, auroc
 from anytime.reproduce.studies.text import FITTED, NAMES, SHIFTED
 
 
@@ -85,9 +85,9 @@ def test_the_last_exit_is_held_against_a_single_head_in_the_table_and_as_a_bound
 
 
 def test_the_picture_over_classes_joins_one_set_and_puts_the_others_beside_it(found: Finding) -> None:
-    gained, falls, *_ = found.panels
+    gained, left, *_ = found.panels
     assert isinstance(gained, Panel)
-    assert isinstance(falls, Panel)
+    assert isinstance(left, Panel)
     assert gained.x_marks == ((pytest.approx(np.log10(2)), "2"), (pytest.approx(np.log10(3)), "3"), *gained.x_marks[2:])  # type: ignore[index]
     joined, *others = [line for line in gained.lines if line.name == "product"]
     assert [round(10**x) for x in joined.x] == [2, 5, 12]
@@ -95,8 +95,45 @@ def test_the_picture_over_classes_joins_one_set_and_puts_the_others_beside_it(fo
     assert [[round(10**x) for x in line.x] for line in others] == [[2], [6]]
     mean = {name: np.mean(found.numbers["trec"][name]["accuracy"][0]) for name in ("product", "latest")}
     assert others[1].y[0] == pytest.approx(100 * (mean["product"] - mean["latest"]))
-    assert {line.name for line in falls.lines} == set(NAMES)
+    assert {line.name for line in left.lines} == set(NAMES)
+    falls = {name: found.numbers["trec"][name]["label_drop_percent"][0]["0.1"] for name in ("caching", "latest")}
+    assert [line.y for line in left.lines if line.name == "caching"][2] == (
+        pytest.approx(100 * falls["caching"] / falls["latest"]),
+    )
     assert "Of CLINC150's classes 2, 5, 12 were taken" in found.note
+
+
+def test_sizes_at_which_nothing_falls_decide_nothing() -> None:
+    def sure(classes: int) -> Run:
+        labels = torch.arange(90) % classes
+        logits = 9.0 * torch.nn.functional.one_hot(labels, classes).expand(3, -1, -1)
+        return replace(run_of(f"clinc150-{classes}", classes), stored={"test": (logits, labels), "val": (logits, labels)})
+
+    found = find("text").run(runs_of(sure(2), sure(5), run_of("clinc150", 12)))
+    assert "With 2, 5 nothing falls by .1 under any of the three" in found.note
+    left = next(panel for panel in found.panels if panel.title == "Label's falls by .1 that are left")
+    assert isinstance(left, Panel)
+    assert left.lines[1].y[:2] == (None, None)
+    assert left.lines[1].y[2] is not None
+
+
+def test_a_fitted_product_that_keeps_to_the_first_exit_is_named() -> None:
+    # The later exits are right more often by less than the point that steadiness may cost, and disturb.
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(2000) % 6
+    first = 3.0 * torch.nn.functional.one_hot(labels, 6) + torch.randn(2000, 6, generator=generator)
+    wrong = (first.argmax(-1) != labels).nonzero().flatten()[:12]
+    later = first + 1.2 * torch.randn(2, 2000, 6, generator=generator)
+    keep = (later.argmax(-1) == labels).float() - (first.argmax(-1) == labels).float()
+    later = torch.where((keep != 0)[..., None], first, later)
+    later[:, wrong] = 6.0 * torch.nn.functional.one_hot(labels[wrong], 6).float()
+    logits = torch.cat((first[None], later))
+    run = replace(run_of("trec", 6), stored={"test": (logits, labels), "val": (logits, labels)})
+    found = find("text").run(runs_of(run))
+    accuracy = found.numbers["trec"][FITTED]["accuracy"][0]
+    assert accuracy[-1] - accuracy[0] < 0.25 * 12 / 2000
+    assert "It hardly heeds the exits after the first, which are within that point, on TREC, 6 classes." in found.note
+    assert "hardly heeds" not in find("text").run(runs_of(run_of("trec", 6))).note
 
 
 def test_what_is_missing_is_named(found: Finding) -> None:
@@ -143,6 +180,8 @@ def test_out_of_scope_queries_are_told_apart_where_they_can_be() -> None:
     exits = found.numbers
     assert exits[f"product, {SUPPORT}"][-1] > 0.9  # all classes stay, as they do for rows that collapsed
     assert exits[f"latest, {DOUBT}"][-1] > 0.95
+    heights = inside[0][-1].max(-1).values
+    assert exits[f"latest, {LOGIT}"][-1] == pytest.approx(float((heights > 0.26).double().mean()))
     assert exits[f"product, {RAPS}"][-1] > 0.9
     assert all(len(row) == 4 for row in found.table)
     alike = replace(run, outside=rows(12, 7)[0])

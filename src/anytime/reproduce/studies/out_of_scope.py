@@ -18,16 +18,17 @@ from anytime.reproduce.runs import Run
 from anytime.reproduce.studies.text import FITTED, text_rules
 
 SUPPORT, APS, RAPS, ENTROPY, DOUBT = "support size", "APS set size", "RAPS set size", "entropy", "1 − largest probability"
+LOGIT = "− largest logit"
 GOOD = 0.9
 """An AUROC that we call telling apart."""
 _RULES = ("latest", "caching", "product", FITTED)
 _DRAWN = (
+    ("latest", LOGIT),
     ("latest", DOUBT),
     ("latest", RAPS),
     ("product", DOUBT),
     ("product", SUPPORT),
     ("product", RAPS),
-    (FITTED, DOUBT),
 )
 
 Scores = Mapping[tuple[str, str], Tensor]
@@ -120,6 +121,8 @@ def _scores(run: Run) -> tuple[Scores, Scores]:
             prediction = rule(logits)
             seen = follow(prediction)
             scores[name, DOUBT], scores[name, ENTROPY] = 1 - seen.confidence, seen.entropy
+            if name == "latest":
+                scores[name, LOGIT] = -logits.amax(-1)
             if name == "product":  # under the others every class keeps some probability
                 scores[name, SUPPORT] = seen.support
             for kind, fitted in sets.items():

@@ -8,7 +8,7 @@ for a hundred would shut the later exits out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from anytime.combine import Caching, Latest, Product, Rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.evaluation import evaluate
 from anytime.reproduce.catalogue import Context
-from anytime.reproduce.finding import Claim, Comparison, Finding, Line, Measured, Panel, over_seeds
+from anytime.reproduce.finding import Claim, Comparison, Finding, Kind, Line, Measured, Panel, over_seeds
 from anytime.reproduce.measure import (
     PLAIN,
     Figures,
@@ -40,8 +40,10 @@ SHIFTED, FITTED = "product, shift 1/K", "fitted product"
 NAMES = (*PLAIN, SHIFTED, FITTED)
 WITHIN, MINOR = 2.0, 1.0
 """Points of accuracy: asked of the last exit beside a single head; and what we call comparable."""
+_KEEPS = 0.25
+"""Of what the network gains from its first exit to its last, a rule that gains less than this keeps to the first."""
 _DROP, _DEEP = "0.1", "0.5"
-_KEYS = ("accuracy", "label_drop_percent", "collapsed_percent", "support_size", "ece", "nll")
+_KEYS = ("accuracy", "label_drop_percent", "overthinking_percent", "collapsed_percent", "support_size", "ece", "nll")
 _MARKS = (2, 3, 5, 10, 20, 50, 150)
 
 Group = Mapping[str, Sequence[Figures]]
@@ -87,7 +89,7 @@ def study(context: Context) -> Finding:
         "of 1/K stands beside the plain product. The fitted product is fitted on validation rows, and so is the weight of "
         f"falls in it: the fewest that cost at most {100 * ALLOWANCE:g} point of mean accuracy there, which can cost more at "
         "the last exit and on other rows. "
-        f"{_begins(figures, family, classes)}{_missing(context.runs)}",
+        f"{_keeps(figures, classes)}{_begins(figures, family, classes)}{_missing(context.runs)}",
         panels=(
             *_over_classes(figures, family, classes),
             *(
@@ -198,32 +200,47 @@ def _over_classes(figures: Group, family: Sequence[str], classes: Mapping[str, i
         pairs = (each[rule]["accuracy"] for each in figures[data]), (each["latest"]["accuracy"] for each in figures[data])
         return over_seeds([100 * (sum(mine) - sum(base)) / len(mine) for mine, base in zip(*pairs, strict=True)])
 
-    kinds = (
-        ("Accuracy gained, mean over exits", "points over latest", gained, NAMES[1:]),
-        ("Label's falls by .1 or more", "% of inputs", lambda data, rule: _falls(figures[data], rule), NAMES),
-        ("Label's falls by .5 or more", "% of inputs", lambda data, rule: _falls(figures[data], rule, _DEEP), NAMES),
+    def left(data: str, rule: str) -> Measured | None:
+        whole = _falls(figures[data], "latest").mean
+        return Measured(100 * _falls(figures[data], rule).mean / whole) if whole else None
+
+    kinds: tuple[tuple[str, str, Callable[[str, str], Measured | None], Sequence[str], Kind], ...] = (
+        ("Accuracy gained, mean over exits", "points over latest", gained, NAMES, "linear"),
+        ("Label's falls by .1 that are left", "% of those under latest", left, NAMES, "linear"),
+        ("Label's falls by .5 or more", "% of inputs", lambda data, rule: _falls(figures[data], rule, _DEEP), NAMES, "symlog"),
+        (
+            "Right at some exit, wrong at the last",
+            "% of inputs",
+            lambda data, rule: over_seeds([each[rule]["overthinking_percent"] for each in figures[data]]),
+            NAMES,
+            "linear",
+        ),
         (
             "Collapsed at the last exit",
             "% of inputs",
             lambda data, rule: curve(figures[data], rule, "collapsed_percent")[-1],
             ("product", SHIFTED),
+            "symlog",
         ),
+        ("Calibration", "ECE, mean over exits", lambda data, rule: _mean(figures[data], rule, "ece"), NAMES, "linear"),
     )
     look, present = looks(NAMES), set(classes.values())
     if len(present) == 1:
         return ()
     marks = tuple((math.log10(count), str(count)) for count in _MARKS if min(present) <= count <= max(present))
+    joined = f"{_whole_title(family[-1], classes[family[-1]])}'s joined, those of other sets alone" if len(family) > 1 else ""
+    x_title = f"classes: {joined}" if joined else "classes"
     panels = []
-    for title, y_title, value, rules in kinds:
+    for title, y_title, value, rules, kind in kinds:
         lines = []
         for rule in rules:
             for data in filter(None, [family, *([other] for other in figures if other not in family)]):
-                values = [value(each, rule) for each in data]
                 x = tuple(math.log10(classes[each]) for each in data)
-                spread = tuple(one.deviation for one in values)
+                values = [value(each, rule) for each in data]
+                spread = tuple(None if one is None else one.deviation for one in values)
                 bars = spread if any(spread) else ()
-                lines.append(Line(rule, x, tuple(one.mean for one in values), look[rule], bars))
-        panels.append(Panel(title, "classes", y_title, tuple(lines), zero=title != kinds[0][0], x_marks=marks))
+                lines.append(Line(rule, x, tuple(None if one is None else one.mean for one in values), look[rule], bars))
+        panels.append(Panel(title, x_title, y_title, tuple(lines), kind, zero=value is not gained, x_marks=marks))
     return tuple(panels)
 
 
@@ -231,6 +248,7 @@ def _claims(groups: Group, classes: Mapping[str, int]) -> tuple[Claim, ...]:
     mean = {data: {rule: _mean(found, rule, "accuracy", factor=100).mean for rule in NAMES} for data, found in groups.items()}
     falls = {data: {rule: _falls(found, rule).mean for rule in NAMES} for data, found in groups.items()}
     nll = {data: {rule: _mean(found, rule, "nll").mean for rule in NAMES} for data, found in groups.items()}
+    ece = {data: {rule: _mean(found, rule, "ece").mean for rule in NAMES} for data, found in groups.items()}
     paper = ("caching", SHIFTED)
 
     def listed(values: Mapping[str, Mapping[str, float]], rules: Sequence[str], unit: str = " %", digits: int = 2) -> str:
@@ -262,14 +280,33 @@ def _claims(groups: Group, classes: Mapping[str, int]) -> tuple[Claim, ...]:
             )
             for by, shares in ((".1", falls), (".5", deep))
         ]
-        ece = {data: {rule: _mean(groups[data], rule, "ece").mean for rule in NAMES} for data in few}
         claims.append(
             Claim(
-                f"our own: with fewer than {FEW_CLASSES} classes the product is calibrated worse than caching",
-                all(found["product"] > found["caching"] for found in ece.values()),
-                f"mean ECE: {listed(ece, ('caching', 'product', SHIFTED), '', 3)}",
+                f"our own: with fewer than {FEW_CLASSES} classes the fitted product falls less often than caching, and is "
+                "right no less often",
+                all(
+                    falls[data][FITTED] < falls[data]["caching"] and mean[data][FITTED] >= mean[data]["caching"] for data in few
+                ),
+                f"falls by .1: {listed({data: falls[data] for data in few}, ('caching', FITTED))}; mean accuracy: "
+                f"{listed({data: mean[data] for data in few}, ('caching', FITTED))}",
             )
         )
+    many = {data: falls[data] for data in groups if classes[data] >= FEW_CLASSES}
+    if many:
+        claims.append(
+            Claim(
+                f"our own: with {FEW_CLASSES} classes or more the product falls less often than caching",
+                all(found["product"] < found["caching"] for found in many.values()),
+                f"by .1 or more: {listed(many, ('caching', 'product'))}",
+            )
+        )
+    claims.append(
+        Claim(
+            "our own: on every set the product is calibrated worse than caching",
+            all(found["product"] > found["caching"] for found in ece.values()),
+            f"mean ECE: {listed(ece, ('latest', 'caching', 'product', FITTED), '', 3)}",
+        )
+    )
     if len({classes[data] for data in groups}) > 1:
         least, most = (choose(groups, key=lambda data: classes[data]) for choose in (min, max))
         claims.append(
@@ -294,24 +331,43 @@ def _left(falls: Mapping[str, float]) -> float:
 
 
 def _begins(figures: Group, family: Sequence[str], classes: Mapping[str, int]) -> str:
-    """From how many of a set's classes on the product is ahead, in words."""
+    """From how many of a set's classes on the product is steadier, and at what price in accuracy, in words."""
     if len(family) < 2:
         return ""
 
-    def first(ahead: Sequence[bool]) -> str:
-        behind = max((place for place, won in enumerate(ahead) if not won), default=-1)
-        return f"from {classes[family[behind + 1]]} on" if behind + 1 < len(family) else "at none of these"
+    def listed(some: Sequence[str]) -> str:
+        return ", ".join(str(classes[data]) for data in some)
 
-    def gains(rule: str, other: str) -> list[bool]:
-        return [_mean(figures[data], rule, "accuracy").mean >= _mean(figures[data], other, "accuracy").mean for data in family]
+    def apart(other: str) -> float:
+        means = {rule: [100 * _mean(figures[data], rule, "accuracy").mean for data in family] for rule in ("product", other)}
+        return max((ours - theirs for ours, theirs in zip(means["product"], means[other], strict=True)), key=abs)
 
-    falls = [_falls(figures[data], "product").mean <= _falls(figures[data], "caching").mean for data in family]
-    counts, whole = ", ".join(str(classes[data]) for data in family), _whole_title(family[-1], classes[family[-1]])
+    steady = [data for data in family if not any(_falls(figures[data], rule).mean for rule in PLAIN)]
+    rest = [data for data in family if data not in steady]
+    behind = [place for place, data in enumerate(rest) if not _ahead(figures[data])]
+    wins = rest[max(behind, default=-1) + 1 :]
     return (
-        f"Of {whole}'s classes {counts} were taken: the product is at least as often right as latest "
-        f"{first(gains('product', 'latest'))}, and as caching {first(gains('product', 'caching'))}; it falls no more often "
-        f"than caching {first(falls)}. "
+        f"Of {_whole_title(family[-1], classes[family[-1]])}'s classes {listed(family)} were taken. "
+        + (f"With {listed(steady)} nothing falls by .1 under any of the three, and they decide nothing. " if steady else "")
+        + (f"The product falls less often than caching with {listed(wins)}" if wins else "Caching falls less often to the end")
+        + f"; its mean accuracy differs from the network's by {apart('latest'):+.2f} points and from caching's by "
+        f"{apart('caching'):+.2f} where most. ".replace("-", "−")
     )
+
+
+def _ahead(figures: Sequence[Figures]) -> bool:
+    return _falls(figures, "product").mean < _falls(figures, "caching").mean
+
+
+def _keeps(figures: Group, classes: Mapping[str, int]) -> str:
+    """Where the fitted product hardly heeds the exits after the first, in words."""
+
+    def gain(data: str, rule: str) -> float:
+        accuracy = curve(figures[data], rule, "accuracy")
+        return accuracy[-1].mean - accuracy[0].mean
+
+    kept = [_title(data, classes[data]) for data in figures if 0 < gain(data, "latest") > gain(data, FITTED) / _KEEPS]
+    return f"It hardly heeds the exits after the first, which are within that point, on {'; '.join(kept)}. " if kept else ""
 
 
 def _missing(runs: Runs) -> str:
