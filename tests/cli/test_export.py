@@ -34,6 +34,13 @@ def test_a_saved_model_becomes_stages_that_run(folder: Path, tmp_path: Path, cap
     assert [prediction.probs.shape for prediction in exported.run(torch.zeros(5, 3))] == [(5, 4)] * 2
 
 
+def test_stages_of_an_earlier_export_are_not_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stage_2.pt2").touch()
+    assert run(["export", str(folder), "--format", "torch-export", "--out", str(tmp_path / "out")]) == 0
+    assert "2 stages" in capsys.readouterr().err
+
+
 def test_onnx_is_the_default(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     assert run(["export", str(folder), "--out", str(tmp_path / "out"), "--example-size", "3"]) == 0

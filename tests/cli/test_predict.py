@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from anytime.cli import run
-from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
+from anytime.cli.inputs import KNOWN, fit_image, open_model, read_image, read_input
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_sets
@@ -153,6 +153,14 @@ def test_another_size_is_scaled_and_said(folder: Path, tmp_path: Path, capsys: C
     assert "wide.png is 40 × 20: scaled and cropped to 16 × 16" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_a_pixel_are_scaled_to_eight(tmp_path: Path, channels: int) -> None:
+    pixels = np.array([[0, 255, 256, 32768, 65535]], dtype=np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "deep.png")
+    read = np.asarray(read_image(tmp_path / "deep.png", channels=channels)).reshape(5, channels)
+    assert read[:, 0].tolist() == [0, 0, 1, 128, 255]
+
+
 def test_the_middle_of_a_picture_is_kept() -> None:
     stripes = np.zeros((16, 48, 3), np.uint8)
     stripes[:, 16:32] = 255
@@ -269,8 +277,12 @@ def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys
     assert alone["answers"][0]["probability"] == pytest.approx(float(wanted.confidence[-1]), rel=1e-4)
     both = predicted(capsys, str(tmp_path), str(tmp_path / "texts.txt"))
     assert both["inputs"] == 2
-    assert run(["predict", str(tmp_path), str(tmp_path / "absent.txt")]) == 2
-    assert "one a line" in capsys.readouterr().err
+    assert run(["predict", str(tmp_path), str(tmp_path / "texts.txt")]) == 0
+    assert "1 of 2 texts lose their end" in capsys.readouterr().err
+    (tmp_path / "texts.md").write_text("who was the first\n")
+    for wrong in ("absent.txt", "texts.md", f"{'long ' * 100}.txt"):
+        assert run(["predict", str(tmp_path), str(tmp_path / wrong)]) == 2
+        assert "one a line" in capsys.readouterr().err
     (tmp_path / "vocab.txt").unlink()
     assert run(["predict", str(tmp_path), "who"]) == 2
     assert "vocab.txt" in capsys.readouterr().err

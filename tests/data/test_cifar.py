@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,34 @@ def test_a_batch_of_another_shape_is_refused(tmp_path: Path) -> None:
             load_cifar("cifar100", tmp_path)
 
 
+def _nested(depth: int) -> list[object]:
+    """A billion numbers in a file of a few hundred bytes."""
+    inner: list[object] = [1] * 10
+    for _ in range(depth):
+        inner = [inner] * 10
+    return inner
+
+
+@pytest.mark.parametrize(
+    "labels", ["abc", None, 5, {1: 2}, [1.5], ["a"], [2**80], [True], _nested(9)], ids=lambda x: str(type(x))
+)
+def test_labels_that_are_no_whole_numbers_are_refused(tmp_path: Path, labels: object) -> None:
+    unpacked(tmp_path, "cifar100")
+    batch = {b"data": np.zeros((1, 3072), np.uint8), b"fine_labels": labels}
+    (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(batch, protocol=2))
+    with pytest.raises(FormatError, match="whole numbers"):
+        load_cifar("cifar100", tmp_path)
+
+
+@pytest.mark.parametrize("names", [5, None, [1] * 100, [_nested(9)] * 100], ids=["number", "none", "numbers", "nested"])
+def test_class_names_that_are_no_words_are_refused(tmp_path: Path, names: object) -> None:
+    unpacked(tmp_path, "cifar100")
+    meta = {b"fine_label_names": names}
+    (tmp_path / "cifar-100-python" / "meta").write_bytes(pickle.dumps(meta, protocol=2))
+    with pytest.raises(FormatError, match="class names"):
+        load_cifar("cifar100", tmp_path)
+
+
 def test_other_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError):
         load_cifar("cifar1000", tmp_path)  # type: ignore[arg-type]
@@ -146,6 +175,32 @@ def test_missing_and_damaged_shards_are_named(shards: tuple[Path, np.ndarray]) -
     (folder / "shard1.npz").unlink()
     with pytest.raises(MissingFileError, match=r"shard1\.npz"):
         load_cifar("cifar100", folder)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"sheets": np.array(3), "offsets": np.array(3)},
+        {"sheets": np.array(["a"]), "offsets": np.array(["a", "b"])},
+        {"sheets": np.zeros(4, np.uint8), "offsets": np.array([0.0, 2.5, 4.0])},
+    ],
+    ids=["numbers", "words", "fractions"],
+)
+def test_shards_of_other_kinds_of_entries_are_refused(tmp_path: Path, entries: dict[str, np.ndarray]) -> None:
+    for name in ("shard0.npz", "shard1.npz"):
+        np.savez(tmp_path / name, **entries)
+    with pytest.raises(FormatError, match="in place of bytes"):
+        load_cifar("cifar100", tmp_path)
+
+
+def test_a_shard_that_claims_more_than_there_is_memory_is_damaged(tmp_path: Path) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (10**15,)})
+    for name in ("shard0.npz", "shard1.npz"):
+        with zipfile.ZipFile(tmp_path / name, "w") as shard:
+            shard.writestr("sheets.npy", header.getvalue())
+    with pytest.raises(IntegrityError, match=r"shard0\.npz"):
+        load_cifar("cifar100", tmp_path)
 
 
 def test_a_sheet_of_another_size_is_refused(shards: tuple[Path, np.ndarray]) -> None:

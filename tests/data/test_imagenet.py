@@ -123,6 +123,37 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
         load_imagenet(tmp_path)
 
 
+def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in CLASSES:
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (20, 20)).save(tmp_path / split / name / "a.JPEG")
+    load_imagenet(tmp_path)
+    (tmp_path / "val" / CLASSES[1] / "a.JPEG").unlink()
+    with pytest.raises(MissingFileError, match=CLASSES[1]):
+        load_imagenet(tmp_path)
+
+
+def test_only_jpeg_and_png_are_decoded_whatever_the_name(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / CLASSES[0]).mkdir(parents=True)
+        for name, kind in (("a.JPEG", "PNG"), ("b.JPEG", "GIF")):
+            Image.new("RGB", (20, 20)).save(tmp_path / split / CLASSES[0] / name, kind)
+    train = load_imagenet(tmp_path, size=SIZE)["train"]
+    assert next(train.batches(torch.tensor([0]), 1)).shape == (1, 3, SIZE, SIZE)
+    with pytest.raises(IntegrityError, match=r"b\.JPEG"):
+        next(train.batches(torch.tensor([1]), 1))
+
+
+def test_a_picture_of_billions_of_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / CLASSES[0]).mkdir(parents=True)
+        Image.new("1", (100, 100)).save(tmp_path / split / CLASSES[0] / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000)
+    with pytest.raises(IntegrityError, match=r"a\.png"):
+        next(load_imagenet(tmp_path, size=SIZE)["train"].batches(torch.tensor([0]), 1))
+
+
 class Colours(MultiExit):
     """Two exits that see the mean colour."""
 

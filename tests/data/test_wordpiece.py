@@ -193,8 +193,17 @@ def test_wrong_calls_are_named() -> None:
         tokenizer().encode([None], length=8)  # type: ignore[list-item]
     with pytest.raises(OptionError, match="length is 1"):
         tokenizer().encode(["text"], length=1)
-    with pytest.raises(OptionError, match="longest is 0"):
-        tokenizer(longest=0)
+    for texts in (None, 5, b"text"):
+        with pytest.raises(DtypeError, match=f"a {type(texts).__name__} came"):
+            tokenizer().encode(texts, length=8)  # type: ignore[arg-type]
+    for name, value in (("longest", 0), ("lower", "no"), ("accents", 1), ("chinese", None), ("prefix", 5)):
+        with pytest.raises(OptionError, match=f"{name} is"):
+            tokenizer(**{name: value})
+    special = {piece: number for number, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])}
+    wrong: list[Any] = [None, list(special), {**special, 5: 4}, {**special, "[PAD]": 0.0}, {**special, "[PAD]": []}]
+    for vocabulary in wrong:
+        with pytest.raises(OptionError, match="pieces that are no text"):
+            WordPiece(vocabulary)
 
 
 @given(st.text(st.characters(max_codepoint=0x590), max_size=40))

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from anytime.data import load_digits
 from anytime.errors import OptionError, ShapeError, StateError
-from anytime.models import AttachedExits, CifarResNet, PooledHead, attach_exits
+from anytime.models import AttachedExits, CifarResNet, PooledHead, attach_exits, measure_cost
 from anytime.models.heads import MixedPool, pooling
 from anytime.testing import check_model
 from anytime.train import Evaluation, TrainConfig, fit
@@ -675,3 +675,53 @@ def test_exits_learn_the_digits(frozen: bool) -> None:
     if frozen:
         moved = [n for n, value in body.state_dict().items() if not torch.equal(weights[n], value) and "tracked" not in n]
         assert not moved
+
+
+class ProductBetween(Body):
+    """A product of matrices outside of all layers, and layers called by name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(input=self.first(x))
+        return self.third(x @ self.scale.expand(6, 6))
+
+
+def test_costs_are_the_same_however_a_module_is_stopped() -> None:
+    rows = torch.randn(2, 6)
+    costs = [
+        measure_cost(attach_exits(ProductBetween(), ["first", "second"], example=rows, classes=3, method=method), rows)
+        for method in ("trace", "thread")
+    ]
+    layer, head = 6 * 6 + 6, 6 * 3 + 3
+    assert costs[0].macs == (layer + head, 2 * (layer + head), 2 * (layer + head) + 36 + head)
+    assert costs[1] == costs[0]
+
+
+def test_a_module_that_looks_at_values_has_costs() -> None:
+    rows = torch.randn(2, 6)
+    plain = attach_exits(InPlace(), ["first"], example=rows, classes=3)
+    assert measure_cost(attach_exits(Branching(), ["first"], example=rows, classes=3), rows) == measure_cost(plain, rows)
+
+
+def test_a_counter_of_the_caller_sees_what_runs_in_the_thread() -> None:
+    totals = []
+    for model in (attached("trace"), attached("thread")):
+        with FlopCounterMode(display=False) as counter:
+            list(model.exits(IMAGES))
+        totals.append(counter.get_total_flops())
+    assert totals[0] == totals[1] > 0
+
+
+def test_a_refused_module_is_left_as_it_came() -> None:
+    module = resnet()
+    with pytest.raises(ShapeError, match="classes"):
+        attach_exits(module, ["blocks.0"], example=IMAGES, classes=7, frozen=True)
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [({"at": None}, "at is None"), ({"example": [1.0]}, "example"), ({"module": None}, "module")]
+)
+def test_arguments_of_another_kind_are_named(change: dict[str, Any], word: str) -> None:
+    given = {"module": resnet(), "at": ["blocks.0"], "example": IMAGES, "classes": 5, **change}
+    with pytest.raises(OptionError, match=word):
+        attach_exits(**given)

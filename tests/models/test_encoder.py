@@ -131,6 +131,7 @@ def test_every_kind_keeps_the_laws_of_a_model(head: str, pool: str) -> None:
     check_model(made(head=head, pool=pool), rows(7, 3, 9, 1), classes=5)
     check_model(made(head=head, pool=pool, layers=(1, 2, 3)), rows(4, 6), classes=5)
     check_model(made(head=head, pool=pool, layers=(2,)), rows(4, 6), classes=5)
+    check_model(made(head=head, pool=pool, embedding=6), rows(4, 6), classes=5)
 
 
 # Padding.
@@ -349,6 +350,7 @@ def test_the_presets_have_the_published_shapes() -> None:
         {"dropout": 1.0},
         {"dropout": float("nan")},
         {"norm_eps": 0},
+        {"embedding": 0},
     ],
     ids=str,
 )
@@ -376,6 +378,33 @@ def test_a_config_comes_back_from_lists() -> None:
 def test_an_input_of_another_shape_or_type_is_refused(ids: Tensor, error: type[Exception]) -> None:
     with pytest.raises(error, match="word pieces have"):
         next(made().exits(ids))
+
+
+@pytest.mark.parametrize("given", ["who wrote it", ["who", "where"], {"input_ids": torch.ones(1, 3).long()}], ids=str)
+def test_a_text_in_place_of_its_pieces_is_refused(given: Any) -> None:
+    with pytest.raises(DtypeError, match=f"a {type(given).__name__} came") as caught:
+        made()(given)
+    assert "WordPiece.encode" in caught.value.fix
+
+
+@pytest.mark.parametrize("piece", [-1, 40])
+def test_pieces_that_the_vocabulary_has_not_are_named(piece: int) -> None:
+    with pytest.raises(InputError, match=rf"numbers from {min(piece, 3)} to {max(piece, 3)}"):
+        made()(torch.tensor([[3, piece]]))
+
+
+@torch.no_grad()
+def test_narrow_embeddings_are_projected_to_the_width_of_the_layers(tmp_path: Path) -> None:
+    network = made(embedding=6)
+    assert network.encoder.embeddings.words.weight.shape == (40, 6)
+    save(network, tmp_path)
+    assert torch.equal(load(tmp_path)(rows(7, 3)), network(rows(7, 3)))
+    twin = made(embedding=16)
+    twin.encoder.embeddings.project.weight.copy_(torch.eye(16))
+    twin.encoder.embeddings.project.bias.zero_()
+    plain = made()
+    plain.load_state_dict({name: tensor for name, tensor in twin.state_dict().items() if "embeddings.project" not in name})
+    torch.testing.assert_close(twin(rows(7, 3)), plain(rows(7, 3)), rtol=0, atol=1e-5)
 
 
 # Pretrained weights.
@@ -491,7 +520,8 @@ def test_an_encoder_comes_from_a_folder(tmp_path: Path, inside: str, name: str) 
     [
         ({"model_type": "gpt2"}, "of the kind 'gpt2'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
-        ({"embedding_size": 8}, "embeddings have the width 8"),
+        ({"position_embedding_type": "relative_key"}, "positions are relative_key"),
+        ({"is_decoder": True}, "from left to right only"),
         ({"vocab_size": "many"}, "no vocab_size"),
         ({"pad_token_id": None}, "no pad_token_id"),
         ({"num_hidden_layers": 10**12}, "has 1000000000000 layers"),
@@ -550,6 +580,7 @@ DISTIL = {"vocab_size": 40, "dim": 16, "n_layers": 3, "n_heads": 4, "hidden_dim"
         ("XLMRoberta", {"pad_token_id": 1}),
         ("Camembert", {"pad_token_id": 1}),
         ("Electra", {"embedding_size": 16}),
+        ("Electra", {"embedding_size": 8}),
         ("DistilBert", DISTIL),
     ],
     ids=str,
@@ -574,6 +605,12 @@ def test_hidden_states_are_those_of_transformers(kind: str, options: dict[str, A
         x = x if layer is None else layer(x, seen)
     if getattr(theirs, "pooler_output", None) is not None:
         torch.testing.assert_close(network.pooler(x, seen), theirs.pooler_output, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [3, (), (1, 1), (2, 1), (0, 1), (1, 4), (1.0, 2), "12", (None,)], ids=str)
+def test_exits_after_layers_that_are_not_there_are_refused(layers: Any) -> None:
+    with pytest.raises(OptionError, match="layers is"):
+        pretrained.describe(SHAPE, layers=layers)
 
 
 def test_a_model_that_is_no_encoder_is_refused() -> None:

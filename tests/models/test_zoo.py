@@ -191,6 +191,12 @@ def test_weights_load_under_the_names_of_wrappers(prefix: str) -> None:
     assert all(torch.equal(tensor, target.state_dict()[name]) for name, tensor in source.state_dict().items())
 
 
+def test_weights_without_counts_of_batches_load() -> None:
+    source, target = small(init="he"), small()
+    load_weights(target, {name: tensor for name, tensor in source.state_dict().items() if "num_batches" not in name})
+    assert all(torch.equal(tensor, target.get_parameter(name)) for name, tensor in source.named_parameters())
+
+
 def test_reference_weights_load(shared: Path) -> None:
     weights = load_file(shared / "reference" / "msdnet-cifar10.safetensors")
     load_weights(create("msdnet-cifar", classes=10), weights)

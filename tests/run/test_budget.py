@@ -5,6 +5,7 @@ import threading
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,8 @@ from anytime.run.budget import make_budget, seconds
         (0.25, 0.25),
         (3, 3.0),
         (0, 0.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
     ],
 )
 def test_durations_are_read(value: Any, expected: float) -> None:
@@ -55,6 +58,8 @@ def test_durations_are_read(value: Any, expected: float) -> None:
         math.inf,
         timedelta(-1),
         1e30,
+        10**400,
+        -(10**400),
         True,
         [],
         None,
@@ -78,13 +83,22 @@ def test_nonsense_is_no_duration(value: Any) -> None:
         {"exits": 0},
         {"exits": 1.5},
         {"exits": True},
+        {"flops": "1e6"},
+        {"flops": 10**400},
+        {"exits": "3"},
         {"until": 3},
+        {"until": threading.Event},
         {"time": "soon"},
     ],
 )
 def test_nonsense_is_no_budget(limits: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         Budget(**limits)
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    budget = Budget(flops=np.float32(5), exits=np.int64(2))  # type: ignore[arg-type]
+    assert (budget, type(budget.flops), type(budget.exits)) == (Budget(flops=5.0, exits=2), float, int)
 
 
 maybe_time = st.none() | st.floats(0, 1e6)

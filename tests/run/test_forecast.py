@@ -179,3 +179,56 @@ def test_threads_may_share_it() -> None:
 def test_nonsense_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         Forecast(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["thread", "here"])
+def test_a_slow_first_run_is_doubted_as_long_as_the_next_ones_are_quick(way: str) -> None:
+    forecast = Forecast()
+    forecast.note(0, 1, 9.0)
+    for _ in range(4):
+        assert forecast.decline(0, 1, way, left=2.0)
+        forecast.note(0, 1, 1.0)
+    assert forecast.outlook(1, 1, way).needed[0] == 1.0
+
+
+def test_a_first_run_that_was_no_exception_is_believed_after_the_second() -> None:
+    forecast = Forecast()
+    forecast.note(0, 1, 9.0)
+    assert forecast.decline(0, 1, "here", left=2.0)
+    forecast.note(0, 1, 9.0)
+    assert not any(forecast.decline(0, 1, "here", left=2.0) for _ in range(99))
+
+
+def test_one_spike_among_few_awakenings_refuses_no_request() -> None:
+    forecast = Forecast()
+    for taken in (0.1, 0.1, 7.0):
+        forecast.note(0, 1, 1.0)
+        forecast.note_handing("thread", taken)
+    for _ in range(4):
+        assert forecast.outlook(1, 1, "thread").needed[0] > 2.0
+        assert forecast.decline(0, 1, "thread", left=2.0)
+        forecast.note_handing("thread", 0.1)
+    assert forecast.outlook(1, 1, "thread").needed[0] == 1.1
+
+
+def test_little_knowledge_is_no_reason_to_begin_a_later_stage() -> None:
+    forecast = Forecast()
+    forecast.note(1, 1, 9.0)
+    assert not forecast.decline(1, 1, left=2.0)
+
+
+def test_a_batch_size_that_was_never_seen_has_its_turn_though_others_run_all_the_time() -> None:
+    forecast = Forecast()
+    forecast.seed(1, 1, [1.0] * 100)
+    assert forecast.stage(1, 8) == 8.0
+    assert not forecast.decline(1, 8, left=0.5)
+    assert forecast.decline(1, 8, left=3.0)
+    forecast.note(1, 8, 2.0)
+    assert forecast.stage(1, 8) == 2.0
+
+
+@pytest.mark.parametrize(("way", "quickest", "tried"), [("thread", 1.0, 1), ("here", 1.0, 0), ("thread", 9.0, 0)])
+def test_after_a_second_of_refusals_who_may_fit_and_cannot_be_late_is_tried(way: str, quickest: float, tried: int) -> None:
+    forecast = Forecast()
+    forecast.seed(0, 1, [quickest] + [9.0] * 99)
+    assert sum(forecast.decline(0, 1, way, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried

@@ -10,7 +10,7 @@ import torch
 import anytime
 from anytime.calibrate import fit_temperature
 from anytime.conformal import fit_sets
-from anytime.errors import OptionError
+from anytime.errors import InputError, OptionError
 from anytime.models import MLP, MLPConfig
 from anytime.policy import Confidence
 from anytime.run.export import export
@@ -67,3 +67,10 @@ def test_sets_for_the_rule_inside_are_welcome_and_another_rule_is_not(model: MLP
     for wrong in ({"rule": "product"}, {"calibration": fit_temperature(logits, labels)}):
         with pytest.raises(OptionError, match="hold the rule"):
             anytime.Runner.load(folder, **wrong)
+
+
+def test_nan_is_named_by_its_row(folder: Path) -> None:
+    x = X.clone()
+    x[3, 0] = torch.nan
+    with anytime.Runner.load(folder) as runner, pytest.raises(InputError, match="row 3"):
+        runner.predict(x)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +19,9 @@ from torch import Tensor
 import anytime
 from anytime.combine import Cached, Rule, Scaled
 from anytime.errors import DeadlineTooShort, NonFiniteError, OptionError, ShapeError, StateError
-from anytime.models import MLP, MLPConfig
-from anytime.run import Answer, Budget, Forecast, Runner, Task
+from anytime.models import MLP, IntervalMLP, MLPConfig
+from anytime.run import Answer, Budget, Forecast, Runner, Task, profile_model
+from anytime.run.engines import make_engine
 
 Make = Callable[..., tuple[Runner, Any, Any]]
 
@@ -183,7 +188,7 @@ def test_without_cut_off_stages_run_in_the_callers_thread(make: Make) -> None:
 
 def test_zero_is_always_too_short(make: Make) -> None:
     runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False)
-    with pytest.raises(DeadlineTooShort):
+    with pytest.raises(DeadlineTooShort, match="not there by then"):
         runner.predict(engine.rows, deadline=0)
 
 
@@ -502,6 +507,93 @@ def test_a_runner_that_nobody_closed_ends_its_threads(fakes: Any, logits: Tensor
     assert gone() is None
 
 
+def test_a_task_keeps_its_runner(fakes: Any, logits: Tensor) -> None:
+    engine = fakes.FakeEngine(logits)
+    assert Runner(engine, engine=engine).submit(engine.rows).result().exit == 5
+
+
+def test_a_task_that_was_done_in_time_says_so_whenever_its_answer_is_fetched(make: Make) -> None:
+    runner, engine, clock = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False)
+    task = runner.submit(engine.rows, deadline=6.0)
+    while not task.settled:
+        threading.Event().wait(0.001)
+    clock.time += 100
+    for answer in (task.result(), task.current(), task.result()):
+        assert answer is not None
+        assert (answer.elapsed, answer.deadline_met) == (5.0, True)
+
+
+def test_a_task_that_waits_for_a_thread_is_interrupted_at_once_and_not_kept(make: Make) -> None:
+    runner, engine, clock = make(1.0, waited=False, workers=1)
+    reached, go_on = threading.Event(), threading.Event()
+    clock.sleep = lambda _: (reached.set(), go_on.wait(20))
+    running = runner.submit(engine.rows)
+    assert reached.wait(20)
+    for _ in range(300):
+        waiting = runner.submit(engine.rows)
+        waiting.interrupt()
+        with pytest.raises(StateError, match="interrupted"):
+            waiting.result(20)
+    assert len(runner._workers._queue) <= 65
+    running.interrupt()
+    go_on.set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_begins_threads_of_its_own(fakes: Any, logits: Tensor) -> None:
+    engine = fakes.FakeEngine(logits)
+    with Runner(engine, engine=engine) as runner:
+        runner.predict(engine.rows, deadline=60)
+        child = os.fork()
+        if child == 0:
+            os._exit(runner.predict(engine.rows, deadline=10).exit)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+
+
+def test_a_stage_that_hangs_does_not_keep_the_interpreter_from_ending() -> None:
+    program = """
+import time, torch
+from anytime.run import Runner
+class Hangs:
+    num_exits = 2
+    def exits(self, x):
+        yield torch.zeros(len(x), 5)
+        time.sleep(600)
+print(Runner(Hangs()).predict(torch.zeros(1, 1), deadline=0.2).exit)
+runner = Runner(Hangs())
+print(runner.predict(torch.zeros(1, 1), deadline=0.2).exit)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["1", "1"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_runners_that_overlap_leave_torchs_threads_to_each_other(fakes: Any, logits: Tensor, first: int) -> None:
+    engine = fakes.FakeEngine(logits)
+    torch.set_num_threads(2)
+    try:
+        runners = [Runner(engine, engine=engine) for _ in range(2)]
+        runners[first].close()
+        assert torch.get_num_threads() == 1
+        runners[1 - first].close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_profile_of_another_model_is_refused() -> None:
+    one, other = (MLP(MLPConfig(classes=classes)).eval() for classes in (5, 7))
+    profile = profile_model(make_engine(one, "eager"), torch.zeros(1, 2), repeats=2)
+    with pytest.raises(ShapeError, match="7 classes"):
+        Runner(other, profile=profile, on_too_short="prior")
+
+
+def test_a_regression_needs_no_rule() -> None:
+    with Runner(IntervalMLP(exits=3).eval()) as runner:
+        assert runner.predict(torch.zeros(2, 1)).lower.shape == (2,)
+
+
 def test_threads_of_torch_are_set_and_put_back(fakes: Any, logits: Tensor) -> None:
     engine = fakes.FakeEngine(logits)
     torch.set_num_threads(2)
@@ -529,6 +621,9 @@ def test_threads_of_torch_are_set_and_put_back(fakes: Any, logits: Tensor) -> No
         {"on_too_short": "prior", "rule": anytime.Intersection(), "prior": [1.0]},
         {"threads": 0},
         {"workers": 0},
+        {"engine": 3},
+        {"profile": 3},
+        {"forecast": 3},
         {"costs": (1.0, 2.0)},
         {"costs": (5.0, 4.0, 3.0, 2.0, 1.0)},
     ],
@@ -536,12 +631,14 @@ def test_threads_of_torch_are_set_and_put_back(fakes: Any, logits: Tensor) -> No
 def test_nonsense_is_refused(fakes: Any, logits: Tensor, options: dict[str, Any]) -> None:
     engine = fakes.FakeEngine(logits)
     with pytest.raises(anytime.AnytimeError):
-        Runner(engine, engine=engine, **options)
+        Runner(engine, **{"engine": engine, **options})
 
 
 def test_something_without_exits_is_refused() -> None:
     with pytest.raises(OptionError, match="attach"):
         Runner(torch.nn.Linear(2, 2))
+    with pytest.raises(OptionError, match="attach"):
+        Runner(SimpleNamespace(num_exits=3))
 
 
 @pytest.mark.parametrize("name", ["eager", "folded", "auto"])

@@ -105,6 +105,12 @@ def fail(team: Team) -> None:
     raise OptionError("the leader has a bad day", expected="a good one", fix="sleep")
 
 
+def fail_in_the_second(team: Team) -> None:
+    if team.rank:
+        raise OptionError("the second has a bad day", expected="a good one", fix="sleep")
+    team.mean_(torch.zeros(1))
+
+
 def nothing(team: Team) -> None:
     pass
 
@@ -133,7 +139,7 @@ if __name__ == "__main__":
         launch_at_a_busy_port()
     elif "--fail" in sys.argv:
         try:
-            launch(2, fail)
+            launch(2, fail_in_the_second if "--second" in sys.argv else fail)
         except AnytimeError as error:
             print(error)
     else:

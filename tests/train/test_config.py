@@ -30,7 +30,13 @@ def test_a_recipe_survives_json() -> None:
         {"schedule": "slow"},
         {"objective": "sum"},
         {"exit_weights": (1.0, -1.0)},
+        {"exit_weights": 1.0},
+        {"milestones": 0.5},
+        {"milestones": None},
+        {"frozen": 5},
+        {"frozen": None},
         {"seed": -1},
+        {"seed": 2**64},
         {"nesterov": "yes"},
     ],
 )
@@ -50,3 +56,10 @@ def test_a_graph_needs_a_gpu() -> None:
         Machine(device="cpu", graph=True)
     assert Machine.best("cuda:0").graph
     assert not Machine.best("cpu").graph
+
+
+@pytest.mark.parametrize("values", [{"distillation": {"share": 2}}, {"distillation": {1: 2}}, {"l2w": {"meta": 1}}])
+def test_what_is_wrong_within_a_setting_is_said_with_its_name(values: dict[str, Any]) -> None:
+    (name,) = values
+    with pytest.raises(OptionError, match=f"{name} has a wrong setting"):
+        TrainConfig.from_json(values)

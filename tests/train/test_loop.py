@@ -15,7 +15,8 @@ import torch
 
 from anytime.artifacts import read_bundle
 from anytime.data import ImageData
-from anytime.errors import IntegrityError, OptionError
+from anytime.errors import InputError, IntegrityError, OptionError
+from anytime.models import create
 from anytime.train import DivergedError, Evaluation, Habits, TrainConfig, fit
 from anytime.train.log import Progress
 
@@ -50,6 +51,7 @@ def test_a_diverged_loss_stops_the_run_and_says_what_to_do(
     with pytest.raises(DivergedError, match=r"lower lr .* warmup") as caught:
         fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=9, lr=1e12), habits=Habits(folder=tmp_path, checkpoint_every=1))
     assert "exit" in str(caught.value)
+    assert ("last good weights" in str(caught.value)) == (tmp_path / "checkpoint").exists()
 
 
 def final_files(folder: Path) -> dict[str, bytes]:
@@ -130,6 +132,14 @@ def test_a_checkpoint_of_another_recipe_or_of_other_data_is_refused(
         fit(tiny.Tiny(), digits["test"], tiny.RECIPE, habits=habits)
 
 
+def test_a_checkpoint_of_another_network_is_refused(
+    digits: dict[str, ImageData], tiny: ModuleType, uninterrupted: Path
+) -> None:
+    other = create("resnet-cifar-20", classes=10, depth=8, image_size=8, at=(0.5,))
+    with pytest.raises(InputError, match="do not fit a ResNet"):
+        fit(other, digits["train"], tiny.RECIPE, habits=Habits(folder=uninterrupted, resume=True))
+
+
 def test_a_damaged_checkpoint_is_refused(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
     habits = Habits(folder=tmp_path)
     config = TrainConfig(epochs=1)
@@ -161,5 +171,5 @@ def test_progress_has_a_rate_and_an_end_on_a_terminal_and_is_quiet_elsewhere() -
         progress.clear()
     assert quiet.getvalue() == ""
     assert "step 2/100" in terminal.getvalue()
-    assert "images/s" in terminal.getvalue()
+    assert "inputs/s" in terminal.getvalue()
     assert "min left" in terminal.getvalue()

@@ -63,6 +63,12 @@ def test_finetuning_takes_the_product_for_the_last_third() -> None:
     assert [(phase.start, phase.name) for phase in plan] == [(0, "joint"), (2000, "product")]
 
 
+@pytest.mark.parametrize("share", [0, 0.01])
+def test_a_product_from_the_first_epoch_on_has_no_joint_phase(share: float) -> None:
+    config = TrainConfig(epochs=10, objective="joint-then-product", product_from=share)
+    assert [(phase.start, phase.name) for phase in phases(config, exits=3, steps_per_epoch=10)] == [(0, "product")]
+
+
 def test_exit_weights_must_fit_the_exits() -> None:
     with pytest.raises(OptionError, match="exit_weights"):
         phases(TrainConfig(exit_weights=(1.0, 1.0)), exits=3, steps_per_epoch=1)

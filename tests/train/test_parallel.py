@@ -33,12 +33,12 @@ def team() -> ModuleType:
     return module
 
 
-def output(*arguments: str) -> str:
+def output(*arguments: str, talk: bool = False) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM), *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    return ran.stdout + ran.stderr if talk else ran.stdout
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,14 @@ def test_an_error_of_the_leader_arrives_with_its_advice() -> None:
     said = output("--fail")
     assert "the leader has a bad day" in said
     assert "to do: sleep" in said
+
+
+@needs_fabric
+def test_an_error_of_another_process_is_said_there_and_ends_the_leader_in_words() -> None:
+    said = output("--fail", "--second", talk=True)
+    assert "process 1: the second has a bad day" in said
+    assert "another process has ended" in said
+    assert "Traceback" not in said
 
 
 @needs_fabric

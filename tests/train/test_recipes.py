@@ -56,6 +56,13 @@ def test_a_short_run_has_a_short_warm_up() -> None:
     assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", {"epochs": 2})).recipe.warmup == 2
 
 
+def test_a_power_of_ten_is_a_number_wherever_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("lr: 1e-2\nmilestones: [5e-1]\nl2w: {meta_lr: 1e-3}\noptions: {reduction: 5e-1}\n")
+    config = resolve(read_recipe("digits-msdnet"), read_settings(tmp_path / "a.yaml"))
+    found = (config.recipe.lr, config.recipe.milestones, config.recipe.l2w.meta_lr, config.options["reduction"])
+    assert found == (0.01, (0.5,), 0.001, 0.5)
+
+
 def test_later_sources_win_and_another_device_has_its_own_settings() -> None:
     stored = Source("file", {"data": "digits", "model": "msdnet-cifar", "device": "cuda", "graph": True, "lr": 0.3})
     config = resolve(stored, Source("flags", {"device": "cpu", "lr": 0.2}))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from anytime.data.text import collect_vocabulary, load_tokenizer, read_text_input, save_tokenizer
-from anytime.errors import FormatError, MissingFileError, OptionError
+from anytime.errors import DtypeError, FormatError, IntegrityError, MissingFileError, OptionError
 from anytime.models import EncoderExits, load
 from anytime.models.pretrained import load_pretrained
 from anytime.train import TrainConfig
@@ -237,6 +237,27 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
     )
     with pytest.raises(OptionError, match="no text"):
         read_text_input(tmp_path, [])
+    wrong: list[Any] = [None, 5, b"robots", [b"robots"], ["robots", None]]
+    for texts in wrong:
+        with pytest.raises(DtypeError):
+            read_text_input(tmp_path, texts)
+
+
+def test_a_vocabulary_that_lost_a_line_is_refused(tmp_path: Path) -> None:
+    """Each later piece would have the number of another, and every answer would be one to another text."""
+    tokenizer = collect_vocabulary(["who was the first", "where is the river"], size=60)
+    rest, file = save_tokenizer(tmp_path, tokenizer, length=8), tmp_path / "vocab.txt"
+    lines = file.read_text().splitlines(keepends=True)
+    (tmp_path / "data.json").write_text(json.dumps(rest))
+    for damaged in (lines[:9] + lines[10:], lines[:-1], [*lines, "more\n"], [*lines[:8], lines[9], lines[8], *lines[10:]]):
+        file.write_text("".join(damaged))
+        with pytest.raises(IntegrityError, match=r"vocab\.txt are not those"):
+            load_tokenizer(tmp_path)
+    file.write_bytes("".join(lines).replace("\n", "\r\n").encode())
+    assert load_tokenizer(tmp_path)[0].vocabulary == tokenizer.vocabulary
+    # A folder of an earlier release has no digest.
+    (tmp_path / "data.json").write_text(json.dumps({name: rest[name] for name in ("length", "tokenizer")}))
+    assert load_tokenizer(tmp_path)[1] == 8
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def export(
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
     example = make_example(network, size, batch=1)
     write(network, out, rule=_rule(rule, opened), example=example, format=format, costs=measure_cost(network, example).macs)
-    files = sorted(path for path in out.iterdir() if path.name.startswith("stage_"))
+    # Of an earlier export there may be others in the folder.
+    files = [path for path in out.iterdir() if path.stem in {f"stage_{exit}" for exit in range(network.num_exits)}]
     total = sum(path.stat().st_size for path in files)
     print(out)
     print(f"{len(files)} stages, {total / 1e6:.1f} MB; exported.json says how to drive them", file=sys.stderr)

@@ -22,7 +22,7 @@ from torch import Tensor
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD, middle
-from anytime.data.text import read_text_input
+from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import (
     DtypeError,
     FormatError,
@@ -228,7 +228,8 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
         opened: The model.
     """
     if isinstance(opened.model.config, encoder.EncoderConfig):
-        return read_text_input(opened.folder, read_texts(given)), None
+        texts = read_texts(given)
+        return read_text_input(opened.folder, texts), _cut(opened, texts)
     path = Path(given)
     if not path.is_file():
         came = f"{path} is no file" if path.exists() else f"there is no {path}"
@@ -252,6 +253,13 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
     return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), note
 
 
+def _cut(opened: Opened, texts: list[str]) -> str | None:
+    """What to say of texts that lose their end."""
+    tokenizer, length = load_tokenizer(opened.folder)
+    cut = int((tokenizer.encode(texts, length=length + 1)[1] > length).sum())
+    return f"cut to {length} word pieces, as {opened.name} learnt: {cut} of {len(texts)} texts lose their end" if cut else None
+
+
 def shown(given: str, opened: Opened) -> str:
     """What was given, in a few words: the name of a file, or the beginning of a text."""
     if isinstance(opened.model.config, encoder.EncoderConfig) and not given.endswith(".txt"):
@@ -263,13 +271,24 @@ def read_texts(given: str) -> list[str]:
     """The lines of a `.txt` that are not empty, or the text itself."""
     path = Path(given)
     if path.suffix.lower() != ".txt":
+        if _is_file(path):
+            raise OptionError(
+                f"{given} is a file", expected="a text, or a .txt with one a line", fix="call the file .txt if it holds texts"
+            )
         return [given]
-    if not path.is_file():
+    if not _is_file(path):
         raise MissingFileError(f"there is no {path}", expected="a text, or a .txt with one a line", fix="check it", path=path)
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} is not UTF-8: {error}", expected="a text file", fix="convert it", path=path) from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text is too long for a name, or holds what no name may
+        return False
 
 
 def read_image(path: Path, *, channels: int = 3) -> Image:
@@ -284,7 +303,9 @@ def read_image(path: Path, *, channels: int = 3) -> Image:
         ) from error
     try:
         with Image.open(path) as image:
-            return image.convert("RGB" if channels == 3 else "L")
+            # Pillow cuts numbers of 16 bits off at 255 where they ought to be scaled.
+            bytes_each = image.point(lambda value: value / 256).convert("L") if image.mode.startswith("I;16") else image
+            return bytes_each.convert("RGB" if channels == 3 else "L")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise IntegrityError(
             f"{path} cannot be decoded as a picture: {error}", expected=_NUMBERS, fix="check that it opens elsewhere", path=path

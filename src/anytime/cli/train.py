@@ -180,8 +180,8 @@ class EpochTalk:
 
         val = "" if line.val_accuracy is None else f"  val {_shares(line.val_accuracy)}"
         losses = " ".join(f"{loss:.3f}" for loss in line.losses)
-        speed = f"{line.images_per_second:,.0f} images/s"
-        print(f"epoch {line.epoch}/{self.epochs}{val}  loss {losses}  lr {line.lr:.4f}  {speed}", file=sys.stderr, flush=True)
+        speed = f"{line.images_per_second:,.0f} inputs/s"
+        print(f"epoch {line.epoch}/{self.epochs}{val}  loss {losses}  lr {line.lr:.3g}  {speed}", file=sys.stderr, flush=True)
         if line.val_accuracy is not None or line.epoch == self.epochs:
             write_curve(self.folder / "log.csv", self.folder / "curve.svg")
 

@@ -71,18 +71,25 @@ def read_archive(place: Path, name: str, *, verify: bool) -> dict[str, NDArray[A
         batches = [_batch(files[member], archive, place / member) for member in members]
         parts[split] = np.concatenate([images for images, _ in batches])
         parts[f"{split}_labels"] = np.concatenate([labels for _, labels in batches])
-    parts["class_names"] = np.array(
-        [_text(word) for word in _entries(files[archive.meta], archive.names, place / archive.meta)]
-    )
+    parts["class_names"] = np.array(_names(files[archive.meta], archive, place / archive.meta))
     return parts
 
 
 def _batch(data: bytes, archive: Archive, path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    images = np.asarray(_entries(data, "data", path))
-    labels = np.asarray(_entries(data, archive.labels, path), dtype=np.int64)
-    if images.dtype != np.uint8 or images.shape != (len(labels), 3 * 32 * 32):
-        raise _wrong(path, f"images of shape {images.shape} and {images.dtype} with {len(labels)} labels")
-    return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+    images, labels = _entries(data, "data", path), _entries(data, archive.labels, path)
+    # Looked at before NumPy sees it: a small file can hold lists of lists that would fill the memory.
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
+        raise _wrong(path, "labels that are no list of small whole numbers")
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (len(labels), 3 * 32 * 32):
+        raise _wrong(path, f"no array of {len(labels)} images, one a label, of 3,072 bytes each")
+    return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(labels, dtype=np.int64)
+
+
+def _names(data: bytes, archive: Archive, path: Path) -> list[str]:
+    words = _entries(data, archive.names, path)
+    if not isinstance(words, list) or not all(isinstance(word, bytes | str) for word in words):
+        raise _wrong(path, "no list of class names")
+    return [word.decode("utf-8", "replace") if isinstance(word, bytes) else word for word in words]
 
 
 def _entries(data: bytes, key: str, path: Path) -> Any:
@@ -134,10 +141,6 @@ def _verify(place: Path, archive: Archive) -> None:
 
 def _members(archive: Archive) -> tuple[str, ...]:
     return (*archive.train, *archive.test, archive.meta)
-
-
-def _text(word: Any) -> str:
-    return word.decode() if isinstance(word, bytes) else str(word)
 
 
 def _fix(place: Path, archive: Archive) -> str:

@@ -34,9 +34,9 @@ def read_shards(folder: Path, *, classes: int) -> dict[str, NDArray[Any]]:
     pictures = _decode([sheet for shard in sheets for sheet in shard], _SHEET, folder)
     images = np.concatenate([_tiles(picture) for picture in pictures])
     last, path = shards[-1], folder / _SHARDS[-1]
-    for key in ("y_train", "y_test", "class_names"):
-        if key not in last:
-            raise _wrong(path, f"no entry {key!r}")
+    for key, kinds in (("y_train", "iu"), ("y_test", "iu"), ("class_names", "U")):
+        if key not in last or last[key].ndim != 1 or last[key].dtype.kind not in kinds:
+            raise _wrong(path, f"no entry {key!r} that is a list of {'names' if kinds == 'U' else 'whole numbers'}")
     if len(images) != len(last["y_train"]) + len(last["y_test"]) or len(last["class_names"]) != classes:
         raise _wrong(path, f"{len(images)} images, {len(last['y_train'])} + {len(last['y_test'])} labels "
                      f"and {len(last['class_names'])} classes")  # fmt: skip
@@ -104,7 +104,10 @@ def _tiles(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _cut(shard: dict[str, NDArray[Any]], path: Path) -> list[bytes]:
     if "sheets" not in shard or "offsets" not in shard:
         raise _wrong(path, f"the entries {sorted(shard)}")
-    offsets, sheets = shard["offsets"].astype(np.int64), shard["sheets"]
+    offsets, sheets = shard["offsets"], shard["sheets"]
+    if sheets.dtype != np.uint8 or sheets.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.ndim != 1:
+        raise _wrong(path, f"sheets of {sheets.dtype} and offsets of {offsets.dtype} in place of bytes and whole numbers")
+    offsets = offsets.astype(np.int64)
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != len(sheets) or (np.diff(offsets) <= 0).any():
         raise _wrong(path, "offsets that do not cut its sheets")
     return [sheets[a:b].tobytes() for a, b in itertools.pairwise(offsets)]
@@ -155,21 +158,23 @@ def _pixels_allowed(image_module: Any, pixels: int) -> Iterator[None]:
 
 def _labels(path: Path, count: int) -> NDArray[np.int64]:
     try:
-        labels = np.asarray(json.loads(_read(path)))
-    except ValueError as error:
+        labels = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, f"no JSON ({error})") from error
-    if labels.shape != (count,) or labels.dtype.kind not in "iu":
-        raise _wrong(path, f"an array of shape {labels.shape} and {labels.dtype} in place of {count} whole numbers")
-    return labels.astype(np.int64)
+    good = isinstance(labels, list) and all(type(label) is int and 0 <= label < 10 for label in labels)
+    if not good or len(labels) != count:
+        raise _wrong(path, f"something else than {count} whole numbers from 0 to 9")
+    return np.array(labels, dtype=np.int64)
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(io.BytesIO(_read(path)), allow_pickle=False) as stored:
             return dict(stored)
-    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        if isinstance(error, MissingFileError):
-            raise
+    except MissingFileError:
+        raise
+    # A MemoryError is that of a head that claims more than there is; the last two are those of odd or locked entries.
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, MemoryError, RuntimeError) as error:
         raise IntegrityError(
             f"{path} is damaged: {error}", expected="a shard as published", fix=f"copy it to {path} again", path=path
         ) from error

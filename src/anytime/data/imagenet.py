@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_ENDINGS = (".jpeg", ".jpg", ".png")
+_ENDINGS, _FORMATS = (".jpeg", ".jpg", ".png"), ("JPEG", "PNG")
 _AREA, _ASPECT, _TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 # Batches that are decoded ahead of the one asked for.
 _AHEAD = 2
@@ -130,6 +130,11 @@ def load_imagenet(folder: str | Path, *, size: int = 224, workers: int = 4) -> d
             fix="sort the validation images into folders named by their class, as the training images are",
             path=folder,
         )
+    for data in sets.values():
+        counts = data.labels.bincount(minlength=data.classes).tolist()
+        empty = [name for name, count in zip(data.class_names, counts, strict=True) if not count]
+        if empty:
+            raise _missing(data.folder, f"{len(empty)} class folders of {data.folder} have no picture: {', '.join(empty[:5])}")
     return {split: replace(data, size=size, workers=workers) for split, data in sets.items()}
 
 
@@ -200,19 +205,21 @@ def _missing(folder: Path, came: str) -> MissingFileError:
 
 def _decode(path: Path) -> Image:
     try:
+        from PIL.Image import DecompressionBombError
         from PIL.Image import open as open_image
     except ImportError as error:
         raise MissingExtraError(
             "pictures are decoded by Pillow, which is not installed", expected="the package pillow", fix="pip install pillow"
         ) from error
     try:
-        with open_image(path) as image:
+        # No other formats, whatever the content: for some of them Pillow starts other programs.
+        with open_image(path, formats=_FORMATS) as image:
             return image.convert("RGB")
     except FileNotFoundError as error:
         raise MissingFileError(
             f"{path} is gone", expected="the files that were there at the start", fix="put it back, begin anew", path=path
         ) from error
-    except (OSError, ValueError, SyntaxError) as error:
+    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
         raise IntegrityError(
             f"{path} cannot be decoded: {error}", expected="a picture", fix="fetch it again, or remove it", path=path
         ) from error

@@ -17,6 +17,7 @@ together, so that little of a batch is padding. The folder of a training run kee
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -39,7 +40,7 @@ TextName = Literal["imdb", "sst2", "trec", "banking77", "clinc150"]
 
 _SENTIMENTS = ("negative", "positive")
 _OUT_OF_SCOPE = "oos"
-_VOCABULARY, _DESCRIPTION = "vocab.txt", "data.json"
+_VOCABULARY, _DESCRIPTION, _DIGEST = "vocab.txt", "data.json", "vocabulary_sha256"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _TOKENIZER = ("lower", "accents", "chinese", "prefix", "longest")
 # From the one that is kept as it is to those that give way, where a text stands in several.
@@ -280,9 +281,9 @@ def save_tokenizer(folder: str | Path, tokenizer: WordPiece, *, length: int) -> 
         tokenizer: What its texts are cut by.
         length: Pieces a row at most.
     """
-    pieces = sorted(tokenizer.vocabulary, key=lambda piece: tokenizer.vocabulary[piece])
-    write_text(Path(folder) / _VOCABULARY, "".join(f"{piece}\n" for piece in pieces))
-    return {"length": length, "tokenizer": {name: getattr(tokenizer, name) for name in _TOKENIZER}}
+    lines, settings = _lines(tokenizer), {name: getattr(tokenizer, name) for name in _TOKENIZER}
+    write_text(Path(folder) / _VOCABULARY, lines)
+    return {"length": length, "tokenizer": settings, _DIGEST: _digest(lines)}
 
 
 def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
@@ -296,10 +297,10 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
     tokenizer, path = WordPiece.load(place / _VOCABULARY), place / _DESCRIPTION
     try:
         stored = json.loads(path.read_bytes())
-        length = stored["length"]
+        length, digest = stored["length"], stored.get(_DIGEST)
         if type(length) is not int or length < 2:
             raise ValueError(f"length is {length!r}")
-        return replace(tokenizer, **{name: stored["tokenizer"][name] for name in _TOKENIZER}), length
+        tokenizer = replace(tokenizer, **{name: stored["tokenizer"][name] for name in _TOKENIZER})
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise FormatError(
             f"{path} does not say how texts are cut: {error!r}",
@@ -307,6 +308,15 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
             fix="copy it again from the run's folder",
             path=path,
         ) from error
+    # A line too few would give each later piece the number of another. Runs of before have no digest.
+    if digest is not None and digest != _digest(_lines(tokenizer)):
+        raise IntegrityError(
+            f"the {len(tokenizer)} pieces of {place / _VOCABULARY} are not those that {path} was written with",
+            expected="the pieces that the network was trained with, in their order",
+            fix="copy both files again from the run's folder",
+            path=place / _VOCABULARY,
+        )
+    return tokenizer, length
 
 
 def read_text_input(folder: str | Path, text: str | Sequence[str]) -> Tensor:
@@ -316,11 +326,10 @@ def read_text_input(folder: str | Path, text: str | Sequence[str]) -> Tensor:
         folder: Of a training run on texts, or the network's folder `model` in it.
         text: One text or more; what is longer than the run's texts loses its end.
     """
-    texts = [text] if isinstance(text, str) else list(text)
-    if not texts:
-        raise OptionError("no text came", expected="at least one", fix="give a text")
     tokenizer, length = load_tokenizer(folder)
-    ids, lengths = tokenizer.encode(texts, length=length)
+    ids, lengths = tokenizer.encode([text] if isinstance(text, str) else text, length=length)
+    if not len(ids):
+        raise OptionError("no text came", expected="at least one", fix="give a text")
     return ids[:, : int(lengths.max())]
 
 
@@ -368,6 +377,15 @@ def plan_batches(
     if generator is None:
         return plan
     return [plan[at] for at in torch.randperm(len(plan), generator=generator).tolist()]
+
+
+def _lines(tokenizer: WordPiece) -> str:
+    """The pieces in the order of their numbers, one a line."""
+    return "".join(f"{piece}\n" for piece in sorted(tokenizer.vocabulary, key=lambda piece: tokenizer.vocabulary[piece]))
+
+
+def _digest(lines: str) -> str:
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _folder(root: str | Path | None) -> Path:

@@ -72,6 +72,7 @@ class WordPiece:
     _widest: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
+        _check_settings(self)
         missing = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if name not in self.vocabulary]
         numbers = set(self.vocabulary.values())
         if missing or len(numbers) != len(self.vocabulary) or numbers != set(range(len(numbers))):
@@ -81,8 +82,6 @@ class WordPiece:
                 expected="[PAD], [UNK], [CLS] and [SEP] among the pieces, numbered from 0",
                 fix="give the vocabulary of a BERT",
             )
-        if type(self.longest) is not int or self.longest < 1:
-            raise OptionError(f"longest is {self.longest!r}", expected="a whole number, at least 1", fix="100 is usual")
         object.__setattr__(self, "_widest", max(map(len, self.vocabulary)))
 
     @classmethod
@@ -148,6 +147,8 @@ class WordPiece:
         """
         if isinstance(texts, str):
             raise DtypeError("one text came", expected="a list of texts", fix="wrap it: encode([text], length=...)")
+        if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+            raise DtypeError(f"a {type(texts).__name__} came", expected="a list of texts", fix="decode bytes; wrap one text")
         if type(length) is not int or length < 2:
             raise OptionError(f"length is {length!r}", expected="a whole number, at least 2", fix="[CLS] and [SEP] take two")
         first, last = self.vocabulary["[CLS]"], self.vocabulary["[SEP]"]
@@ -215,6 +216,24 @@ def _check_text(text: Any) -> str:
     if not isinstance(text, str):
         raise DtypeError(f"a text is a {type(text).__name__}", expected="a str", fix="decode bytes; drop missing texts")
     return text
+
+
+def _check_settings(tokenizer: WordPiece) -> None:
+    if type(tokenizer.longest) is not int or tokenizer.longest < 1:
+        raise OptionError(f"longest is {tokenizer.longest!r}", expected="a whole number, at least 1", fix="100 is usual")
+    kinds: dict[str, Any] = {"lower": bool, "accents": bool | None, "chinese": bool, "prefix": str}
+    for name, kind in kinds.items():
+        value = getattr(tokenizer, name)
+        if not isinstance(value, kind):
+            raise OptionError(f"{name} is {value!r}", expected=f"a {getattr(kind, '__name__', kind)}", fix=f"correct {name}")
+    pieces: Any = tokenizer.vocabulary
+    whole = isinstance(pieces, Mapping) and all(type(name) is str and type(at) is int for name, at in pieces.items())
+    if not whole:
+        raise OptionError(
+            "the vocabulary has pieces that are no text, or numbers that are not whole",
+            expected="the number of each piece, by the piece",
+            fix="WordPiece.load reads it from a file",
+        )
 
 
 def _read_lines(text: str) -> dict[str, int]:

@@ -106,8 +106,6 @@ class AttachedExits(MultiExit):
         self.num_exits = len(visits) + 1
         self._overwritten = tuple(visit.overwritten for visit in visits)
         self._frozen, self._fixed = frozen, frozen and statistics == "fixed"
-        if frozen:
-            module.requires_grad_(False)
         self._check_output(seen.output, rows, classes)
         make = head or (lambda shape: PooledHead(shape, classes))
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
@@ -121,6 +119,8 @@ class AttachedExits(MultiExit):
         self.training = module.training
         self.heads.train(module.training)
         self._hold_statistics()
+        if frozen:  # last of all: a module that was refused stays as it came
+            module.requires_grad_(False)
 
     def exits(self, x: Tensor) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`; the module is run up to the place of that exit only."""
@@ -274,6 +274,9 @@ class AttachedExits(MultiExit):
 
 
 def _rows(example: Tensor, module: nn.Module) -> Tensor:
+    for name, value, kind in (("the module", module, nn.Module), ("the example", example, Tensor)):
+        if not isinstance(value, kind):
+            raise OptionError(f"{name} is a {type(value).__name__}", expected=f"a torch {kind.__name__}", fix="give one")
     if example.ndim < 2 or example.shape[0] == 0:
         raise ShapeError(
             f"the example has shape {tuple(example.shape)}",
@@ -286,7 +289,7 @@ def _rows(example: Tensor, module: nn.Module) -> Tensor:
 
 def _visit(module: nn.Module, at: Sequence[Place], rows: Tensor) -> tuple[Probe, list[Visit]]:
     """A run of the module, and the visits of the places in the order of their ends."""
-    if isinstance(at, str | float):
+    if not isinstance(at, Sequence) or isinstance(at, str):
         raise OptionError(f"at is {at!r}", expected="a list of names or shares", fix=f"write at=[{at!r}]")
     first = None if all(isinstance(place, str) for place in at) else probe(module, rows)
     places = [_by_name(module, place) if isinstance(place, str) else _by_share(module, first, place) for place in at]

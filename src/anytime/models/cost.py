@@ -60,12 +60,13 @@ class Cost:
 def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
     """The cost of every exit of `model` on one input.
 
-    The network runs on shapes alone (torch's meta device), so that a large one costs no time and `model` stays untouched.
+    The network runs on shapes alone (torch's meta device), so that a large one costs no time and `model` stays untouched. One
+    that looks at values on its way runs as a copy.
 
     Args:
         model: A network of convolutions, linear layers, norms, ReLUs, GELUs, pools, and functions between them. A layer of
             another type that has parameters needs a method `macs` (see `CountsItself`) or a counter in `layers`.
-        example: A batch of which the first row is used; its numbers do not matter.
+        example: A batch of which the first row is used; its numbers do not matter, save where a network looks at values.
         layers: Counters for further types of layers, or other ones for the types above.
 
     Example:
@@ -81,7 +82,16 @@ def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.M
         )
     counters = {**_COUNTERS, **(layers or {})}
     _check_layers(model, counters)
-    shadow = _on_meta(model).eval()
+    try:
+        return _count(_on_meta(model), example[:1].to("meta"), counters)
+    except RuntimeError:  # there are no values to look at
+        tensor = next(model.parameters(), example)
+        return _count(copy.deepcopy(model), example[:1].to(tensor.device), counters)
+
+
+def _count(shadow: MultiExit, row: Tensor, counters: Mapping[type[nn.Module], Counter]) -> Cost:
+    """The cost of every exit, by hooks that stay on `shadow`."""
+    shadow.eval()
     names = {parameter: name for name, parameter in shadow.named_parameters()}
     used: set[nn.Parameter] = set()
     spent, covered = 0, 0  # what the layers cost, and the FLOPs that ran inside of them
@@ -91,26 +101,27 @@ def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.M
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
         began.append(flops.get_total_flops())
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         nonlocal spent, covered
         before = began.pop()
         if not began:
             covered += flops.get_total_flops() - before
         counter = _counter(module, counters)
         assert counter is not None
-        spent += counter(module, args[0], output)
+        spent += counter(module, (*args, *named.values())[0], output)
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         used.update(module.parameters(recurse=False))
 
+    # Before all other hooks: one that waits at an exit would have a layer counted after it.
     for module in shadow.modules():
-        module.register_forward_hook(note)
+        module.register_forward_hook(note, prepend=True)
         if _counter(module, counters) is not None:
             module.register_forward_pre_hook(enter)
-            module.register_forward_hook(leave)
+            module.register_forward_hook(leave, prepend=True, with_kwargs=True)
     macs, parameters = [], []
     with torch.no_grad(), flops:
-        for _ in shadow.exits(example[:1].to("meta")):
+        for _ in shadow.exits(row):
             macs.append(spent + (flops.get_total_flops() - covered) // 2)
             parameters.append(sum(parameter.numel() for parameter in used))
     unused = tuple(name for parameter, name in names.items() if parameter not in used)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anytime.errors import DtypeError, OptionError, ShapeError
+from anytime.errors import DtypeError, InputError, OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.layers import LayerNorm, Linear
 
@@ -52,6 +52,8 @@ class EncoderConfig:
             sentence encoders, and has no weights.
         dropout: Of embeddings, attention, what layers add, and pooled vectors.
         norm_eps: What the norms add to a variance.
+        embedding: Numbers a word piece before the first layer, where they are not as many as `width`: those of the smaller
+            ELECTRAs are projected.
     """
 
     classes: int
@@ -67,13 +69,16 @@ class EncoderConfig:
     pool: Pool = "cls"
     dropout: float = 0.1
     norm_eps: float = 1e-12
+    embedding: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("classes", "width", "heads", "intermediate", "max_length", "types"):
             _check_whole(name, getattr(self, name), 1, _LARGEST)
         _check_whole("vocabulary", self.vocabulary, 1, _MOST_PIECES)
+        if self.embedding is not None:
+            _check_whole("embedding", self.embedding, 1, _LARGEST)
         _check_whole("pad", self.pad, 0, self.vocabulary - 1)
-        object.__setattr__(self, "layers", _check_places(self.layers))
+        object.__setattr__(self, "layers", check_places(self.layers))
         for name, known in (("head", get_args(Head)), ("pool", get_args(Pool))):
             if getattr(self, name) not in known:
                 raise _wrong(name, getattr(self, name), " or ".join(map(repr, known)))
@@ -99,16 +104,31 @@ class _Embeddings(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.words = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.max_length, config.width)
-        self.types = nn.Embedding(config.types, config.width)
-        self.norm = LayerNorm(config.width, eps=config.norm_eps)
+        size = config.width if config.embedding is None else config.embedding
+        self.words = nn.Embedding(config.vocabulary, size)
+        self.positions = nn.Embedding(config.max_length, size)
+        self.types = nn.Embedding(config.types, size)
+        self.norm = LayerNorm(size, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
+        self.project = None if config.embedding is None else Linear(size, config.width)
 
     def forward(self, ids: Tensor) -> Tensor:
         places = torch.arange(ids.shape[1], device=ids.device)
-        embedded = self.words(ids) + self.types(torch.zeros_like(places)) + self.positions(places)
+        embedded = self._words(ids) + self.types(torch.zeros_like(places)) + self.positions(places)
         out: Tensor = self.dropout(self.norm(embedded))
+        if self.project is not None:
+            out = self.project(out)
+        return out
+
+    def _words(self, ids: Tensor) -> Tensor:
+        try:
+            out: Tensor = self.words(ids)
+        except IndexError as error:  # asked for afterwards: to look at the numbers first would cost every text
+            raise InputError(
+                f"word pieces have numbers from {int(ids.min())} to {int(ids.max())}",
+                expected=f"numbers from 0 to {self.words.num_embeddings - 1}, those of the network's vocabulary",
+                fix="make them with the tokenizer that the network was trained with",
+            ) from error
         return out
 
 
@@ -264,10 +284,10 @@ class EncoderExits(MultiExit):
         return (ids != self.config.pad) | (torch.arange(ids.shape[1], device=ids.device) == 0)
 
     def _check_ids(self, ids: Tensor) -> None:
-        if ids.dtype not in (torch.int64, torch.int32):
+        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
             raise DtypeError(
-                f"word pieces have element type {ids.dtype}",
-                expected="int64, the number of each piece in the vocabulary",
+                f"word pieces have element type {ids.dtype}" if isinstance(ids, Tensor) else f"a {type(ids).__name__} came",
+                expected="a tensor of int64, the number of each piece in the vocabulary",
                 fix="make them with anytime.data.WordPiece.encode",
             )
         if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.max_length:
@@ -286,7 +306,8 @@ def _init(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def _check_places(layers: Any) -> tuple[int, ...]:
+def check_places(layers: Any) -> tuple[int, ...]:
+    """The layers after which there is an exit, as a tuple, if they are that."""
     try:
         places = tuple(layers)
     except TypeError:

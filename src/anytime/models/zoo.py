@@ -22,6 +22,7 @@ from anytime.models import dvit, encoder, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+_COUNT = ".num_batches_tracked"
 _WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
 
 
@@ -131,7 +132,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
     Args:
         model: What takes them.
-        weights: Tensors by name. Prefixes of DataParallel (`module.`) and torch.compile are taken off.
+        weights: Tensors by name. Prefixes of DataParallel (`module.`) and torch.compile are taken off. The counts of batches
+            that old versions of PyTorch did not write (`num_batches_tracked`) may be missing.
     """
     bare = {_bare(name): tensor for name, tensor in weights.items()}
     if len(bare) != len(weights):
@@ -140,8 +142,10 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             expected=f"names either with or without {' and '.join(_WRAPPERS)}",
             fix="give the weights of one model only",
         )
-    _check_fit(model, bare)
-    model.load_state_dict(bare)
+    counts = {name: count for name, count in model.state_dict().items() if name.endswith(_COUNT)}
+    whole = {**counts, **bare}
+    _check_fit(model, whole)
+    model.load_state_dict(whole)
 
 
 def _bare(name: str) -> str:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from numbers import Integral, Real
+from typing import Any, Protocol, cast, runtime_checkable
 
 from anytime.errors import OptionError
 
@@ -42,8 +43,8 @@ def seconds(value: Duration) -> float:
         found = value.total_seconds()
     elif isinstance(value, str):
         found = _read(value)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        found = float(value)
+    elif isinstance(value, Real) and not isinstance(value, bool):  # NumPy's numbers too
+        found = _as_float(value)
     else:
         raise _no_duration(value)
     if not 0 <= found <= _LONGEST:  # NaN is neither
@@ -79,13 +80,17 @@ class Budget:
     def __post_init__(self) -> None:
         if self.time is not None:
             object.__setattr__(self, "time", seconds(self.time))
-        if self.flops is not None and (isinstance(self.flops, bool) or not 0 < self.flops < math.inf):
-            raise OptionError(
-                f"flops is {self.flops!r}", expected="a positive, finite number", fix="leave it out for no such limit"
-            )
-        if self.exits is not None and (isinstance(self.exits, bool) or not isinstance(self.exits, int) or self.exits < 1):
-            raise OptionError(f"exits is {self.exits!r}", expected="a whole number, at least 1", fix="leave it out for all")
-        if not (self.until is None or callable(self.until) or isinstance(self.until, Event)):
+        if self.flops is not None:
+            if isinstance(self.flops, bool) or not isinstance(self.flops, Real) or not 0 < _as_float(self.flops) < math.inf:
+                raise OptionError(
+                    f"flops is {self.flops!r}", expected="a positive, finite number", fix="leave it out for no such limit"
+                )
+            object.__setattr__(self, "flops", float(self.flops))
+        if self.exits is not None:
+            if isinstance(self.exits, bool) or not isinstance(self.exits, Integral) or self.exits < 1:
+                raise OptionError(f"exits is {self.exits!r}", expected="a whole number, at least 1", fix="leave it out for all")
+            object.__setattr__(self, "exits", int(self.exits))
+        if isinstance(self.until, type) or not (self.until is None or callable(self.until) or isinstance(self.until, Event)):
             raise OptionError(
                 f"until is {self.until!r}",
                 expected="an event with is_set(), or a function without arguments",
@@ -128,6 +133,13 @@ def make_budget(budget: Any = None, deadline: Duration | None = None) -> Budget:
     if deadline is None:
         return budget or _UNLIMITED
     return Budget(time=deadline) if budget is None else budget & Budget(time=deadline)
+
+
+def _as_float(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return math.copysign(math.inf, cast(int, value) > 0 or -1)
 
 
 def _read(text: str) -> float:

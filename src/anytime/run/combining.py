@@ -19,7 +19,7 @@ from anytime.combine import Intersection, Interval, IntervalState, Prediction, R
 from anytime.combine import rule as read_rule
 from anytime.combine.advice import default_rule
 from anytime.conformal import ConformalSets
-from anytime.errors import OptionError, ShapeError
+from anytime.errors import InputError, OptionError, ShapeError
 
 
 class Combiner(Protocol):
@@ -55,7 +55,14 @@ class ByRule:
 
     def after(self, logits: Sequence[Tensor], exits: int) -> Prediction:
         """The answer after these of `exits` exits: what stepping over them gives."""
-        given = torch.stack(tuple(logits))
+        try:
+            given = torch.stack(tuple(logits))
+        except RuntimeError as error:
+            raise ShapeError(
+                f"the exits gave shapes {', '.join(str(tuple(now.shape)) for now in logits)}",
+                expected="the same classes at every exit, (batch, classes)",
+                fix="correct the model's exits",
+            ) from error
         # What is finite has a finite sum; the whole check says what is wrong, and where.
         if given.ndim != 3 or not math.isfinite(given.sum()):
             check_logits(given)
@@ -71,12 +78,11 @@ class AsGiven:
 
     def step(self, state: Any, given: Any) -> tuple[State, Prediction]:
         """Take what the next stage gave."""
-        return state, given
+        return state, _check_given(given)
 
     def after(self, given: Sequence[Any], exits: int) -> Prediction:
         """What the last of these stages gave."""
-        last: Prediction = given[-1]
-        return last
+        return _check_given(given[-1])
 
 
 class ByIntersection:
@@ -105,6 +111,17 @@ class ByIntersection:
         for now in logits:
             state, interval = self.step(state, now)
         return interval
+
+
+def _check_given(prediction: Prediction) -> Prediction:
+    if math.isfinite(prediction.log_probs.amax(-1).sum()):  # the largest of a distribution is never minus infinity
+        return prediction
+    row = int((~prediction.log_probs.amax(-1).isfinite()).nonzero()[0])
+    raise InputError(
+        f"exported stages gave no distribution for row {row} (counted from 0)",
+        expected="finite inputs, and logits that stay so",
+        fix="look for NaN or infinity in that input",
+    )
 
 
 def choose_rule(

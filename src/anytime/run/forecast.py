@@ -8,6 +8,9 @@ for a slow one and a caller woken as usual too.
 Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
 is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
 one in a hundred of those is tried all the same, and when four tries in a row were quick, what was known before is forgotten.
+A first run is slow by itself, and one spike among a few times looks like a rule. So a request that would not be begun at all is
+tried at once where little is known and it may fit, as long as such tries are quick, and so is a batch size that was never seen.
+Requests that come seldom do not wait for the hundredth: who can be answered at the deadline is tried after a second.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ _TRY_EVERY = 100
 _TRIES = 4
 _QUICK = 0.8
 """A try is quick that takes less than this share of what was forecast."""
+_YOUNG = 20
+"""Durations below which a window knows little: its high quantile is no more than its largest value."""
+_STALE = 1.0
+"""Seconds of nothing but refusals after which it is tried whether they are still right."""
 _BATCHES = 64
 """Batch sizes remembered for each stage; the one that was used least recently makes room."""
 _WAITING = 200
@@ -48,7 +55,8 @@ class Window:
         self._length, self._quantile = length, quantile
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
-        self._declined, self._trying = 0, False
+        self._declined, self._trying, self._hopeful = 0, False, True
+        self._since = math.inf
         self._quick: list[float] = []
         for value in values:
             self.add(value)
@@ -60,6 +68,11 @@ class Window:
     def usual(self) -> float:
         """The median."""
         return self._at(0.5)
+
+    @property
+    def quickest(self) -> float:
+        """The smallest duration."""
+        return self._ordered[0] if self._ordered else 0.0
 
     @property
     def slow(self) -> float:
@@ -76,18 +89,26 @@ class Window:
         if len(self._recent) > self._length:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
 
-    def decline(self) -> bool:
-        """Something is not to be begun because of these durations; true where it should be tried all the same."""
+    def decline(self, *, doubtful: bool = False, now: float = -math.inf) -> bool:
+        """Something is not to be begun because of these durations; true where it should be tried all the same.
+
+        Args:
+            doubtful: Whether to try it at once where they are few.
+            now: The time, where it is to be tried after a while.
+        """
+        if self._declined == 0:
+            self._since = math.inf if now == -math.inf else now
         self._declined += 1
-        self._trying = self._declined >= _TRY_EVERY
+        unsure = (doubtful and self._hopeful and len(self) < _YOUNG) or now - self._since >= _STALE
+        self._trying = self._declined >= _TRY_EVERY or unsure
         if self._trying:
-            self._declined = 0
+            self._declined, self._hopeful = 0, False  # there is hope again when this was quick
         return self._trying
 
     def _judge(self, value: float) -> None:
         """After enough quick tries in a row they are all that is known."""
-        self._trying = False
-        self._quick = [*self._quick, value] if value < _QUICK * self.slow else []
+        self._trying, self._hopeful = False, value < _QUICK * self.slow
+        self._quick = [*self._quick, value] if self._hopeful else []
         if len(self._quick) == _TRIES:
             self._recent = deque(self._quick[:-1])
             self._ordered = sorted(self._recent)
@@ -195,13 +216,15 @@ class Forecast:
                 if len(known) > _BATCHES:
                     del known[next(iter(known))]
 
-    def decline(self, exit: int, batch: int, way: str | None = None) -> bool:
+    def decline(self, exit: int, batch: int, way: str | None = None, *, left: float = 0.0, now: float = 0.0) -> bool:
         """A stage is not to be begun because of its forecast; true where it should be tried all the same.
 
         Args:
             exit: Which stage.
             batch: How many inputs.
             way: How the answer would have been handed over, where nothing is begun at all.
+            left: The seconds there are.
+            now: The time.
         """
         with self._lock:
             self._digest()
@@ -210,8 +233,13 @@ class Forecast:
             blamed = [known[near]] if near is not None else []
             if way in self._handing:
                 blamed.append(self._handing[way])
-            tries = [window.decline() for window in blamed]  # every one of them is told
-            return True in tries
+            may_fit = sum(window.quickest for window in blamed) <= left
+            if near is not None and near != batch and may_fit:
+                return True  # other batch sizes run often, and would never let this one have its turn
+            doubtful = [way is not None and (may_fit or len(window) == 1) for window in blamed]
+            moment = now if may_fit and way in _CUT_OFF else -math.inf
+            tries = [window.decline(doubtful=doubt, now=moment) for window, doubt in zip(blamed, doubtful, strict=True)]
+            return True in tries  # every one of them has been told
 
     def note_handing(self, way: str, taken: float) -> None:
         """Handing over took so long."""

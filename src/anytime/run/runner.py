@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from anytime.combine import Intersection, Rule
 from anytime.combine import rule as read_rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
-from anytime.models import MultiExit, measure_cost
+from anytime.models import IntervalMLP, MultiExit, measure_cost
+from anytime.models.base import ExitModel
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.budget import Budget, Duration, make_budget
@@ -38,6 +39,9 @@ from anytime.run.profile import Profile
 from anytime.run.rule_graph import ByGraph, by_graph
 from anytime.run.task import Setup, Task, limit_exits
 from anytime.run.workers import Workers
+
+_PATIENCE = 2.0
+"""Seconds to wait for running stages where nobody called close: one that hangs must not keep the interpreter from ending."""
 
 
 class Runner:
@@ -103,20 +107,22 @@ class Runner:
             rule, engine = _rule_inside(model, rule, calibration), cast(Engine, model)
             costs = model.costs if costs is None else costs
         self._model, self._exits = model, _count_exits(model, engine)
-        self._rule, self._sets = choose_rule(rule, calibration, _count_classes(model))
-        self._policy = _check_policy(policy, self._rule, self._exits)
+        if rule is None and calibration is None and isinstance(model, IntervalMLP):
+            rule = Intersection()
+        own = _count_classes(model)
+        self._rule, self._sets = choose_rule(rule, calibration, own)
+        self._policy = _check_policy(policy, self._rule)
         self._rule.start(self._exits)  # it refuses a number of exits that it was not fitted for
-        if self._sets is not None:
-            self._sets.check_fits(self._exits, self._sets.classes or 1)
-        known = Profile.load(profile) if isinstance(profile, str | Path) else profile
-        if known is not None:
-            known.check_fits(self._exits, known.classes or 1)
-        classes = _count_classes(model, self._sets, known)
+        known = _check_profile(profile)
+        for fitted in (self._sets, known, self._policy if isinstance(self._policy, FittedPolicy) else None):
+            if fitted is not None:
+                fitted.check_fits(self._exits, own or fitted.classes or 1)
+        classes = own or _count_classes(None, self._sets, known)
         self._prior = _make_prior(on_too_short, prior, self._rule, classes)
         if classes is not None and calibration is None:  # a rule that was fitted or tuned was chosen by data
             warn_of_few_classes(self._rule, classes)
         self._costs = _make_costs(costs, known, self._exits)
-        self._forecast = forecast or Forecast()
+        self._forecast = _check_forecast(forecast)
         self._clock = clock or MonotonicClock()
         self._draws = torch.Generator().manual_seed(seed)
         self._profile, self._engine = known, engine
@@ -126,7 +132,7 @@ class Runner:
         self._workers = Workers(workers)
         self._threads = _Threads(threads)
         # Ends the threads where nobody calls close, and at the end of the interpreter.
-        self._finalizer = weakref.finalize(self, _end, self._workers, self._threads)
+        self._finalizer = weakref.finalize(self, _end, self._workers, self._threads, patience=_PATIENCE)
         if example is not None or not isinstance(engine, str) or engine == "eager":
             self._ready(example)
 
@@ -224,7 +230,8 @@ class Runner:
 
     def close(self) -> None:
         """End the threads, those at work after the stage they are in, and put torch's number of threads back."""
-        self._finalizer()
+        if self._finalizer.detach() is not None:
+            _end(self._workers, self._threads)
 
     @property
     def engine(self) -> Engine:
@@ -258,6 +265,7 @@ class Runner:
             costs=self._costs,
             way=way,
             notify=notify,
+            owner=self,
         )
 
     def _begin(self, task: Task) -> None:
@@ -288,20 +296,36 @@ class Runner:
 class _Threads:
     """torch's number of threads, until it is put back."""
 
+    _open: ClassVar[list[_Threads]] = []
+    _changing = threading.RLock()  # a collection may end one runner while another is made
+
     def __init__(self, threads: int | None) -> None:
-        self._before, self.wanted = torch.get_num_threads(), threads
-        if threads is not None and threads != self._before:
-            torch.set_num_threads(threads)
+        self.wanted = threads
+        with self._changing:
+            self._before = torch.get_num_threads()
+            if threads is not None:
+                self._open.append(self)
+                if threads != self._before:
+                    torch.set_num_threads(threads)
 
     def restore(self) -> None:
-        """Put it back, unless somebody else has changed it since."""
-        if self.wanted is not None and self.wanted != self._before and torch.get_num_threads() == self.wanted:
-            torch.set_num_threads(self._before)
+        """Put it back, unless somebody else has changed it since; where runners made later are open, the next one does."""
+        with self._changing:
+            if self not in self._open:
+                return
+            place = self._open.index(self)
+            self._open.remove(self)
+            if place < len(self._open):
+                self._open[place]._before = self._before
+            elif self.wanted != self._before and torch.get_num_threads() == self.wanted:
+                torch.set_num_threads(self._before)
 
 
-def _end(workers: Workers, threads: _Threads) -> None:
-    workers.close()
-    threads.restore()
+def _end(workers: Workers, threads: _Threads, *, patience: float | None = None) -> None:
+    try:
+        workers.close(patience=patience)
+    finally:
+        threads.restore()
 
 
 def _make_combiner(rule: Rule[Any] | Intersection, engine: Engine) -> tuple[Callable[[Tensor], Any], Combiner]:
@@ -318,7 +342,7 @@ def _make_combiner(rule: Rule[Any] | Intersection, engine: Engine) -> tuple[Call
 
 def _count_exits(model: Any, engine: str | Engine) -> int:
     exits = getattr(model, "num_exits", None)
-    if not isinstance(exits, int):
+    if not isinstance(exits, int) or not (isinstance(model, ExitModel) or hasattr(model, "begin")):
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="a model with num_exits and exits(x), or an engine",
@@ -329,6 +353,10 @@ def _count_exits(model: Any, engine: str | Engine) -> int:
             raise OptionError(
                 f"engine is {engine!r}", expected=f"an engine, auto, or one of {', '.join(ENGINES)}", fix="try 'auto'"
             )
+    elif not hasattr(engine, "begin"):
+        raise OptionError(
+            f"engine is {engine!r}", expected=f"an engine, auto, or one of {', '.join(ENGINES)}", fix="leave it out: 'eager'"
+        )
     elif engine.num_exits != exits:
         raise OptionError(
             f"the engine has {engine.num_exits} exits and the model {exits}",
@@ -362,7 +390,24 @@ def _check_counts(**counts: int | None) -> None:
             raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix="leave it out")
 
 
-def _check_policy(policy: Any, rule: Any, exits: int) -> Policy | FittedPolicy | None:
+def _check_forecast(forecast: Any) -> Forecast:
+    if forecast is None:
+        return Forecast()
+    if not isinstance(forecast, Forecast):
+        raise OptionError(f"forecast is {forecast!r}", expected="an anytime.run.Forecast", fix="leave it out")
+    return forecast
+
+
+def _check_profile(profile: Any) -> Profile | None:
+    known = Profile.load(profile) if isinstance(profile, str | Path) else profile
+    if not (known is None or isinstance(known, Profile)):
+        raise OptionError(
+            f"profile is {profile!r}", expected="a Profile, or its file", fix="measure one: anytime profile, or profile_model"
+        )
+    return known
+
+
+def _check_policy(policy: Any, rule: Any) -> Policy | FittedPolicy | None:
     if policy is None:
         return None
     if not isinstance(policy, Policy | FittedPolicy):
@@ -371,8 +416,6 @@ def _check_policy(policy: Any, rule: Any, exits: int) -> Policy | FittedPolicy |
         raise OptionError(
             "a policy came with a regression", expected="classes, whose probabilities it can read", fix="leave it out"
         )
-    if isinstance(policy, FittedPolicy):
-        policy.check_fits(exits, policy.classes or 1)
     return policy
 
 

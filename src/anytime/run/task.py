@@ -57,18 +57,21 @@ class Task:
         costs: tuple[float, ...] | None,
         way: str = "thread",
         notify: Callable[[], None] | None = None,
+        owner: object = None,
     ) -> None:
         self._setup, self.budget, self._began = setup, budget, began
         self.deadline = budget.deadline(began)
         self._limit, self._costs, self._way, self._notify = limit, costs, way, notify
+        self._owner = owner  # a runner that nobody else holds lives as long as its task
         self._x: Tensor | None = x
         self._batch = len(x)
         self._seen: list[Tensor] = []
         self._rows: list[RowAnswers] = []
-        self._interrupted = False
+        self._interrupted = self._begun = False
         self.queued = False
         self._reason: Reason | None = None
         self._settled: int | None = None
+        self._settled_at = began
         self.ended = began
         self._error: BaseException | None = None
         self._failure: BaseException | None = None
@@ -82,13 +85,13 @@ class Task:
 
     def current(self) -> Answer | None:
         """The best answer so far; None before the first exit."""
-        used = self._used()
-        return self._answer(used, self._reason) if used else None
+        done, used = self.settled, self._used()
+        return self._answer(used, self._reason, at=self._settled_at if done else None) if used else None
 
     def interrupt(self) -> None:
         """Take what there is: no further stage is begun. Where there is nothing yet, `result` waits for the running stage."""
         self._interrupted = True
-        if self._used():
+        if self._used() or not self._begun:
             self._settle("interrupted")
 
     def result(self, timeout: float | None = None) -> Answer:
@@ -97,6 +100,8 @@ class Task:
         Args:
             timeout: Seconds to wait at most; a TimeoutError after that. The task goes on.
         """
+        if self.settled:  # its time is when it was there, not when somebody came for it
+            return self.collect(at=self._settled_at)
         left = None if self.deadline is None else self.seconds_left()
         shorter = timeout is not None and (left is None or timeout < left)
         if not self._setup.clock.wait(self._gate, timeout if shorter else left):
@@ -106,6 +111,11 @@ class Task:
         return self.collect()
 
     # For the runner.
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is decided what the answer is from."""
+        return self._settled is not None
 
     def seconds_left(self) -> float:
         """Until the caller should take what there is: the deadline less the time it takes to wake up."""
@@ -120,7 +130,8 @@ class Task:
         """Whether the first exit can be had in time, or should be tried."""
         if self.deadline is None or self.expected() <= self.budget.time:
             return True
-        return self.budget.time > 0 and self._setup.forecast.decline(0, self._batch, self._way)
+        setup, left = self._setup, self.budget.time
+        return left > 0 and setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now())
 
     def refuse(self) -> None:
         """Settle for nothing, as the first exit is not expected in time."""
@@ -149,6 +160,7 @@ class Task:
 
     def work(self) -> None:
         """Run the stages, as many as the budget allows. In a thread of the runner, or in the caller's own."""
+        self._begun = True
         try:
             for _ in self._steps():
                 pass
@@ -175,18 +187,19 @@ class Task:
         """Tell who waits; the thread is free for other work."""
         self._settle("interrupted")
 
-    def collect(self, *, since: float | None = None) -> Answer:
+    def collect(self, *, since: float | None = None, at: float | None = None) -> Answer:
         """The answer of a settled task.
 
         Args:
             since: When the answer could have been made at the earliest, to learn how long it took to be in the caller's hands.
+            at: When it was there, if that was before now.
         """
         if self._failure is not None:
             raise self._failure
         used = self._used()
         if not used:
             return self._nothing()
-        answer = self._answer(used, self._reason)
+        answer = self._answer(used, self._reason, at=at)
         if since is not None:
             self._setup.forecast.note_handing(self._way, self._began + answer.elapsed - since)
         return answer
@@ -258,7 +271,7 @@ class Task:
         if left <= outlook.waking:
             return self._give_reason("deadline")
         # The first stage's times count from the call on, and its forecast was looked at there.
-        if exit and outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch):
+        if exit and outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, left=left):
             return self._give_reason("forecast")
         return False
 
@@ -284,6 +297,7 @@ class Task:
         with self._settling:
             if self._settled is not None:
                 return
+            self._settled_at = self._setup.clock.now()
             self._settled = max(len(self._seen), len(self._rows))
             self._reason = self._reason or reason
             self._failure = self._error  # what fails later, in a stage that was given up, is nobody's concern
@@ -300,10 +314,10 @@ class Task:
         """Never negative and never longer than the whole budget, whatever the clock does."""
         return min(max(left, 0.0), self.budget.time) if self.budget.time is not None else max(left, 0.0)
 
-    def _answer(self, used: int, reason: Reason | None) -> Answer:
+    def _answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
         prediction = self._prediction(used)
         members = self._sets(used, prediction)
-        return self._make(used, prediction, members, self._setup.clock.now(), reason)
+        return self._make(used, prediction, members, self._setup.clock.now() if at is None else at, reason)
 
     def _prediction(self, used: int) -> Any:
         if self._rows:
@@ -362,9 +376,10 @@ class Task:
     def _too_short(self) -> DeadlineTooShort:
         # A first stage that was begun and did not end took longer than was foreseen: at least as long as there was.
         expected = max(self.expected(), self.budget.time)
+        foreseen = f"at least {1e3 * expected:.3g} ms, which the first exit is expected to take"
         return DeadlineTooShort(
             f"a deadline of {1e3 * self.budget.time:.3g} ms for {self._batch} input{'s' if self._batch > 1 else ''}",
-            expected=f"at least {1e3 * expected:.3g} ms, which the first exit is expected to take",
+            expected=foreseen if expected > self.budget.time else "more time: the first exit was not there by then",
             fix="allow more time, take fewer inputs at once or a smaller network, or ask for the prior: on_too_short='prior'",
             forecast=expected,
             budget=self.budget.time,

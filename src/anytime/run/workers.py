@@ -7,8 +7,10 @@ that it waits for the first that is free.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 from collections import deque
 from queue import SimpleQueue
 from typing import Protocol
@@ -16,11 +18,19 @@ from typing import Protocol
 from anytime.errors import StateError
 from anytime.run.prompt import be_patient
 
+_LOOK_AT = 64
+"""How many may wait before those that nobody waits for are looked for."""
+
 
 class Work(Protocol):
     """Something to do in a thread; `queued` says that it had to wait for one to be free."""
 
     queued: bool
+
+    @property
+    def settled(self) -> bool:
+        """Whether nobody waits for it any more."""
+        ...
 
     def work(self) -> None:
         """Do it; errors are kept, not raised."""
@@ -45,9 +55,12 @@ class Workers:
         self._all: list[_Worker] = []
         self._queue: deque[Work] = deque()
         self._closed = False
+        self._look_at, self._process = _LOOK_AT, os.getpid()
 
     def run(self, work: Work) -> None:
         """Have a thread do it, as soon as one is free."""
+        if self._process != os.getpid():
+            self._begin_anew()
         with self._lock:
             if self._closed:
                 raise StateError("the runner is closed", expected="an open one", fix="make a new Runner")
@@ -59,6 +72,9 @@ class Workers:
             else:
                 work.queued = True
                 self._queue.append(work)
+                if len(self._queue) > self._look_at:  # threads that hang must not make the queue grow for ever
+                    self._queue = deque(waiting for waiting in self._queue if not waiting.settled)
+                    self._look_at = max(_LOOK_AT, 2 * len(self._queue))
                 return
             worker.give(work)
 
@@ -71,8 +87,12 @@ class Workers:
                 self._idle.append(worker)
             return None
 
-    def close(self) -> None:
-        """End all threads: those at work after the stage they are in."""
+    def close(self, *, patience: float | None = None) -> None:
+        """End all threads: those at work after the stage they are in.
+
+        Args:
+            patience: For how many seconds to wait for them; as long as it takes by default.
+        """
         with self._lock:
             self._closed = True
             workers, waiting = list(self._all), list(self._queue)
@@ -84,8 +104,15 @@ class Workers:
             work.finish()
         for worker in workers:
             worker.end()
+        until = None if patience is None else time.monotonic() + patience
         for worker in workers:
-            worker.join()
+            worker.join(None if until is None else max(until - time.monotonic(), 0.0))
+
+    def _begin_anew(self) -> None:
+        """Threads do not come along into a forked process, and who waits for them is in the other one."""
+        self._lock = threading.Lock()
+        self._idle, self._all, self._queue = [], [], deque()
+        self._process = os.getpid()
 
 
 class _Worker:
@@ -112,11 +139,11 @@ class _Worker:
             current.interrupt()
         self._given.put(None)
 
-    def join(self) -> None:
-        """Wait until it has ended."""
+    def join(self, seconds: float | None) -> None:
+        """Wait until it has ended, or so long."""
         # The interpreter stops daemons by itself when it ends, and one that is stopped never comes back.
         if self._thread is not threading.current_thread() and not sys.is_finalizing():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         be_patient()

@@ -19,6 +19,7 @@ from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes,
 from anytime.data.base import ImageData
 from anytime.data.text import TokenData
 from anytime.errors import FormatError, OptionError
+from anytime.models import load_weights
 from anytime.train.config import TrainConfig
 from anytime.train.step import TrainStep
 
@@ -65,7 +66,7 @@ def load(folder: Path, training: TrainStep) -> Place:
     files = read_bundle(folder)
     state = _state(files, folder)
     _check_same(state, training.config, training.data)
-    training.model.load_state_dict(tensors_from_bytes(files[_MODEL], path=folder / _MODEL))
+    load_weights(training.model, tensors_from_bytes(files[_MODEL], path=folder / _MODEL))
     stored = tensors_from_bytes(files[_OPTIMIZER], path=folder / _OPTIMIZER)
     memory = {name.removeprefix(_PREFIX): values for name, values in stored.items() if name.startswith(_PREFIX)}
     training.adopt(memory, stored["losses"])

@@ -17,6 +17,7 @@ Objective = Literal["joint", "product", "joint-then-product", "sdn", "distillati
 Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
+_LARGEST_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch", 1), ("seed", 0)):
             _whole(name, getattr(self, name), low)
+        if self.seed > _LARGEST_SEED:
+            raise OptionError(f"seed is {self.seed}", expected=f"at most {_LARGEST_SEED}, as torch takes it", fix="lower seed")
         for name in ("lr", "head_rate"):
             _number(name, getattr(self, name), 0, math.inf, above=True)
         _number("momentum", self.momentum, 0, 1)
@@ -136,14 +139,9 @@ class TrainConfig:
         for name in ("nesterov", "augment", "hold_statistics"):
             _choice(name, getattr(self, name), (True, False))
         if self.exit_weights is not None:
-            weights = tuple(self.exit_weights)
-            for weight in weights:
-                _number("exit_weights", weight, 0, math.inf)
-            object.__setattr__(self, "exit_weights", tuple(float(weight) for weight in weights))
-        for share in self.milestones:
-            _number("milestones", share, 0, 1)
-        object.__setattr__(self, "milestones", tuple(float(share) for share in self.milestones))
-        if isinstance(self.frozen, str) or not all(isinstance(name, str) for name in self.frozen):
+            object.__setattr__(self, "exit_weights", _numbers("exit_weights", self.exit_weights, 0, math.inf))
+        object.__setattr__(self, "milestones", _numbers("milestones", self.milestones, 0, 1))
+        if not isinstance(self.frozen, tuple | list) or not all(isinstance(name, str) for name in self.frozen):
             raise OptionError(f"frozen is {self.frozen!r}", expected="a tuple of names of modules", fix="('blocks',)")
         object.__setattr__(self, "frozen", tuple(self.frozen))
         for name, kind in (("distillation", Distillation), ("l2w", L2W)):
@@ -165,8 +163,7 @@ class TrainConfig:
                 read[name] = tuple(read[name])
         for name, kind in (("distillation", Distillation), ("l2w", L2W)):
             if isinstance(read.get(name), dict):
-                _known(kind, read[name])
-                read[name] = kind(**read[name])
+                read[name] = _part(name, kind, read[name])
         return cls(**read)
 
 
@@ -228,9 +225,18 @@ class Machine:
         return cls(device=device)
 
 
+def _part(name: str, kind: type[Any], values: dict[str, Any]) -> Any:
+    """Settings within a setting; what is wrong in them is said with its name."""
+    try:
+        _known(kind, values)
+        return kind(**values)
+    except OptionError as error:
+        raise OptionError(f"{name} has a wrong setting: {error.came}", expected=error.expected, fix=error.fix) from error
+
+
 def _known(kind: type[Any], values: dict[str, Any]) -> None:
     names = {field.name for field in fields(kind)}
-    unknown = sorted(set(values) - names)
+    unknown = sorted(str(name) for name in values if name not in names)
     if unknown:
         raise OptionError(
             f"unknown settings {', '.join(unknown)}", expected=f"some of {', '.join(sorted(names))}", fix="correct the name"
@@ -248,6 +254,14 @@ def _number(name: str, value: Any, low: float, high: float, *, above: bool = Fal
         upto = "" if math.isinf(high) else f" and at most {high:g}"
         expected = f"a number {'above' if above else 'of at least'} {low:g}{upto}"
         raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")
+
+
+def _numbers(name: str, values: Any, low: float, high: float) -> tuple[float, ...]:
+    if not isinstance(values, tuple | list):
+        raise OptionError(f"{name} is {values!r}", expected="a list of numbers", fix=f"write {name} as a list")
+    for value in values:
+        _number(name, value, low, high)
+    return tuple(float(value) for value in values)
 
 
 def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

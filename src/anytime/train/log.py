@@ -68,7 +68,7 @@ class CsvLog:
 
 
 class Progress:
-    """`step 1200/52500  █░░░░░  2 %  17,012 images/s  4 min left`, rewritten in place; silent where stderr is no terminal."""
+    """`step 1200/52500  █░░░░░  2 %  17,012 inputs/s  4 min left`, rewritten in place; silent where stderr is no terminal."""
 
     def __init__(self, steps: int, batch: int, *, stream: TextIO | None = None) -> None:
         self.steps, self.batch = steps, batch
@@ -87,7 +87,7 @@ class Progress:
         done, since = step - self._first[0], now - self._first[1]
         rate = done / since if done and since > 0 else 0.0
         share = step / self.steps
-        speed = f"  {rate * self.batch:,.0f} images/s  {_left((self.steps - step) / rate)}" if rate else ""
+        speed = f"  {rate * self.batch:,.0f} inputs/s  {_left((self.steps - step) / rate)}" if rate else ""
         self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {_bar(share)}  {100 * share:.0f} %{speed}")
         self.stream.flush()
 

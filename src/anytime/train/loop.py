@@ -177,7 +177,8 @@ class _Run:
         losses = self.training.losses.tolist()
         bad = [exit for exit, loss in enumerate(losses, 1) if not math.isfinite(loss)]
         if bad:
-            where = f"; the last good weights are in {self.checkpoints}" if self.checkpoints else ""
+            kept = self.checkpoints is not None and checkpoint.exists(self.checkpoints)
+            where = f"; the last good weights are in {self.checkpoints}" if kept else ""
             raise DivergedError(
                 f"the loss of exit {bad[0]} is {losses[bad[0] - 1]} by step {step} (epoch {(step - 1) // self.per_epoch + 1})",
                 expected="finite losses",

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -269,8 +270,19 @@ def _work(fabric: Any, function: Callable[[Team], Any]) -> _Ended:
             distributed.barrier()
     except AnytimeError as error:  # as plain words: an exception with keywords does not travel between processes
         ended = _Ended(error=(error.came, error.expected, error.fix))
+        if fabric.global_rank:  # what the leader gets of it is a lost connection
+            print(f"anytime: process {fabric.global_rank}: {error}", file=sys.stderr, flush=True)
+    except RuntimeError as error:
+        if not _lost(error):
+            raise
+        ended = _Ended(error=("another process has ended before this one", "all to go on to the end", "mend what it said"))
     distributed.destroy_process_group()
     return ended
+
+
+def _lost(error: RuntimeError) -> bool:
+    """Whether it is that of a partner who has gone; gloo has no class for it."""
+    return isinstance(error, distributed.DistError) or "gloo/transport" in str(error)
 
 
 @contextmanager

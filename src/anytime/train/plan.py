@@ -23,9 +23,11 @@ class Phase(NamedTuple):
 def phases(config: TrainConfig, *, exits: int, steps_per_epoch: int) -> tuple[Phase, ...]:
     """Which objective is minimised from which step on."""
     _check_exits(config, exits)
-    change = round(config.product_from * config.epochs) * steps_per_epoch
-    names = {"joint-then-product": ("joint", "product")}.get(config.objective, (config.objective,))
-    return tuple(Phase(start, name, _objective(name, config)) for start, name in zip((0, change), names, strict=False))
+    starts = {config.objective: 0}
+    if config.objective == "joint-then-product":
+        change = round(config.product_from * config.epochs) * steps_per_epoch
+        starts = {"joint": 0, "product": change} if change else {"product": 0}
+    return tuple(Phase(start, name, _objective(name, config)) for name, start in starts.items())
 
 
 def learnt_rule(config: TrainConfig) -> Rule[Any] | None:

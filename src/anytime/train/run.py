@@ -28,7 +28,7 @@ from torch import Tensor
 
 from anytime.artifacts import write_bytes, write_json, write_text
 from anytime.data.text import TokenData, save_tokenizer
-from anytime.errors import FileError, MissingFileError
+from anytime.errors import FileError, MissingFileError, OptionError
 from anytime.models import save
 from anytime.models.base import MultiExit
 from anytime.train.config import Machine
@@ -40,7 +40,7 @@ from anytime.train.plan import learnt_rule, phases
 from anytime.train.sets import Rows, Sets, measure, open_sets
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
 from anytime.train.start import MINILM, start_network
-from anytime.train.step import TrainStep
+from anytime.train.step import TrainStep, usable_device
 from anytime.train.stream import StreamedStep
 
 _CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
@@ -106,6 +106,7 @@ def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda l
         return RunResult(folder, summary["steps"], summary["steps"], None, summary)
     if config.processes == 1:
         return _train(config, folder, on_epoch)
+    usable_device(config.machine.device)
     found: RunResult = launch(config.processes, _train, config, folder, on_epoch, device=config.machine.device)
     return found
 
@@ -123,6 +124,7 @@ def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None)
         options=_options(config),
         pieces=None if sets.tokenizer is None else len(sets.tokenizer),
     )
+    _check_expected(config, model.num_exits)
     leads = team is None or team.rank == 0
     if leads and sets.split is not None:
         write_text(folder / _SPLIT, sets.split.to_json() + "\n")
@@ -217,6 +219,16 @@ def _description(sets: Sets, folder: Path) -> dict[str, Any]:
         return {**words, "mean": list(seen.mean), "std": list(seen.std)}
     assert sets.tokenizer is not None
     return {**words, "mean": [], "std": [], **save_tokenizer(folder, sets.tokenizer, length=seen.length)}
+
+
+def _check_expected(config: RunConfig, exits: int) -> None:
+    """Before training, as it would else be known when all is done."""
+    if config.expected is not None and len(config.expected.accuracy) != exits:
+        raise OptionError(
+            f"expected has {len(config.expected.accuracy)} accuracies for a network with {exits} exits",
+            expected="one accuracy an exit",
+            fix="correct expected, or leave it out",
+        )
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

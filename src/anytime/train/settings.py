@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Expected:
-    """The test accuracy of each exit that a recipe was measured to reach, and how far below a run may stay."""
+    """The test accuracy of each exit that a recipe was measured to reach, or one like it, and how far below a run may stay."""
 
     accuracy: tuple[float, ...]
     tolerance: float
@@ -73,7 +73,7 @@ class RunConfig:
         minutes: Stop, with a checkpoint, after this many.
         processes: How many share each batch.
         workers: Threads that decode images, for data too large to hold.
-        expected: Test accuracy that was measured with these settings.
+        expected: Test accuracy that was measured with these settings, or published for such a network.
     """
 
     data: DataName
@@ -106,7 +106,12 @@ class RunConfig:
         _check(classes is None or (self.texts and type(classes) is int), "classes", classes, "a number, with texts alone")
         _check(minutes is None or (type(minutes) in (int, float) and minutes > 0), "minutes", minutes, "a number above 0")
         _check(not self.texts or self.processes == 1, "processes", self.processes, "1 with texts")
-        _check(isinstance(self.options, Mapping), "options", self.options, "settings of the network, as a mapping")
+        named = isinstance(self.options, Mapping) and all(isinstance(name, str) for name in self.options)
+        _check(named, "options", self.options, "settings of the network by name, as a mapping")
+        _check("classes" not in self.options, "options", dict(self.options), "no classes: the data set says how many there are")
+        for name in ("root", "init"):
+            _check(isinstance(getattr(self, name), str | None), name, getattr(self, name), "a path")
+        _check(self.split_seed < 2**32, "split_seed", self.split_seed, f"at most {2**32 - 1}, as NumPy takes it")
         needs_root = not isinstance(self.root, str) and self.data != "digits" and not (self.texts and self.root is None)
         _check(not needs_root, "root", self.root, f"the folder with {self.data}", fix="give --root FOLDER")
 
@@ -144,7 +149,7 @@ def resolve(*sources: Source) -> RunConfig:
             merged = {name: value for name, value in merged.items() if name not in _machine_names()}
         if _learns_otherwise(merged, values):
             merged.pop("expected", None)
-        if "epochs" in values and "warmup" not in values and isinstance(merged.get("warmup"), int | float):
+        if type(values.get("epochs")) is int and "warmup" not in values and isinstance(merged.get("warmup"), int | float):
             merged["warmup"] = min(merged["warmup"], values["epochs"])
         merged |= values
         origin |= dict.fromkeys(values, where)
@@ -224,23 +229,27 @@ def _parse(data: bytes, path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(data)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        loaded = plain_number(yaml.safe_load(data))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that is none: 2020-13-45
         why = " ".join(str(error).split())
         raise FormatError(
             f"{path} is not YAML: {why}", expected="lines of `name: value`", fix="correct it", path=path
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise FormatError(f"{path} holds no settings", expected="lines of `name: value`", fix="see a recipe's", path=path)
-    return {name: plain_number(value) for name, value in loaded.items()}
+    return loaded
 
 
 def plain_number(value: Any) -> Any:
-    """`1e-4` as the number it means to everybody; YAML 1.1 takes it for a word.
+    """`1e-4` as the number it means to everybody, in lists and mappings too; YAML 1.1 takes it for a word.
 
-    >>> plain_number("1e-4"), plain_number("cosine")
-    (0.0001, 'cosine')
+    >>> plain_number("1e-4"), plain_number("cosine"), plain_number({"meta_lr": "1e-4"})
+    (0.0001, 'cosine', {'meta_lr': 0.0001})
     """
+    if isinstance(value, dict):
+        return {name: plain_number(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [plain_number(inner) for inner in value]
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
 
@@ -254,12 +263,12 @@ def read_pair(text: str) -> tuple[str, Any]:
 
     name, sign, value = text.partition("=")
     try:
-        loaded = yaml.safe_load(value)
-    except yaml.YAMLError:
+        loaded = plain_number(yaml.safe_load(value))
+    except (yaml.YAMLError, ValueError, RecursionError):
         sign = ""
     if not sign or not name:
         raise OptionError(f"--set {text}", expected="NAME=VALUE, such as nesterov=true", fix="correct it")
-    return name.strip().replace("-", "_"), plain_number(loaded)
+    return name.strip().replace("-", "_"), loaded
 
 
 def _check_known(values: Mapping[str, Any], where: str) -> None:

@@ -47,7 +47,7 @@ class TrainStep:
                 f"a batch of {config.batch} came with {len(data)} images", expected="at least one batch", fix="lower batch"
             )
         self.config, self.machine = config, machine
-        device = torch.device(machine.device)
+        device = usable_device(machine.device)
         self.model = model.to(device)
         self.network = copy.deepcopy(model).train()
         _freeze(self.network, config)
@@ -155,6 +155,22 @@ class TrainStep:
         losses = self.losses.to("cpu", copy=True)
         self.losses.zero_()
         return losses
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name, if it is here and can train."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"device is {name!r}", expected="cpu, cuda or cuda:1", fix="correct device") from error
+    gpus = torch.cuda.device_count()
+    if device.type == "meta" or (device.type == "cuda" and (device.index or 0) >= gpus):
+        raise OptionError(
+            f"device is {name!r}",
+            expected=f"cpu, or one of the {gpus} GPUs that torch finds" if gpus else "cpu, as torch finds no GPU",
+            fix="give --device cpu, or install a torch that knows the GPU",
+        )
+    return device
 
 
 def _freeze(network: nn.Module, config: TrainConfig) -> None:

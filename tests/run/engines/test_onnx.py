@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anytime.errors import MissingExtraError, OptionError
+from anytime.errors import DtypeError, MissingExtraError, OptionError, ShapeError
 from anytime.models import Carry, MultiExit, create
 from anytime.run.engines import onnx
 
@@ -96,3 +96,12 @@ def test_texts_of_any_length_are_run_by_one_engine() -> None:
         found = torch.stack([stages.advance() for _ in range(engine.num_exits)])
         with torch.inference_mode():
             torch.testing.assert_close(found, model(ids), atol=1e-5, rtol=1e-4)
+
+
+def test_inputs_that_do_not_fit_are_named() -> None:
+    engine = onnx.OnnxRuntimeEngine(create("mlp-toy", classes=4).eval(), torch.zeros(1, 2))
+    for x in (torch.zeros(1, 3), torch.zeros(2)):
+        with pytest.raises(ShapeError, match="x has shape"):
+            engine.begin(x).advance()
+    with pytest.raises(DtypeError, match="uint8"):
+        engine.begin(torch.zeros(1, 2, dtype=torch.uint8)).advance()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from anytime.errors import ShapeError, StateError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
 
@@ -38,7 +39,7 @@ class EagerEngine:
         self.why = "asked for"
         self.num_exits = model.num_exits
         self._model = model.eval() if isinstance(model, nn.Module) else model
-        self._device = device_of(model)
+        self._device, self._dtype = device_of(model), _dtype_of(model)
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
@@ -48,7 +49,7 @@ class EagerEngine:
         return _ByGenerator(self._model, inputs)
 
     def _prepared(self, x: Tensor) -> Tensor:
-        return x.to(self._device)
+        return x.to(self._device, self._dtype if x.is_floating_point() else None)
 
 
 class _ByStages(Running[Tensor]):
@@ -60,7 +61,7 @@ class _ByStages(Running[Tensor]):
     def _run(self, exit: int) -> Tensor:
         with torch.inference_mode():
             self._carry, logits = self._model.stage(exit, self._carry)
-            return as_answer(logits)
+            return as_answer(_checked(logits, exit, self._batch))
 
     def _select(self, rows: Tensor) -> None:
         with torch.inference_mode():
@@ -74,13 +75,20 @@ class _ByGenerator(Running[Tensor]):
     def __init__(self, model: ExitModel, x: Tensor) -> None:
         super().__init__(model.num_exits, len(x))
         with torch.inference_mode():
-            self._exits_left: Iterator[Tensor] = model.exits(x)
-        self._rows = torch.arange(len(x))
+            self._exits_left: Iterator[Tensor] = iter(model.exits(x))
+        self._rows, self._given = torch.arange(len(x)), len(x)
 
     def _run(self, exit: int) -> Tensor:
         with torch.inference_mode():
             # Picking rows copies: a generator may use the memory of its logits again.
-            return as_answer(next(self._exits_left))[self._rows]
+            logits = next(self._exits_left, None)
+            if logits is None:
+                raise StateError(
+                    f"the model's exits(x) ended after {exit} of {self._exits} exits",
+                    expected="as many as its num_exits says",
+                    fix="correct num_exits, or exits(x)",
+                )
+            return as_answer(_checked(logits, exit, self._given))[self._rows]
 
     def _select(self, rows: Tensor) -> None:
         self._rows = self._rows[rows]
@@ -89,3 +97,23 @@ class _ByGenerator(Running[Tensor]):
         close = getattr(self._exits_left, "close", None)
         if close is not None:
             close()
+
+
+def _checked(logits: object, exit: int, rows: int) -> Tensor:
+    if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows:
+        return logits
+    came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    raise ShapeError(
+        f"exit {exit} of the model gave {came} (counted from 0)",
+        expected=f"logits of shape ({rows}, classes), a row an input",
+        fix="correct the model, or give its inputs with the batch first",
+    )
+
+
+def _dtype_of(model: object) -> torch.dtype | None:
+    """Of what a model's numbers are, so that inputs can be: NumPy's are float64 unless told otherwise."""
+    if isinstance(model, nn.Module):
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                return tensor.dtype
+    return None

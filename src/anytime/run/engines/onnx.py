@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from anytime.errors import MissingExtraError, OptionError
+from anytime.errors import DtypeError, InputError, MissingExtraError, OptionError, ShapeError
 from anytime.models.base import Carry, StagedModel
 from anytime.run.engines.folding import apart, folded_copy, on_cpu
 from anytime.run.engines.running import Running, check_inputs
 
 OPSET = 18
+_TYPES = {"float32": "float", "float64": "double"}
 Free = dict[int, str]
 """The dimensions of a tensor that are not fixed, by names; equal names are equal sizes."""
 
@@ -69,7 +70,12 @@ class _Run(Running[Any]):
     def _run(self, exit: int) -> Any:
         session = self._sessions[exit]
         names = [f"carry_{place}" for place in range(len(self._carry))]
-        *self._carry, logits = session.run_with_ort_values(None, dict(zip(names, self._carry, strict=True)))
+        try:
+            *self._carry, logits = session.run_with_ort_values(None, dict(zip(names, self._carry, strict=True)))
+        except Exception as error:
+            if exit == 0:
+                _explain(self._carry[0].numpy(), session.get_inputs()[0], error)
+            raise
         return logits.numpy()
 
     def _select(self, rows: Tensor) -> None:
@@ -84,6 +90,26 @@ class _TensorRun(_Run):
 
     def _run(self, exit: int) -> Tensor:
         return torch.from_numpy(super()._run(exit))
+
+
+def _explain(x: NDArray[Any], wanted: Any, error: Exception) -> None:
+    """Inputs that the first stage refused; nothing where it was for something else."""
+    if f"tensor({_TYPES.get(x.dtype.name, x.dtype.name)})" != wanted.type:
+        kind = wanted.type.removeprefix("tensor(").removesuffix(")")
+        raise DtypeError(f"x is {x.dtype}", expected=kind, fix="convert it, as the inputs the model was trained on") from error
+    sizes = [size if isinstance(size, int) else None for size in wanted.shape]
+    if len(sizes) != x.ndim or any(size not in (None, given) for size, given in zip(sizes, x.shape, strict=True)):
+        raise ShapeError(
+            f"x has shape {x.shape}",
+            expected=f"({', '.join(map(str, wanted.shape))}), as the example that the engine was made with",
+            fix="resize the inputs, or make the engine from an example of this shape",
+        ) from error
+    if x.dtype.kind in "iu":
+        raise InputError(
+            f"x of shape {x.shape} holds numbers from {x.min()} to {x.max()}",
+            expected="numbers of word pieces in the model's vocabulary, at most as many in a row as it has positions",
+            fix="cut texts with the model's own tokenizer and length",
+        ) from error
 
 
 class Stage(nn.Module):
