@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import anytime
-from anytime.errors import OptionError
+from anytime.errors import OptionError, ShapeError
 from anytime.models import MLP, AveragedEnsemble, Ensemble, MLPConfig
 from anytime.testing import check_model
 
@@ -75,6 +75,7 @@ def test_a_stop_of_the_average_stops_all_members() -> None:
     [
         lambda: Ensemble([]),
         lambda: Ensemble(["model"]),  # type: ignore[list-item]
+        lambda: Ensemble(None),  # type: ignore[arg-type]
         lambda: AveragedEnsemble([]),
         lambda: AveragedEnsemble([*members(1), *members(1, exits=2)]),
         lambda: AveragedEnsemble([nn.Linear(2, 4)]),  # type: ignore[list-item]
@@ -84,3 +85,9 @@ def test_members_that_do_not_fit_are_refused(make: Any) -> None:
     with pytest.raises(OptionError) as caught:
         make()
     assert caught.value.fix
+
+
+def test_members_for_other_classes_are_told_when_they_answer() -> None:
+    first, second = MLP(MLPConfig(classes=3)), MLP(MLPConfig(classes=4))
+    with pytest.raises(ShapeError, match="same classes"):
+        AveragedEnsemble([first, second])(POINTS)

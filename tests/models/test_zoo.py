@@ -214,8 +214,9 @@ def test_reference_weights_load(shared: Path) -> None:
         (lambda w: w.update({"module.classifier.1.linear.bias": torch.zeros(3)}), InputError, "same without their prefixes"),
         (lambda w: w.update({"classifier.1.linear.bias": torch.zeros(4)}), ShapeError, r"shape \(4,\)"),
         (lambda w: w.update({"classifier.1.linear.bias": torch.zeros(3, dtype=torch.int64)}), DtypeError, "int64"),
+        (lambda w: w.update({"classifier.1.linear.bias": [0.0] * 3}), InputError, "other things than tensors"),
     ],
-    ids=["missing", "unknown", "twice", "shape", "kind"],
+    ids=["missing", "unknown", "twice", "shape", "kind", "no tensor"],
 )
 def test_weights_that_do_not_fit_change_nothing(change: Any, error: type[Exception], message: str) -> None:
     network = small()

@@ -7,7 +7,7 @@ the paper). `AveragedEnsemble` runs members that have exits themselves side by s
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -131,6 +131,11 @@ def average_logits(members: Sequence[Any]) -> Tensor:
 
 
 def _checked(members: Sequence[nn.Module]) -> Sequence[nn.Module]:
+    if not isinstance(members, Iterable):
+        raise OptionError(
+            f"members is a {type(members).__name__}", expected="a list of modules", fix="Ensemble([first, second])"
+        )
+    members = list(members)
     wrong = [member for member in members if not isinstance(member, nn.Module)]
     if not members or wrong:
         raise OptionError(
@@ -154,4 +159,11 @@ def _exits(member: nn.Module, x: Tensor) -> Generator[Tensor]:
 
 
 def _log_mean(logits: list[Tensor]) -> Tensor:
+    shapes = [tuple(each.shape) for each in logits]
+    if len(set(shapes)) > 1:
+        raise ShapeError(
+            f"the members gave the shapes {', '.join(map(str, shapes))}",
+            expected="the same classes for all",
+            fix="join members that were trained for the same classes",
+        )
     return torch.stack([each.log_softmax(-1) for each in logits]).logsumexp(0) - math.log(len(logits))

@@ -135,6 +135,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         weights: Tensors by name. Prefixes of DataParallel (`module.`) and torch.compile are taken off. The counts of batches
             that old versions of PyTorch did not write (`num_batches_tracked`) may be missing.
     """
+    named = isinstance(weights, Mapping) and all(isinstance(name, str) for name in weights)
+    if not named or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+        raise InputError(
+            f"weights is a {type(weights).__name__}" + (" of other things than tensors by name" if named else ""),
+            expected="tensors by name, as state_dict() gives them",
+            fix="read the file with safetensors.torch.load_file, or torch.load(file, weights_only=True)",
+        )
     bare = {_bare(name): tensor for name, tensor in weights.items()}
     if len(bare) != len(weights):
         raise InputError(
