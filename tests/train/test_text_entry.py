@@ -174,7 +174,7 @@ def test_a_run_begins_from_a_pretrained_encoder(root: Path, pretrained: Path, tm
     assert main([*arguments, *short]) == 0
     assert len(stored(tmp_path / "run")["test_accuracy"]) == 6
     assert load_tokenizer(tmp_path / "run")[0].vocabulary == load_tokenizer_of(pretrained)
-    single = ["--set", "options={layers: [6], head: plain}"]
+    single = ["--set", "options={layers: [6], head: plain}", "--set", "exit_weights=null"]
     arguments[5] = str(tmp_path / "single")
     assert main([*arguments, *short, *single]) == 0
     assert len(stored(tmp_path / "single")["test_accuracy"]) == 1

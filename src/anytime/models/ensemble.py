@@ -159,10 +159,10 @@ def _exits(member: nn.Module, x: Tensor) -> Generator[Tensor]:
 
 
 def _log_mean(logits: list[Tensor]) -> Tensor:
-    shapes = [tuple(each.shape) for each in logits]
-    if len(set(shapes)) > 1:
+    classes = [each.shape[-1] for each in logits]
+    if len(set(classes)) > 1:
         raise ShapeError(
-            f"the members gave the shapes {', '.join(map(str, shapes))}",
+            f"the members tell {', '.join(map(str, classes))} classes apart",
             expected="the same classes for all",
             fix="join members that were trained for the same classes",
         )

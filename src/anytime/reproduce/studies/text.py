@@ -81,7 +81,11 @@ def study(context: Context) -> Finding:
     classes = {data: runs[0].classes() for data, runs in (sets | some).items()}
     heads = {data: over_seeds([_last(run) for run in single[data]]) for data in sets if data in single}
     groups = {data: figures[data] for data in sets}
-    family = sorted((data for data in figures if data in some or data == _whole(some)), key=lambda data: classes[data])
+    families = [
+        sorted((data for data in figures if data == whole or (data in some and _whole(data) == whole)), key=classes.__getitem__)
+        for whole in dict.fromkeys(map(_whole, some))
+    ]
+    begins = "".join(_begins(figures, family, classes) for family in families)
     return context.finding(
         runs=names_of(*sets.values(), *some.values(), *(single[data] for data in heads)),
         rows="; ".join(f"{_title(data, classes[data])}: {rows_in_words(runs)}" for data, runs in (sets | some).items()),
@@ -89,9 +93,9 @@ def study(context: Context) -> Finding:
         "of 1/K stands beside the plain product. The fitted product is fitted on validation rows, and so is the weight of "
         f"falls in it: the fewest that cost at most {100 * ALLOWANCE:g} point of mean accuracy there, which can cost more at "
         "the last exit and on other rows. "
-        f"{_keeps(figures, classes)}{_begins(figures, family, classes)}{_missing(context.runs)}",
+        f"{_keeps(figures, classes)}{begins}{_missing(context.runs)}",
         panels=(
-            *_over_classes(figures, family, classes),
+            *_over_classes(figures, families, classes),
             *(
                 by_exit(_title(data, classes[data]), "accuracy, %", found, "accuracy", rules=NAMES, factor=100)
                 for data, found in groups.items()
@@ -157,9 +161,9 @@ def _last(run: Run) -> float:
     return 100 * float(run.figures()["latest"]["accuracy"][-1])
 
 
-def _whole(some: Mapping[str, Any]) -> str:
-    """The data set that the runs with some of its classes are of."""
-    return next(iter(some), "clinc150-").rpartition("-")[0]
+def _whole(data: str) -> str:
+    """The data set that some classes were taken of."""
+    return data.rpartition("-")[0]
 
 
 def _mean(figures: Sequence[Figures], rule: str, key: str, *, factor: float = 1.0) -> Measured:
@@ -193,8 +197,8 @@ def _rows(data: str, classes: int, figures: Sequence[Figures], head: Measured | 
     return rows
 
 
-def _over_classes(figures: Group, family: Sequence[str], classes: Mapping[str, int]) -> tuple[Panel, ...]:
-    """What the rules gain over the number of classes: a line through one set's classes, and a point for each other set."""
+def _over_classes(figures: Group, families: Sequence[Sequence[str]], classes: Mapping[str, int]) -> tuple[Panel, ...]:
+    """What the rules gain over the number of classes: a line through each family, points for the others."""
 
     def gained(data: str, rule: str) -> Measured:
         pairs = (each[rule]["accuracy"] for each in figures[data]), (each["latest"]["accuracy"] for each in figures[data])
@@ -228,13 +232,14 @@ def _over_classes(figures: Group, family: Sequence[str], classes: Mapping[str, i
     if len(present) == 1:
         return ()
     marks = tuple((math.log10(count), str(count)) for count in _MARKS if min(present) <= count <= max(present))
-    joined = f"{_whole_title(family[-1], classes[family[-1]])}'s joined, those of other sets alone" if len(family) > 1 else ""
-    x_title = f"classes: {joined}" if joined else "classes"
+    joined = [f"{_whole_title(family[-1], classes[family[-1]])}'s" for family in families if len(family) > 1]
+    x_title = f"classes; {' and '.join(joined)} are joined" if joined else "classes"
+    others = [[data] for data in figures if not any(data in family for family in families)]
     panels = []
     for title, y_title, value, rules, kind in kinds:
         lines = []
         for rule in rules:
-            for data in filter(None, [family, *([other] for other in figures if other not in family)]):
+            for data in (*families, *others):
                 x = tuple(math.log10(classes[each]) for each in data)
                 values = [value(each, rule) for each in data]
                 spread = tuple(None if one is None else one.deviation for one in values)
@@ -384,6 +389,8 @@ def _missing(runs: Runs) -> str:
         for data, words in ((lacks(TEXT), ""), (alone, " with a single head"))
         if data
     ]
-    if counts := [data.rpartition("-")[2] for data in lacks(SOME_CLASSES)]:
-        parts.append(f"no run with {', '.join(counts)} of CLINC150's classes")
+    some = lacks(SOME_CLASSES)
+    for whole in dict.fromkeys(map(_whole, some)):
+        counts = [data.rpartition("-")[2] for data in some if _whole(data) == whole]
+        parts.append(f"no run with {', '.join(counts)} of {title_of(whole)}'s classes")
     return f"Not there yet: {'; '.join(parts)}." if parts else ""
