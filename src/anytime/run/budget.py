@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from numbers import Integral, Real
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from anytime.errors import OptionError
 
@@ -138,8 +138,8 @@ def make_budget(budget: Any = None, deadline: Duration | None = None) -> Budget:
 def _as_float(value: Real) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond all floats
-        return math.copysign(math.inf, cast(int, value) > 0 or -1)
+    except OverflowError:  # a whole number beyond all floats, and so beyond every limit
+        return math.nan
 
 
 def _read(text: str) -> float:
