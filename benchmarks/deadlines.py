@@ -6,13 +6,13 @@
 
 The CIFAR MSDNet, one input at a time, one thread, the quickest engine; everything is tied to one core. Every request has a
 deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median time of all exits. On the same input, with the
-same deadline, five take turns:
+same deadline, six take turns in random order, as whoever comes after a wait finds the machine asleep and the caches cold:
 
 * the runner, which answers with the prior where not even the first exit fits;
 * a runner with `cut_off=False`, which hands nothing over to a thread and cannot give up a running stage;
 * the rival, which runs exit after exit in a plain loop and stops once the clock, looked at after each, says that time is up;
 * all stages one after the other, whose true times an oracle then knows: it takes the last exit that ends before the deadline;
-* a wait for the deadline and nothing else: what the machine itself makes late.
+* a wait for the deadline and nothing else, and a loop that looks at the clock until then: what the machine itself makes late.
 
 An answer is late if it comes more than 0.5 ms after its deadline. The first requests, in which the runner learns how long
 stages take, are not counted. Every answer of the runner is compared with what the rule gives on stored logits.
@@ -28,9 +28,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,6 +46,9 @@ LATE = 0.5e-3
 INPUTS = 64
 SAME = 1e-5
 """Log-probabilities closer than that are the same: sums in another order differ in their last digits."""
+
+
+RUNNER, HERE, RIVAL, ORACLE = "runner", "runner, cut_off=False", "clock after each exit", "oracle"
 
 
 @dataclass
@@ -99,8 +103,21 @@ def stage_times(engine: Engine, x: Tensor) -> list[float]:
     return times
 
 
-def check_after_each(engine: Engine, x: Tensor, rule: anytime.Product, allowed: float) -> tuple[float, int]:
-    """The rival: seconds taken, and the exit."""
+Turn = Callable[[Tensor, float], tuple[float, int, Tensor | None]]
+"""Takes an input and the seconds allowed; gives the seconds taken, the exit and, where there is one to check, the answer."""
+
+
+def ask(runner: Runner, x: Tensor, allowed: float) -> tuple[float, int, Tensor | None]:
+    """A runner."""
+    began = time.perf_counter()
+    answer = runner.predict(x, deadline=allowed)
+    taken = time.perf_counter() - began
+    assert isinstance(answer.exit, int)
+    return taken, answer.exit, answer.log_probs
+
+
+def check_after_each(engine: Engine, rule: anytime.Product, x: Tensor, allowed: float) -> tuple[float, int, None]:
+    """The rival."""
     began = time.perf_counter()
     stages, state, exit = engine.begin(x), rule.start(engine.num_exits), 0
     while exit < engine.num_exits:
@@ -109,16 +126,33 @@ def check_after_each(engine: Engine, x: Tensor, rule: anytime.Product, allowed: 
         if time.perf_counter() - began >= allowed:
             break
     stages.close()
-    return time.perf_counter() - began, exit
+    return time.perf_counter() - began, exit, None
 
 
-def wait_only(allowed: float) -> float:
-    """Wait for the deadline as the runner's callers do; seconds taken."""
+def know_all(engine: Engine, x: Tensor, allowed: float) -> tuple[float, int, None]:
+    """The oracle; it is never late."""
+    elapsed, reached = 0.0, 0
+    for seconds in stage_times(engine, x):
+        elapsed += seconds
+        reached += elapsed <= allowed
+    return allowed, reached, None
+
+
+def wait_only(x: Tensor, allowed: float) -> tuple[float, int, None]:
+    """Wait for the deadline as the runner's callers do."""
     closed = threading.Lock()
     closed.acquire()
     began = time.perf_counter()
     MonotonicClock().wait(closed, allowed)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, 0, None
+
+
+def watch_only(x: Tensor, allowed: float) -> tuple[float, int, None]:
+    """Look at the clock until the deadline."""
+    began = time.perf_counter()
+    while (taken := time.perf_counter() - began) < allowed:
+        pass
+    return taken, 0, None
 
 
 def stored_answers(engine: Engine, inputs: Tensor, rule: anytime.Product) -> anytime.Prediction:
@@ -152,15 +186,22 @@ def main() -> None:
     model, inputs, rule = create("msdnet-cifar", classes=100).eval(), torch.randn(INPUTS, 3, 32, 32), anytime.Product()
     engine = make_engine(model, options.engine, example=inputs[:1])
     offline = stored_answers(engine, inputs, rule)
-    rival_tally, oracle, floor = Tally(), Tally(), Tally()
-    wrong = 0
+    wrong = asked = 0
     with (
         torch.inference_mode(),
         competitor(options.core, options.load),
         Runner(model, rule, engine, on_too_short="prior") as runner,
         Runner(model, rule, engine, on_too_short="prior", cut_off=False) as here,
     ):
-        tallies = {"runner": (runner, Tally()), "runner, cut_off=False": (here, Tally())}
+        turns: dict[str, Turn] = {
+            RUNNER: partial(ask, runner),
+            HERE: partial(ask, here),
+            RIVAL: partial(check_after_each, engine, rule),
+            ORACLE: partial(know_all, engine),
+            "a wait and nothing else": wait_only,
+            "a look at the clock only": watch_only,
+        }
+        order, tallies = list(turns), {name: Tally() for name in turns}
         whole = statistics.median(sum(stage_times(engine, inputs[:1])) for _ in range(50))
         longest = options.longest * whole
         print(
@@ -168,43 +209,32 @@ def main() -> None:
             f"{'with a busy process on it' if options.load else 'no other process of ours on it'}, "
             f"load average {os.getloadavg()[0]:.1f}\n"
             f"all {engine.num_exits} exits: {1e3 * whole:.2f} ms (median); deadlines up to {1e3 * longest:.2f} ms; "
-            f"{options.requests} requests, the first {options.skip} not counted"
+            f"{options.requests} requests, the first {options.skip} not counted",
+            flush=True,
         )
         for number in range(options.requests):
             row, allowed = draw.randrange(INPUTS), draw.uniform(0, longest)
-            x = inputs[row : row + 1]
-            for each, tally in tallies.values():
-                began = time.perf_counter()
-                answer = each.predict(x, deadline=allowed)
-                taken = time.perf_counter() - began
-                assert isinstance(answer.exit, int)
-                if answer.exit and not same(answer.log_probs, offline.log_probs[answer.exit - 1, row : row + 1]):
-                    wrong += 1
+            draw.shuffle(order)
+            for name in order:
+                taken, exit, log_probs = turns[name](inputs[row : row + 1], allowed)
+                if log_probs is not None:
+                    asked += 1
+                    wrong += exit > 0 and not same(log_probs, offline.log_probs[exit - 1, row : row + 1])
                 if number >= options.skip:
-                    tally.add(taken - allowed, answer.exit)
-            rival_taken, rival_exit = check_after_each(engine, x, rule, allowed)
-            elapsed, reached = 0.0, 0
-            for seconds in stage_times(engine, x):
-                elapsed += seconds
-                reached += elapsed <= allowed
-            waited = wait_only(allowed)
-            if number >= options.skip:
-                rival_tally.add(rival_taken - allowed, rival_exit)
-                oracle.add(0.0, reached)
-                floor.add(waited - allowed, 0)
-    print(f"\n{'':24}{'late':>9}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   beyond the deadline: p50, p99, max")
-    shown = {name: tally for name, (_, tally) in tallies.items()} | {"clock after each exit": rival_tally}
-    for name, tally in shown.items():
+                    tallies[name].add(taken - allowed, exit)
+    print(f"\n{'':26}{'late':>9}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   beyond the deadline: p50, p99, max")
+    most = max(sum(tallies[ORACLE].exits), 1)
+    for name, tally in tallies.items():
+        exits = f"{statistics.mean(tally.exits):11.2f}{sum(tally.exits) / most:15.1%}{tally.without:9.1%}"
         spread = ", ".join(f"{1e3 * tally.quantile(share):.2f}" for share in (0.5, 0.99, 1.0))
-        share = sum(tally.exits) / max(sum(oracle.exits), 1)
-        print(f"{name:24}{tally.late:9.3%}{statistics.mean(tally.exits):11.2f}{share:15.1%}{tally.without:9.1%}   {spread} ms")
-    print(f"{'oracle':24}{'':9}{statistics.mean(oracle.exits):11.2f}{'':15}{oracle.without:9.1%}")
-    spread = ", ".join(f"{1e3 * floor.quantile(share):.2f}" for share in (0.5, 0.99, 1.0))
-    print(f"{'a wait and nothing else':24}{floor.late:9.3%}{'':35}   {spread} ms\n")
-    for name, (_, tally) in tallies.items():
-        if tally.late > 0:
-            print(f"{name}: late {rival_tally.late / tally.late:.1f} times less often than with the clock after each exit")
-    print(f"answers that differ from the rule's value on stored logits: {wrong} of {2 * options.requests}")
+        late = f"{'':9}" if name == ORACLE else f"{tally.late:9.3%}"
+        print(f"{name:26}{late}{exits if any(tally.exits) else '':35}" + ("" if name == ORACLE else f"   {spread} ms"))
+    print()
+    for name in (RUNNER, HERE):
+        if tallies[name].late > 0:
+            times = tallies[RIVAL].late / tallies[name].late
+            print(f"{name}: late {times:.1f} times less often than with the clock after each exit")
+    print(f"answers that differ from the rule's value on stored logits: {wrong} of {asked}")
 
 
 if __name__ == "__main__":

@@ -51,10 +51,28 @@ def test_a_wait_with_a_limit_is_exact_and_keeps_policy_and_niceness() -> None:
         before = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
         wait(MonotonicClock(), 1e-4)
         assert timer_slack() == 1_000
-        prompt.be_patient()
         assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == before
 
     in_a_thread(work)
+
+
+@on_linux
+def test_who_works_pushes_nobody_aside_and_keeps_its_niceness() -> None:
+    def work() -> None:
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        prompt.be_patient()
+        assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == (os.SCHED_BATCH, nice)
+
+    in_a_thread(work)
+
+
+@on_linux
+def test_a_forbidden_policy_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not allowed here")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    in_a_thread(prompt.be_patient)
 
 
 @on_linux

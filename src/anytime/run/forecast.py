@@ -67,7 +67,7 @@ class Window:
     @property
     def usual(self) -> float:
         """The median."""
-        return self._at(0.5)
+        return self._ordered[(len(self._ordered) - 1) // 2] if self._ordered else 0.0
 
     @property
     def quickest(self) -> float:
@@ -118,6 +118,10 @@ class Window:
         return self._ordered[math.ceil(share * len(self._ordered)) - 1] if self._ordered else 0.0
 
 
+_UNKNOWN = Window(1, 1.0)
+"""Of what was never seen: it takes no time."""
+
+
 class Outlook(NamedTuple):
     """What is expected of a request.
 
@@ -163,7 +167,8 @@ class Forecast:
         """
         with self._lock:
             self._digest()
-            return self._stage(exit, batch)[1]
+            window, times = self._stage(exit, batch)
+            return window.slow * times
 
     def outlook(self, exits: int, batch: int, way: str) -> Outlook:
         """What is expected of the first `exits` stages, in one go: between stages every microsecond is the caller's.
@@ -176,24 +181,25 @@ class Forecast:
         with self._lock:
             self._digest()
             window = self._handing.get(way)
-            waking, slowly = (0.0, 0.0) if window is None else (window.usual, window.slow)
+            slowly = 0.0 if window is None else window.slow
             stages = [self._stage(exit, batch) for exit in range(exits)]
-        if way in _CUT_OFF:
-            return Outlook(slowly, tuple([usual + slowly for usual, _ in stages]))
-        return Outlook(waking, tuple([max(usual + slowly, slow + waking) for usual, slow in stages]))
+            if way in _CUT_OFF:
+                return Outlook(slowly, tuple([known.usual * times + slowly for known, times in stages]))
+            waking = 0.0 if window is None else window.usual
+            return Outlook(
+                waking, tuple([max(known.usual * times + slowly, known.slow * times + waking) for known, times in stages])
+            )
 
-    def _stage(self, exit: int, batch: int) -> tuple[float, float]:
+    def _stage(self, exit: int, batch: int) -> tuple[Window, float]:
+        """The durations to judge by, and by what to multiply them."""
         known = self._stages.get(exit)
         if not known:
-            return 0.0, 0.0
+            return _UNKNOWN, 1.0
         window = known.get(batch)
         if window is not None and len(window):
-            return window.usual, window.slow
+            return window, 1.0
         other = _nearest(known, batch)
-        if other is None:
-            return 0.0, 0.0
-        window, times = known[other], max(1.0, batch / other)
-        return window.usual * times, window.slow * times
+        return (_UNKNOWN, 1.0) if other is None else (known[other], max(1.0, batch / other))
 
     def note(self, exit: int, batch: int, taken: float) -> None:
         """A stage took so long."""

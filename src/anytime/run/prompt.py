@@ -3,17 +3,20 @@
 By default the kernel lets a timer be 50 µs late to save power, and lets whoever runs on a busy core finish a slice of a few
 milliseconds before a thread whose time has come gets its turn. A thread may ask for neither: for timers to the microsecond,
 and, from Linux 6.12 on, for short slices, which put it first when it wakes up; its share of the processor stays the same.
-Threads inherit both from those that begin them, so a thread that works takes usual slices again. Where the system has no
-such thing, nothing happens.
+Threads inherit both from those that begin them, so a thread that works takes usual slices again. It is also of the policy
+SCHED_BATCH: when it is given work it does not push aside who gave it, who would then not come to wait for the deadline before
+a slice is over. Where the system has no such thing, nothing happens.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import struct
 import sys
 import threading
+from contextlib import suppress
 
 _TIMER_SLACK = 29
 _SLACK_NS = 1_000
@@ -38,9 +41,12 @@ def be_prompt() -> None:
 
 
 def be_patient() -> None:
-    """Let the calling thread have usual slices of time."""
+    """Let the calling thread have usual slices of time, and begin its work when others wait."""
     if sys.platform == "linux":
         _take_slices(_USUAL)
+        with suppress(OSError):  # forbidden in some containers
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _take_slices(nanoseconds: int) -> None:

@@ -1,7 +1,8 @@
 """The ONNX Runtime engine: one session a stage, on the CPU.
 
-What goes from one stage to the next stays in ONNX Runtime's hands. The stages are exported by tracing, in a second or so for
-an MSDNet, and checked; where that fails, by `torch.export`, which takes fifty times as long and follows more.
+What goes from one stage to the next are NumPy arrays: ONNX Runtime's own values cost more to hand over. The stages are exported
+by tracing, in a second or so for an MSDNet, and checked; where that fails, by `torch.export`, which takes fifty times as long
+and follows more.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -43,7 +45,6 @@ class OnnxRuntimeEngine:
     """How far its logits may lie from the model's, relative to the largest of an exit."""
 
     def __init__(self, model: StagedModel, example: Tensor, *, threads: int = 1) -> None:
-        self._runtime = require("onnxruntime")
         self.why = "asked for"
         self.num_exits = model.num_exits
         self._sessions = [make_session(file, threads=threads) for file in stage_files(model, example)]
@@ -51,35 +52,34 @@ class OnnxRuntimeEngine:
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
-        return _TensorRun(self._sessions, self._runtime.OrtValue, x)
+        return _TensorRun(self._sessions, x)
 
     def begin_arrays(self, x: Tensor) -> Running[NDArray[Any]]:
         """As `begin`; stages give their logits as NumPy has them, for who hands them to ONNX Runtime again."""
-        return _Run(self._sessions, self._runtime.OrtValue, x)
+        return _Run(self._sessions, x)
 
 
 class _Run(Running[Any]):
-    """Carries values of ONNX Runtime; NumPy sees them only where rows leave."""
+    """Carries arrays of NumPy."""
 
-    def __init__(self, sessions: Sequence[Any], value_type: Any, x: Tensor) -> None:
+    def __init__(self, sessions: Sequence[Any], x: Tensor) -> None:
         inputs = on_cpu(check_inputs(x)).contiguous()
         super().__init__(len(sessions), len(inputs))
-        self._sessions, self._value_type = sessions, value_type
-        self._carry = [value_type.ortvalue_from_numpy(inputs.numpy())]
+        self._sessions, self._carry = sessions, [inputs.numpy()]
 
     def _run(self, exit: int) -> Any:
         session = self._sessions[exit]
-        names = [f"carry_{place}" for place in range(len(self._carry))]
+        given = dict(zip(_carried(len(self._carry)), self._carry, strict=True))
         try:
-            *self._carry, logits = session.run_with_ort_values(None, dict(zip(names, self._carry, strict=True)))
+            *self._carry, logits = session.run(None, given)
         except Exception as error:
             if exit == 0:
-                _explain(self._carry[0].numpy(), session.get_inputs()[0], error)
+                _explain(self._carry[0], session.get_inputs()[0], error)
             raise
-        return logits.numpy()
+        return logits
 
     def _select(self, rows: Tensor) -> None:
-        self._carry = [self._value_type.ortvalue_from_numpy(value.numpy()[rows.numpy()]) for value in self._carry]
+        self._carry = [value[rows.numpy()] for value in self._carry]
 
     def _drop(self) -> None:
         self._carry = []
@@ -90,6 +90,12 @@ class _TensorRun(_Run):
 
     def _run(self, exit: int) -> Tensor:
         return torch.from_numpy(super()._run(exit))
+
+
+@cache
+def _carried(count: int) -> tuple[str, ...]:
+    """What a stage calls the tensors it is given."""
+    return tuple(f"carry_{place}" for place in range(count))
 
 
 def _explain(x: NDArray[Any], wanted: Any, error: Exception) -> None:
@@ -135,7 +141,7 @@ def stage_files(model: StagedModel, example: Tensor) -> list[bytes]:
     files = []
     for exit in range(copy.num_exits):
         left, _ = copy.stage(exit, carry)
-        inputs = [f"carry_{place}" for place in range(len(carry))]
+        inputs = _carried(len(carry))
         outputs = [*(f"left_{place}" for place in range(len(left))), "logits"]
         free = dict(zip(inputs, free_sizes(copy, exit), strict=False)) | dict(
             zip(outputs, free_sizes(copy, exit + 1), strict=False)
