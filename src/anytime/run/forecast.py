@@ -180,15 +180,13 @@ class Forecast:
         """
         with self._lock:
             self._digest()
-            window = self._handing.get(way)
-            slowly = 0.0 if window is None else window.slow
+            window = self._handing.get(way, _UNKNOWN)
+            usually, slowly = window.usual, window.slow
             stages = [self._stage(exit, batch) for exit in range(exits)]
             if way in _CUT_OFF:
                 return Outlook(slowly, tuple([known.usual * times + slowly for known, times in stages]))
-            waking = 0.0 if window is None else window.usual
-            return Outlook(
-                waking, tuple([max(known.usual * times + slowly, known.slow * times + waking) for known, times in stages])
-            )
+            needed = [max(known.usual * times + slowly, known.slow * times + usually) for known, times in stages]
+            return Outlook(usually, tuple(needed))
 
     def _stage(self, exit: int, batch: int) -> tuple[Window, float]:
         """The durations to judge by, and by what to multiply them."""
