@@ -3,6 +3,7 @@
     python benchmarks/deadlines.py                         10,000 requests on a core of their own
     python benchmarks/deadlines.py --requests 100000       the full count
     python benchmarks/deadlines.py --load                  with a process beside it that keeps the same core busy
+    python benchmarks/deadlines.py --batch 8               with stages of several milliseconds
 
 The CIFAR MSDNet, one input at a time, one thread, the quickest engine; everything is tied to one core. Every request has a
 deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median time of all exits. On the same input, with the
@@ -155,10 +156,10 @@ def watch_only(x: Tensor, allowed: float) -> tuple[float, int, None]:
     return taken, 0, None
 
 
-def stored_answers(engine: Engine, inputs: Tensor, rule: anytime.Product) -> anytime.Prediction:
+def stored_answers(engine: Engine, inputs: Tensor, rule: anytime.Product, batch: int) -> anytime.Prediction:
     """The rule's values at all exits of all inputs, from logits that are stored first."""
     rows = []
-    for x in inputs.split(1):
+    for x in inputs.split(batch):
         stages = engine.begin(x)
         rows.append(torch.stack([stages.advance() for _ in range(engine.num_exits)]))
         stages.close()
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=200, help="requests at the start that are not counted")
     parser.add_argument("--load", action="store_true", help="keep the core busy with another process")
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--batch", type=int, default=1, choices=(1, 2, 4, 8, 16, 32, 64), help="inputs in a request")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--longest", type=float, default=1.5, help="the longest deadline, in median times of all exits")
     options = parser.parse_args()
@@ -184,8 +186,8 @@ def main() -> None:
     draw = random.Random(0)
     os.sched_setaffinity(0, {options.core})
     model, inputs, rule = create("msdnet-cifar", classes=100).eval(), torch.randn(INPUTS, 3, 32, 32), anytime.Product()
-    engine = make_engine(model, options.engine, example=inputs[:1])
-    offline = stored_answers(engine, inputs, rule)
+    batch, engine = options.batch, make_engine(model, options.engine, example=inputs[: options.batch])
+    offline = stored_answers(engine, inputs, rule, batch)
     wrong = asked = 0
     with (
         torch.inference_mode(),
@@ -202,10 +204,10 @@ def main() -> None:
             "a look at the clock only": watch_only,
         }
         order, tallies = list(turns), {name: Tally() for name in turns}
-        whole = statistics.median(sum(stage_times(engine, inputs[:1])) for _ in range(50))
+        whole = statistics.median(sum(stage_times(engine, inputs[:batch])) for _ in range(50))
         longest = options.longest * whole
         print(
-            f"msdnet-cifar, 100 classes, batch 1, {engine.name}, one thread on core {options.core}, "
+            f"msdnet-cifar, 100 classes, batch {batch}, {engine.name}, one thread on core {options.core}, "
             f"{'with a busy process on it' if options.load else 'no other process of ours on it'}, "
             f"load average {os.getloadavg()[0]:.1f}\n"
             f"all {engine.num_exits} exits: {1e3 * whole:.2f} ms (median); deadlines up to {1e3 * longest:.2f} ms; "
@@ -213,13 +215,13 @@ def main() -> None:
             flush=True,
         )
         for number in range(options.requests):
-            row, allowed = draw.randrange(INPUTS), draw.uniform(0, longest)
+            rows, allowed = slice(first := batch * draw.randrange(INPUTS // batch), first + batch), draw.uniform(0, longest)
             draw.shuffle(order)
             for name in order:
-                taken, exit, log_probs = turns[name](inputs[row : row + 1], allowed)
+                taken, exit, log_probs = turns[name](inputs[rows], allowed)
                 if log_probs is not None:
                     asked += 1
-                    wrong += exit > 0 and not same(log_probs, offline.log_probs[exit - 1, row : row + 1])
+                    wrong += exit > 0 and not same(log_probs, offline.log_probs[exit - 1, rows])
                 if number >= options.skip:
                     tallies[name].add(taken - allowed, exit)
     print(f"\n{'':26}{'late':>9}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   beyond the deadline: p50, p99, max")
