@@ -23,6 +23,7 @@ import torch
 
 from anytime.artifacts import tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.combine import Rule
+from anytime.errors import AnytimeError, MissingFileError
 from anytime.evaluation import evaluate
 from anytime.reproduce.runs import document_of_one
 from anytime.reproduce.studies.text import text_rules
@@ -47,8 +48,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--costs", type=float, nargs="+", help="cumulative cost up to each exit")
     parser.add_argument("--weights", action="store_true")
     options = parser.parse_args(arguments)
-    files = publish(options.run, rows=options.rows, costs=options.costs, weights=options.weights)
-    write_bundle(options.folder, files)
+    try:
+        files = publish(options.run, rows=options.rows, costs=options.costs, weights=options.weights)
+        write_bundle(options.folder, files)
+    except AnytimeError as error:
+        parser.error(str(error))
     print(f"{options.folder}: {sum(map(len, files.values())) / 1e6:.1f} MB")
 
 
@@ -67,6 +71,8 @@ def publish(
     files = {"config.json": json.dumps(config, indent=1).encode()}
     files |= {name: (run / name).read_bytes() for name in _PLAIN if (run / name).is_file()}
     arrays = {name: dict(np.load(run / f"{name}.npz")) for name in ("test", "val", "oos") if (run / f"{name}.npz").is_file()}
+    if "test" not in arrays:
+        raise _missing(run, "test.npz")
     asked = dict(zip(("test", "val"), rows, strict=True)) if rows is not None else {} if texts else _IMAGE_ROWS
     for name in ("test", "val"):
         if name not in arrays:
@@ -125,12 +131,21 @@ def _tensors(stored: Stored) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(stored["logits"].astype(np.float32)), torch.from_numpy(stored["labels"])
 
 
+def _missing(run: Path, name: str) -> MissingFileError:
+    return MissingFileError(
+        f"{run} has no {name}", expected="a folder that training left", fix="name another, or train to the end", path=run / name
+    )
+
+
 def _written(document: dict[str, Any]) -> bytes:
     return json.dumps(document, indent=1).encode()
 
 
 def _weights(run: Path) -> dict[str, bytes]:
-    path = next(path for path in (run / "model.safetensors", run / "model" / "model.safetensors") if path.is_file())
+    places = (run / "model.safetensors", run / "model" / "model.safetensors")
+    path = next((path for path in places if path.is_file()), None)
+    if path is None:
+        raise _missing(run, "model.safetensors")
     weights = tensors_from_bytes(path.read_bytes(), path=path)
     parts: list[dict[str, torch.Tensor]] = [{}]
     size = 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anytime import samples
-from anytime.artifacts import json_text, write_bundle
+from anytime.artifacts import write_bundle
 from anytime.evaluation import evaluate
 from anytime.reproduce.runs import Runs
 from anytime.reproduce.stand_ins import SMOKE, from_sample, on_digits
@@ -26,20 +26,31 @@ def smoke() -> Runs:
 
 @pytest.fixture
 def publish(tmp_path: Path) -> Publish:
-    """Writes a small run as `results/publish.py` does."""
+    """Writes a small run as `results/publish.py` does; `change` may spoil its arrays and figures before they are packed."""
 
     def write(
-        name: str, *, objective: str = "joint", model: str = "msdnet-cifar", data: str = "cifar100", seed: int = 0
+        name: str,
+        *,
+        objective: str = "joint",
+        model: str = "msdnet-cifar",
+        data: str = "cifar100",
+        seed: int = 0,
+        exits: int = 7,
+        classes: int = 10,
+        change: Callable[[dict[str, Any], dict[str, Any]], object] = lambda arrays, document: None,
     ) -> Path:
         rng = np.random.default_rng(seed)
         files: dict[str, Any] = {}
         for split, rows in (("test", 60), ("val", 40)):
-            labels = rng.integers(0, 10, rows)
-            logits = (2 * rng.normal(size=(7, rows, 10)) + 3 * np.eye(10)[labels]).astype(np.float16)
+            labels = rng.integers(0, classes, rows)
+            logits = (2 * rng.normal(size=(exits, rows, classes)) + 3 * np.eye(classes)[labels]).astype(np.float16)
+            arrays: dict[str, Any] = {"logits": logits, "labels": labels, "indices": np.arange(rows)}
+            document = evaluate(logits.astype(np.float32), labels).to_json()
+            change(arrays, document)
             packed = io.BytesIO()
-            np.savez_compressed(packed, logits=logits, labels=labels, indices=np.arange(rows))
+            np.savez_compressed(packed, **arrays)
             files[f"{split}-sample.npz"] = packed.getvalue()
-            files[f"{split}-metrics.json"] = json_text(evaluate(logits.astype(np.float32), labels).to_json()).encode()
+            files[f"{split}-metrics.json"] = json.dumps(document).encode()
         recipe = {"objective": objective, "seed": seed}
         files["config.json"] = json.dumps({"model": model, "data": data, "recipe": recipe}).encode()
         write_bundle(tmp_path / "runs" / name, files)

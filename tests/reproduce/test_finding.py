@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anytime.errors import OptionError
+from anytime.errors import OptionError, ShapeError
 from anytime.reproduce import Claim, Comparison, Finding, Measured
 from anytime.reproduce.finding import each_over_seeds, over_seeds
 from anytime.reproduce.words import cells
@@ -36,6 +36,11 @@ def test_one_seed_has_no_deviation() -> None:
 def test_no_seed_is_refused() -> None:
     with pytest.raises(OptionError, match="no values"):
         over_seeds([])
+
+
+def test_curves_of_networks_with_other_exits_have_no_mean() -> None:
+    with pytest.raises(ShapeError, match="curves of 3, 2 points"):
+        each_over_seeds([[1.0, 2.0, 3.0], [1.0, 2.0]])
 
 
 @given(numbers, numbers, st.floats(0, 100))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
+
+from anytime.cli import run
 from anytime.reproduce import Claim, Comparison, Finding, Measured, find
 from anytime.reproduce.page import render
 
@@ -55,3 +59,13 @@ def test_a_cell_cannot_break_the_table() -> None:
 
 def test_what_is_not_there_is_named_with_the_run_it_needs() -> None:
     assert re.search(r"## Not there yet\n\n- `dvit` .*needs a run of dvit on cifar10 or cifar100", page(finding(1, missed=0)))
+
+
+@pytest.mark.parametrize(("flag", "place"), [("--page", "."), ("--images", "nowhere")])
+def test_a_path_that_cannot_be_used_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, place: str
+) -> None:
+    out = tmp_path / "out"
+    assert run(["reproduce", "trajectories", "--scale", "smoke", "--out", str(out), flag, str(tmp_path / place)]) == 2
+    assert str(tmp_path / place) in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

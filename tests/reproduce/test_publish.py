@@ -94,6 +94,19 @@ def test_nothing_of_the_machine_is_kept_but_what_it_was(script: ModuleType, tmp_
     assert "vocab.txt" not in files
 
 
+@pytest.mark.parametrize(("lost", "flags"), [("test.npz", []), ("model.safetensors", ["--weights"])])
+def test_a_run_that_lacks_what_is_asked_for_is_refused_and_nothing_is_written(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str, flags: list[str]
+) -> None:
+    run = trained(tmp_path / "run")
+    (run / lost).unlink(missing_ok=True)
+    with pytest.raises(SystemExit) as caught:
+        script.main([str(run), str(tmp_path / "out"), *flags])
+    assert caught.value.code == 2
+    assert f"has no {lost}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_rows_are_drawn_by_lot_and_files_stay_small(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from anytime.errors import FormatError, IntegrityError, MissingFileError
+from anytime.errors import FormatError, IntegrityError, MissingFileError, NonFiniteError, ShapeError
 from anytime.reproduce.needs import FINETUNED, MSDNET, MSDNET_100, SEEDS_100, Need
-from anytime.reproduce.runs import Runs, network_of
+from anytime.reproduce.runs import Runs, network_of, on_shared_rows
 
 Publish = Callable[..., Path]
 RESULTS = Path(__file__).parents[2] / "results"
@@ -91,6 +92,77 @@ def test_settings_that_cannot_be_read_are_named(publish: Publish, text: str) -> 
     (folder / "a" / "config.json").write_text(text)
     with pytest.raises(FormatError, match=r"config\.json"):
         Runs.open(folder)
+
+
+def test_settings_that_are_a_folder_are_named(publish: Publish) -> None:
+    folder = publish("a")
+    (folder / "b" / "config.json").mkdir(parents=True)
+    with pytest.raises(FormatError, match=r"config\.json"):
+        Runs.open(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"rules": []},
+        {"rules": {"latest": [1, 2]}},
+        {"rules": {"latest": {"accuracy": [float("nan")]}}},
+        {"samples": "many"},
+        {"classes": 0},
+    ],
+    ids=str,
+)
+def test_figures_that_are_no_evaluation_are_refused(publish: Publish, spoil: dict[str, Any]) -> None:
+    run = Runs.open(publish("a", change=lambda _, document: document.update(spoil))).every[0]
+    with pytest.raises(FormatError, match=r"run a has no document .* in test-metrics\.json"):
+        run.figures()
+
+
+def test_a_rule_or_figure_that_was_not_measured_is_named(publish: Publish) -> None:
+    def spoil(arrays: dict[str, Any], document: dict[str, Any]) -> None:
+        del document["rules"]["caching"]
+        del document["rules"]["product"]["ece"]
+        document["rules"]["product"]["set_size"] = None
+
+    figures = Runs.open(publish("a", change=spoil)).every[0].figures()
+    assert set(figures) == {"latest", "product"}
+    with pytest.raises(FormatError, match=r"run a has no caching in test-metrics\.json"):
+        figures["caching"]
+    for name in ("ece", "set_size"):
+        with pytest.raises(FormatError, match=rf"run a has no {name} in test-metrics\.json for product"):
+            figures["product"][name]
+
+
+def test_logits_that_are_no_numbers_are_refused_with_the_name_of_the_run(publish: Publish) -> None:
+    def spoil(arrays: dict[str, Any], document: dict[str, Any]) -> None:
+        arrays["logits"][1, 2, 3] = np.nan
+
+    run = Runs.open(publish("some-run", change=spoil)).every[0]
+    with pytest.raises(NonFiniteError, match="the test logits of run some-run hold 1 values"):
+        run.logits()
+
+
+@pytest.mark.parametrize("indices", [None, np.arange(3), np.arange(60.0)], ids=["none", "few", "fractions"])
+def test_kept_rows_without_an_index_each_are_refused(publish: Publish, indices: Any) -> None:
+    def spoil(arrays: dict[str, Any], document: dict[str, Any]) -> None:
+        arrays["indices"] = indices
+        if indices is None:
+            del arrays["indices"]
+
+    run = Runs.open(publish("a", change=spoil)).every[0]
+    with pytest.raises(FormatError, match=r"run a has no index for each row in test-sample\.npz"):
+        run.indices()
+
+
+def test_rows_are_shared_by_networks_with_as_many_exits(publish: Publish) -> None:
+    publish("a")
+    runs = Runs.open(publish("b", objective="joint-then-product", exits=4)).every
+    with pytest.raises(ShapeError, match="a has 7 exits; b has 4 exits"):
+        on_shared_rows(runs)
+
+
+def test_a_folder_that_is_a_run_is_the_one_run(publish: Publish) -> None:
+    assert [run.name for run in Runs.open(publish("a") / "a").every] == ["a"]
 
 
 def test_a_missing_run_says_how_to_get_it(publish: Publish) -> None:

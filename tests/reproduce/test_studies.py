@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from anytime.errors import ShapeError
 from anytime.reproduce import CATALOGUE, Field, Panel, Study, find
 from anytime.reproduce.runs import Run, Runs
 from anytime.reproduce.studies import deviations
 
+Publish = Callable[..., Path]
 READY = [study for study in CATALOGUE if study.module]
 
 
@@ -42,6 +46,28 @@ def check(panel: Panel | Field) -> None:
         assert len(line.spread) in (0, len(line.x))
         assert len(line.paper) in (0, len(line.x))
         assert all(value is None or math.isfinite(value) for value in (*line.x, *line.y, *line.paper))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "uncertainty", "calibration-gap", "finetune"])
+def test_exits_of_a_network_with_other_exits_are_not_held_against_the_papers(publish: Publish, name: str) -> None:
+    publish("a", exits=3)
+    found = find(name).run(Runs.open(publish("b", exits=3, objective="joint-then-product")))
+    assert not found.comparisons
+    assert found.panels
+    for panel in found.panels:
+        assert isinstance(panel, Panel)
+        assert not any(line.paper for line in panel.lines)
+        check(panel)
+
+
+@pytest.mark.parametrize("unlike", [{"exits": 6}, {"classes": 12}], ids=str)
+def test_runs_that_are_not_alike_are_not_averaged(publish: Publish, unlike: dict[str, int]) -> None:
+    publish("a")
+    runs = Runs.open(publish("b", seed=1, **unlike))
+    with pytest.raises(ShapeError, match="a has 7 exits, 10 classes, 60 test rows; b has"):
+        find("accuracy").run(runs)
+    with pytest.raises(ShapeError, match="a has 7 exits, 10 classes; b has"):
+        find("sigmoid").run(runs)
 
 
 def softmax(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -97,9 +97,8 @@ def test_the_picture_over_classes_joins_one_set_and_puts_the_others_beside_it(fo
     assert others[1].y[0] == pytest.approx(100 * (mean["product"] - mean["latest"]))
     assert {line.name for line in left.lines} == set(NAMES)
     falls = {name: found.numbers["trec"][name]["label_drop_percent"][0]["0.1"] for name in ("caching", "latest")}
-    assert [line.y for line in left.lines if line.name == "caching"][2] == (
-        pytest.approx(100 * falls["caching"] / falls["latest"]),
-    )
+    (share,) = [line.y for line in left.lines if line.name == "caching"][2]
+    assert share == pytest.approx(100 * falls["caching"] / falls["latest"])
     assert "Of CLINC150's classes 2, 5, 12 were taken" in found.note
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from anytime.errors import AnytimeError, MissingRunError
+from anytime.errors import AnytimeError, MissingFileError, MissingRunError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +58,7 @@ def reproduce(
     if name == "list":
         return list_studies(json=json)
     studies = list(CATALOGUE) if name == "all" else [find(name)]
+    check_paths(page, images)
     at_hand = open_runs(runs, scale)
     findings: list[Finding] = []
     without_runs: list[tuple[Study, MissingRunError]] = []
@@ -89,6 +90,16 @@ def reproduce(
         print(f"anytime: {study.name} could not be made: {why}", file=sys.stderr)
     # Of all studies, those whose networks nobody has trained yet are left out; one that was asked for is an error.
     return 1 if failures or (without_runs and name != "all") else 0
+
+
+def check_paths(page: Path | None, images: Path | None) -> None:
+    """Refuse, before minutes of work, what could not be written or read after it."""
+    if page is not None and page.is_dir():
+        raise OptionError(f"--page {page} is a folder", expected="a Markdown file", fix=f"give --page {page / 'page.md'}")
+    if images is not None and not images.is_dir():
+        raise MissingFileError(
+            f"there is no folder {images}", expected="a folder with CIFAR", fix="check --images, or leave it out", path=images
+        )
 
 
 def open_runs(folder: Path | None, scale: Literal["smoke", "small", "full"]) -> Runs:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from anytime.errors import OptionError
+from anytime.errors import OptionError, ShapeError
 
 Kind = Literal["linear", "symlog"]
 
@@ -226,4 +226,10 @@ def over_seeds(values: Sequence[float]) -> Measured:
 
 def each_over_seeds(curves: Sequence[Sequence[float]]) -> list[Measured]:
     """`over_seeds` point by point, for one curve a seed."""
+    if len({len(values) for values in curves}) > 1:
+        raise ShapeError(
+            f"curves of {', '.join(str(len(values)) for values in curves)} points",
+            expected="as many points of every seed",
+            fix="give runs of one network, with as many exits",
+        )
     return [over_seeds(values) for values in zip(*curves, strict=True)]

@@ -15,7 +15,7 @@ from anytime.metrics import drop
 from anytime.reproduce import paper
 from anytime.reproduce.finding import Comparison, Line, Measured, Panel, each_over_seeds
 from anytime.reproduce.needs import MSDNET
-from anytime.reproduce.runs import Run, Runs
+from anytime.reproduce.runs import Run, Runs, check_alike
 
 Figures = Mapping[str, Mapping[str, Any]]
 """Figures by rule, as `anytime evaluate --json` has them."""
@@ -23,15 +23,26 @@ PLAIN = ("latest", "caching", "product")
 
 
 def stored(runs: Sequence[Run]) -> list[Figures]:
-    """The figures of each run on all its test rows."""
-    return [run.figures() for run in runs]
+    """The figures of each run on all its test rows; the runs must be alike, since their numbers are averaged."""
+    figures = [run.figures() for run in runs]
+    check_alike(
+        {
+            run.name: {"exits": len(found["latest"]["accuracy"]), "classes": run.classes(), "test rows": run.rows()}
+            for run, found in zip(runs, figures, strict=True)
+        }
+    )
+    return figures
 
 
 def measured(
     runs: Sequence[Run], rules: Mapping[str, Rule[Any]], *, sets: Raps | None = None, strict: bool = False
 ) -> list[Figures]:
-    """The figures of other rules, on the rows of each run whose logits were kept."""
-    return [evaluate(*run.logits(), rules=dict(rules), sets=sets, strict=strict).rules for run in runs]
+    """The figures of other rules, on the rows of each run whose logits were kept; the runs must be alike, as above."""
+    kept = [run.logits() for run in runs]
+    check_alike(
+        {run.name: {"exits": len(logits), "classes": logits.shape[2]} for run, (logits, _) in zip(runs, kept, strict=True)}
+    )
+    return [evaluate(logits, labels, rules=dict(rules), sets=sets, strict=strict).rules for logits, labels in kept]
 
 
 def curve(figures: Sequence[Figures], rule: str, key: str, *, factor: float = 1.0) -> list[Measured]:
@@ -79,11 +90,15 @@ def line(
     paper_values: Sequence[float | None] = (),
     marks: bool = True,
 ) -> Line:
-    """Values over the exits, or over `x`, as a line with bars of deviation."""
+    """Values over the exits, or over `x`, as a line with bars of deviation.
+
+    The paper's are left out where they are not as many: they are of a network with other exits.
+    """
     places = tuple(float(exit) for exit in range(1, len(values) + 1)) if x is None else tuple(x)
     spread = tuple(value.deviation for value in values)
     bars = spread if any(bar for bar in spread) else ()
-    return Line(name, places, tuple(value.mean for value in values), look, bars, tuple(paper_values), marks)
+    crosses = tuple(paper_values) if len(paper_values) == len(values) else ()
+    return Line(name, places, tuple(value.mean for value in values), look, bars, crosses, marks)
 
 
 def by_exit(
@@ -132,7 +147,12 @@ def against_paper(
     tolerance: float | None,
     unit: str = "",
 ) -> list[Comparison]:
-    """A row for each point of a curve that the paper has; `what` names the point by its place, from 0."""
+    """A row for each point of a curve that the paper has; `what` names the point by its place, from 0.
+
+    There is none for a network with other exits than the paper's: its exits are not the paper's exits of that number.
+    """
+    if len(ours) != len(theirs):
+        return []
     return [
         Comparison(what(place), number, value, tolerance, unit=unit)
         for place, (value, number) in enumerate(zip(ours, theirs, strict=True))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from anytime.artifacts import open_bundle, tensors_from_bytes
 from anytime.calibrate.tune import measure
 from anytime.checks import check_labels, check_logits
 from anytime.combine import Latest
-from anytime.errors import FormatError, MissingFileError, MissingRunError
+from anytime.errors import FormatError, MissingFileError, MissingRunError, ShapeError
 from anytime.evaluation import evaluate, open_logits
 from anytime.models import measure_cost
 from anytime.models.base import MultiExit
@@ -74,7 +74,7 @@ class Run:
         if self.folder is None:
             return self.stored[split]
         source = open_logits(self._file(f"{split}-sample.npz"))
-        logits = check_logits(source.logits[:])
+        logits = check_logits(source.logits[:], name=f"the {split} logits of run {self.name}")
         if source.labels is None:
             raise self._lacks(f"labels in {split}-sample.npz")
         return logits, check_labels(source.labels, batch=logits.shape[1], classes=logits.shape[2])
@@ -84,21 +84,31 @@ class Run:
         if self.folder is None:
             return self.outside
         name = f"{_OUTSIDE}-sample.npz"
-        return check_logits(open_logits(self._file(name)).logits[:]) if name in self.files else None
+        if name not in self.files:
+            return None
+        return check_logits(open_logits(self._file(name)).logits[:], name=f"the {_OUTSIDE} logits of run {self.name}")
 
     def indices(self, split: Split = "test") -> Tensor:
         """Which rows of the data set the kept logits belong to."""
         import numpy as np
 
-        with np.load(self._file(f"{split}-sample.npz"), allow_pickle=False) as stored:
-            return torch.from_numpy(stored["indices"].astype(np.int64))
+        name = f"{split}-sample.npz"
+        rows = self.logits(split)[0].shape[1]  # refuses a file that cannot be read
+        with np.load(self._file(name), allow_pickle=False) as stored:
+            found = stored.get("indices")
+        if found is None or found.shape != (rows,) or found.dtype.kind not in "iu":
+            raise self._lacks(f"index for each row in {name}")
+        return torch.from_numpy(found.astype(np.int64))
 
     def figures(self, split: Split = "test") -> Mapping[str, Mapping[str, Any]]:
         """The figures of `latest`, `caching`, `product`, and what else was measured, on all rows.
 
-        They have their names in `anytime evaluate --json`; a network with a single exit has a few under `latest` alone.
+        They have their names in `anytime evaluate --json`; a network with a single exit has a few under `latest` alone. To ask
+        for a rule or figure that was not measured is an error that names the run.
         """
-        return self._document(split)["rules"]  # type: ignore[no-any-return]
+        where = f"{split}-metrics.json"
+        rules = self._document(split)["rules"]
+        return _Figures({rule: _Figures(found, self, f"{where} for {rule}") for rule, found in rules.items()}, self, where)
 
     def rows(self, split: Split = "test") -> int:
         """How many rows `figures` is of."""
@@ -134,7 +144,7 @@ class Run:
 
     def _network(self) -> MultiExit:
         if self.model is None or self.data not in _CLASSES:
-            raise self._lacks("a model for CIFAR in config.json")
+            raise self._lacks("model for CIFAR in config.json")
         return create(self.model, classes=_CLASSES[self.data])
 
     def _document(self, split: Split) -> Mapping[str, Any]:
@@ -142,12 +152,12 @@ class Run:
             return self._measured[split]
         path = self._file(f"{split}-metrics.json")
         try:
-            document = json.loads(path.read_text())
-            if {"rules", "samples", "classes"} <= document.keys():
+            document = json.loads(path.read_text(), parse_constant=_no_number)
+            if _is_evaluation(document):
                 return document  # type: ignore[no-any-return]
-        except (ValueError, AttributeError):
+        except ValueError:
             pass
-        raise self._lacks(f"a document of `anytime evaluate --json` in {split}-metrics.json")
+        raise self._lacks(f"document of `anytime evaluate --json` in {split}-metrics.json")
 
     @cached_property
     def _measured(self) -> dict[str, Mapping[str, Any]]:
@@ -170,6 +180,17 @@ class Run:
         )
 
 
+class _Figures(dict[str, Any]):
+    """What was measured, by name; what was not is missed with the name of the run and the file."""
+
+    def __init__(self, found: Mapping[str, Any], run: Run, where: str) -> None:
+        super().__init__({name: value for name, value in found.items() if value is not None})
+        self._run, self._where = run, where
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise self._run._lacks(f"{name} in {self._where}")
+
+
 @dataclass(frozen=True, eq=False)
 class Runs:
     """The runs at hand.
@@ -187,7 +208,7 @@ class Runs:
 
     @classmethod
     def open(cls, folder: str | Path) -> Runs:
-        """All runs in the folders of a folder; a folder without `config.json` is none."""
+        """All runs in the folders of a folder, or the one that it is; a folder without `config.json` is none."""
         place = Path(folder)
         if not place.is_dir():
             raise MissingFileError(
@@ -196,7 +217,8 @@ class Runs:
                 fix="give --runs FOLDER, or a smaller --scale, which needs none",
                 path=place,
             )
-        return cls(tuple(read_run(path.parent) for path in sorted(place.glob("*/config.json"))), str(place))
+        found = sorted([*place.glob("config.json"), *place.glob("*/config.json")])
+        return cls(tuple(read_run(path.parent) for path in found), str(place))
 
     def find(self, network: str, data: str) -> tuple[Run, ...]:
         """The runs of a network on a data set, by seed; perhaps none."""
@@ -253,7 +275,23 @@ def on_shared_rows(runs: tuple[Run, ...]) -> tuple[Run, ...]:
         places = torch.tensor([place[row] for row in shared])
         logits, labels = run.logits()
         found.append(replace(run, folder=None, stored={"test": (logits[:, places], labels[places])}))
+    check_alike({run.name: {"exits": len(run.logits()[0])} for run in found})
     return tuple(found)
+
+
+def check_alike(sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse to put runs together whose numbers are not of the same kind.
+
+    Args:
+        sizes: For each run what must agree, such as its exits.
+    """
+    if len({tuple(size.items()) for size in sizes.values()}) > 1:
+        words = (f"{name} has {', '.join(f'{n:,} {what}' for what, n in size.items())}" for name, size in sizes.items())
+        raise ShapeError(
+            "; ".join(words),
+            expected="runs that differ in their seed or training alone",
+            fix="give --runs a folder without those that are of another network or data set",
+        )
 
 
 def document_of_one(logits: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -311,13 +349,30 @@ def read_run(folder: str | Path) -> Run:
         config = json.loads(path.read_text())
         seed = int(config["recipe"]["seed"])
         return Run(folder.name, network_of(config), data_of(config), seed, folder, str(config["model"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
         raise FormatError(
             f"{path} cannot be read as the settings of a run ({type(error).__name__}: {error})",
             expected="JSON with `data`, `model` and a `recipe` with `objective` and `seed`",
             fix="publish the run again, or take its folder away",
             path=path,
         ) from None
+
+
+def _is_evaluation(document: object) -> bool:
+    """Whether a document has the parts of `anytime evaluate --json` that studies read."""
+    if not isinstance(document, dict):
+        return False
+    rules, sizes = document.get("rules"), (document.get("samples"), document.get("classes"))
+    return (
+        all(type(size) is int and size > 0 for size in sizes)
+        and isinstance(rules, dict)
+        and all(isinstance(found, dict) for found in rules.values())
+    )
+
+
+def _no_number(text: str) -> NoReturn:
+    """Python reads NaN and Infinity, which JSON has not; a figure that is none of the numbers cannot be compared."""
+    raise ValueError(text)
 
 
 def _whole(tensor: Tensor) -> Tensor:

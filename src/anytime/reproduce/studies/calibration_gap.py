@@ -56,6 +56,7 @@ def study(context: Context) -> Finding:
         "cifar100-msdnet-finetuned` makes one."
     )
     if tuned:
+        before, tuned_first = on_shared_rows((runs[0], tuned[0]))
         found = measured(tuned, {"finetuned": Product(Softplus(), weights="ones")})
         ours = curve(found, "finetuned", "ece")
         comparisons += against_paper(
@@ -70,7 +71,6 @@ def study(context: Context) -> Finding:
         )
         drawn = line("finetuned, softplus product", ours, 3, paper_values=paper.ECE["finetuned"])
         panels = [Panel(error.title, "exit", "ECE", (*error.lines, drawn), exits=error.exits, zero=True)]
-        before, tuned_first = on_shared_rows((runs[0], tuned[0]))
         (logits, labels), (others, _) = before.logits(), tuned_first.logits()
         every = follow(Latest()(logits), labels).label_probability
         chosen = ten_rows(every)
