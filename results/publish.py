@@ -1,9 +1,9 @@
 """Keep what is small of a training run: `python results/publish.py RUN results/NAME [--rows TEST VAL] [--weights]`.
 
 A run is what `anytime train` leaves, `python -m anytime.train.cifar` or `python -m anytime.train.text`. Settings, log, split
-and summary are kept whole, figures are taken on all rows, logits and labels of some rows are kept in float16: the first ones of
-images, some by lot of texts, which lie sorted by class. Weights, if asked for, have matrices in float16 and come in parts
-under 3 MB. All of it is one bundle with checksums.
+and summary are kept whole, figures are taken on all rows, logits and labels of some rows are drawn by lot
+and kept in float16. Weights, if asked for, have matrices in float16 and come in parts under 3 MB. All of it is one bundle with
+checksums.
 
 Of texts more rules are measured, among them the product that is fitted on the validation rows, and logits of out-of-scope
 queries are kept too. A network with a single head, which is there for its accuracy, has no logits here.

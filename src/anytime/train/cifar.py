@@ -162,7 +162,7 @@ def _machine(options: argparse.Namespace) -> Machine:
         device=options.device,
         precision=options.precision or ("bfloat16" if cuda else "float32"),
         channels_last=cuda if options.channels_last is None else options.channels_last,
-        graph=cuda if options.graph is None else options.graph,
+        graph=(cuda and options.objective != "l2w") if options.graph is None else options.graph,
         compile=options.compile,
         fused=options.fused,
         streams=options.streams,
