@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from anytime.errors import MissingFileError
+from anytime.errors import LabelError, MissingFileError
 from anytime.reproduce import Finding, Panel, find
 from anytime.reproduce.needs import SINGLE_HEAD, TEXT
 from anytime.reproduce.runs import Run, Runs
 from anytime.reproduce.studies.out_of_scope import DOUBT, LOGIT, RAPS, SUPPORT, auroc
-from anytime.reproduce.studies.text import FITTED, NAMES, SHIFTED
+from anytime.reproduce.studies.text import FITTED, NAMES, SHIFTED, text_rules
 
 
 def rows(classes: int, seed: int, *, count: int = 90, exits: int = 3) -> tuple[Tensor, Tensor]:
@@ -203,3 +203,8 @@ def test_stand_ins_have_what_the_studies_ask_for(smoke: Runs) -> None:
     (single,) = smoke.wish(SINGLE_HEAD)
     assert single.logits()[0].shape[0] == 1
     assert len(single.figures()["latest"]["accuracy"]) == 1
+
+
+def test_a_single_validation_row_fits_nothing() -> None:
+    with pytest.raises(LabelError, match="there are 1 validation rows"):
+        text_rules(torch.randn(3, 1, 4), torch.zeros(1, dtype=torch.int64))

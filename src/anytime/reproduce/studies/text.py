@@ -18,6 +18,7 @@ from anytime.calibrate.family import PENALTIES
 from anytime.calibrate.tune import ALLOWANCE, drop_name, measure
 from anytime.combine import Caching, Latest, Product, Rule
 from anytime.combine.advice import FEW_CLASSES
+from anytime.errors import LabelError
 from anytime.evaluation import evaluate
 from anytime.reproduce.catalogue import Context
 from anytime.reproduce.finding import Claim, Comparison, Finding, Kind, Line, Measured, Panel, over_seeds
@@ -64,6 +65,10 @@ def text_rules(logits: Tensor, labels: Tensor) -> dict[str, Rule[Any]]:
 def _penalty(logits: Tensor, labels: Tensor) -> float:
     """λ with the fewest falls within the floor of `anytime tune`: fitted on every other row, chosen on the rest."""
     held, known = logits[:, 1::2], labels[1::2]
+    if not len(known):
+        raise LabelError(
+            f"there are {len(labels)} validation rows", expected="at least 2", fix="keep more of them with the run"
+        )
     floor = measure(Latest(), held, known, drops=())["accuracy"] - ALLOWANCE
     best = (math.inf, 0.0)
     for penalty in PENALTIES:
