@@ -10,7 +10,8 @@ deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median 
 same deadline, six take turns in random order, as whoever comes after a wait finds the machine asleep and the caches cold:
 
 * the runner, which answers with the prior where not even the first exit fits;
-* a runner with `cut_off=False`, which hands nothing over to a thread and cannot give up a running stage;
+* a runner with `cut_off=False` and `grace="0.5ms"`, which runs the stages in its caller: it hands nothing over to a thread,
+  cannot give up a running stage, and counts on the half millisecond in which an answer is not late;
 * the rival, which runs exit after exit in a plain loop and stops once the clock, looked at after each, says that time is up;
 * all stages one after the other, whose true times an oracle then knows: it takes the last exit that ends before the deadline;
 * a wait for the deadline and nothing else, and a loop that looks at the clock until then: what the machine itself makes late.
@@ -49,7 +50,7 @@ SAME = 1e-5
 """Log-probabilities closer than that are the same: sums in another order differ in their last digits."""
 
 
-RUNNER, HERE, RIVAL, ORACLE = "runner", "runner, cut_off=False", "clock after each exit", "oracle"
+RUNNER, HERE, RIVAL, ORACLE = "runner", "runner in its caller", "clock after each exit", "oracle"
 
 
 @dataclass
@@ -193,7 +194,7 @@ def main() -> None:
         torch.inference_mode(),
         competitor(options.core, options.load),
         Runner(model, rule, engine, on_too_short="prior") as runner,
-        Runner(model, rule, engine, on_too_short="prior", cut_off=False) as here,
+        Runner(model, rule, engine, on_too_short="prior", cut_off=False, grace=LATE) as here,
     ):
         turns: dict[str, Turn] = {
             RUNNER: partial(ask, runner),

@@ -137,6 +137,20 @@ def test_who_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_end_but_not_f
     assert forecast.outlook(2, 1, "here").needed[1] == 7.0
 
 
+@pytest.mark.parametrize(
+    ("way", "grace", "wanted"), [("here", 0.4, 4.7), ("here", 4.5, 1.1), ("thread", 0.4, 1.3), ("thread", 9.0, 1.1)]
+)
+def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(way: str, grace: float, wanted: float) -> None:
+    forecast = Forecast(window=10, quantile=0.9)
+    for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
+        forecast.note(0, 1, taken)
+    for taken in (0.1, 0.1, 0.1, 0.7, 0.7):
+        forecast.note_handing(way, taken)
+    outlook = forecast.outlook(1, 1, way, grace)
+    assert outlook.needed[0] == pytest.approx(wanted)
+    assert outlook.waking == pytest.approx(max(0.1, 0.7 - grace) if way == "thread" else 0.1)
+
+
 @pytest.mark.parametrize("way", ["thread", "asyncio"])
 def test_who_waits_has_an_answer_in_time_and_needs_time_for_a_usual_stage_and_a_slow_awakening(way: str) -> None:
     forecast = Forecast(window=100)

@@ -186,6 +186,17 @@ def test_without_cut_off_stages_run_in_the_callers_thread(make: Make) -> None:
     assert not any(thread.name == "anytime-runner" for thread in threading.enumerate())
 
 
+def test_within_the_grace_an_answer_is_in_time_and_slow_stages_are_begun(make: Make) -> None:
+    runner, engine, _ = make(1.0, 1.0, 1.5, 1.0, 1.0, waited=False, cut_off=False, grace="500ms")
+    for _ in range(2):  # the second time it is known how long the third stage takes
+        runner._forecast.note(2, len(engine.rows), 0.9)
+        answer = runner.predict(engine.rows, deadline=3.0)
+        assert (answer.exit, answer.deadline_met, answer.elapsed) == (3, True, 3.5)
+    assert runner.predict(engine.rows, deadline=2.85).exit == 2
+    with pytest.raises(OptionError):
+        make(1.0, 1.0, 1.0, 1.0, 1.0, grace=-1.0)
+
+
 def test_zero_is_always_too_short(make: Make) -> None:
     runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False)
     with pytest.raises(DeadlineTooShort, match="not there by then"):

@@ -196,11 +196,46 @@ def test_without_a_meta_step_two_halves_are_two_plain_weighted_steps(digits: dic
         torch.testing.assert_close(values, model.get_parameter(name).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_every_exit_of_an_msdnet_learns_the_digits() -> None:
-    sets = {
+def larger_digits() -> dict[str, ImageData]:
+    """The digits with each pixel four times, 16 by 16."""
+    return {
         name: replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))
         for name, data in load_digits(channels=3).items()
     }
+
+
+def all_of(step: WeighedStep) -> list[Tensor]:
+    """Every tensor that a step goes on from."""
+    both = step.optimizer
+    held = [step.weights.master, both.velocity, *step.network.buffers()]
+    for parameter in both.weigher.parameters():
+        held += [parameter.detach(), *both.adam.state.get(parameter, {}).values()]
+    return held
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_the_captured_step_does_what_it_does_operation_by_operation() -> None:
+    # From the same state each time: a network that begins to learn makes much of the last digit of its weights.
+    config, data = replace(RECIPE, l2w=L2W(meta_every=2)), larger_digits()["train"]
+    plain, graph = (
+        WeighedStep(MSDNet(NETWORK), data, None, config, Machine(device="cuda", graph=captured))  # type: ignore[arg-type]
+        for captured in (False, True)
+    )
+    plain.begin(0)
+    graph.begin(0)
+    for index in range(12):
+        with torch.no_grad():
+            for here, there in zip(all_of(plain), all_of(graph), strict=True):
+                there.copy_(here)
+        before = plain.weights.master.clone()
+        for step in (plain, graph):
+            step(index, 0.02)
+        moved, apart = plain.weights.master - before, plain.weights.master - graph.weights.master
+        assert float(apart.norm()) < 0.01 * float(moved.norm())
+
+
+def test_every_exit_of_an_msdnet_learns_the_digits() -> None:
+    sets = larger_digits()
     torch.manual_seed(0)
     model = MSDNet(NETWORK)
     assert fit(model, sets["train"].take(torch.arange(320)), replace(RECIPE, epochs=2, batch=32)).finished

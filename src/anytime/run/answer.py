@@ -25,7 +25,7 @@ class Answer:
             tensor with one number an input.
         exits: How many there are.
         elapsed: Seconds from the call to this answer.
-        deadline_met: Whether that was within the time allowed; None where no time was given.
+        deadline_met: Whether that was within the time allowed and the runner's `grace`; None where no time was given.
         reason: Why it stopped there; None for an answer after which others may come.
         cost: Multiply-accumulates for one input up to its exit, where they are known; with a policy, one an input.
         prediction_set: Booleans `(batch, classes)`, where sets were calibrated.

@@ -170,22 +170,24 @@ class Forecast:
             window, times = self._stage(exit, batch)
             return window.slow * times
 
-    def outlook(self, exits: int, batch: int, way: str) -> Outlook:
+    def outlook(self, exits: int, batch: int, way: str, grace: float = 0.0) -> Outlook:
         """What is expected of the first `exits` stages, in one go: between stages every microsecond is the caller's.
 
         Args:
             exits: How many stages.
             batch: How many inputs.
             way: How the answer will be handed over.
+            grace: Seconds after its deadline in which an answer is not yet late: what is slow may take so much longer.
         """
         with self._lock:
             self._digest()
             window = self._handing.get(way, _UNKNOWN)
-            usually, slowly = window.usual, window.slow
+            usually = window.usual
+            slowly = max(usually, window.slow - grace)
             stages = [self._stage(exit, batch) for exit in range(exits)]
             if way in _CUT_OFF:
                 return Outlook(slowly, tuple([known.usual * times + slowly for known, times in stages]))
-            needed = [max(known.usual * times + slowly, known.slow * times + usually) for known, times in stages]
+            needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
             return Outlook(usually, tuple(needed))
 
     def _stage(self, exit: int, batch: int) -> tuple[Window, float]:

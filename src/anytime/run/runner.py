@@ -27,7 +27,7 @@ from anytime.models import IntervalMLP, MultiExit, measure_cost
 from anytime.models.base import ExitModel
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
-from anytime.run.budget import Budget, Duration, make_budget
+from anytime.run.budget import Budget, Duration, make_budget, seconds
 from anytime.run.clock import Clock, MonotonicClock
 from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
 from anytime.run.engines import ENGINES, Engine, make_engine
@@ -64,6 +64,8 @@ class Runner:
         cut_off: Whether a deadline counts while a stage is running. If not, stages run in the caller's own thread: nothing is
             handed over, which on a core that others use as well saves most delays, but a stage that takes far longer than
             foreseen makes its answer late.
+        grace: How long after its deadline an answer is not yet late. With some, answers are aimed at the deadline with the
+            times that are usual, and only what is slow runs into the grace; without, even slow ones are aimed before it.
         threads: For a stage, as `torch.set_num_threads` takes it. That is a setting of the whole process: it is set here and
             put back by `close`. Two threads have a far worse tail than one where others use the machine. None leaves it.
         workers: How many requests with a time budget may be under way at once; more wait for the first to end.
@@ -94,6 +96,7 @@ class Runner:
         on_too_short: Literal["raise", "prior"] = "raise",
         prior: Any = None,
         cut_off: bool = True,
+        grace: Duration = 0.0,
         threads: int | None = 1,
         workers: int = 4,
         costs: Sequence[float] | None = None,
@@ -128,7 +131,7 @@ class Runner:
         self._profile, self._engine = known, engine
         self._setup: Setup | None = None
         self._making = threading.Lock()
-        self._cut_off = cut_off
+        self._cut_off, self._grace = cut_off, seconds(grace)
         self._workers = Workers(workers)
         self._threads = _Threads(threads)
         # Ends the threads where nobody calls close, and at the end of the interpreter.
@@ -216,10 +219,10 @@ class Runner:
         task = self._task(x, make_budget(budget, deadline), way="asyncio", notify=notify)
         self._begin(task)
         try:
-            seconds = None if task.deadline is None else task.seconds_left()
-            woken = None if seconds is None else self._clock.now() + seconds
+            left = None if task.deadline is None else task.seconds_left()
+            woken = None if left is None else self._clock.now() + left
             with suppress(TimeoutError):
-                await asyncio.wait_for(settled.wait(), seconds)
+                await asyncio.wait_for(settled.wait(), left)
             if settled.is_set():
                 return task.collect(since=None if woken is None else task.ended)
             task.expire()
@@ -290,7 +293,9 @@ class Runner:
             self._profile.seed(self._forecast)
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
         begin, combiner = _make_combiner(self._rule, engine)
-        return Setup(engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior)
+        return Setup(
+            engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior, self._grace
+        )
 
 
 class _Threads:

@@ -41,6 +41,7 @@ class Setup:
     sets: ConformalSets | None = None
     draws: torch.Generator | None = None
     prior: Tensor | None = None
+    grace: float = 0.0
 
 
 class Task:
@@ -279,7 +280,7 @@ class Task:
         """What to expect with so many inputs; nothing where time does not count."""
         if self.deadline is None:
             return Outlook(0.0, (0.0,))
-        return self._setup.forecast.outlook(self._limit, batch, self._way)
+        return self._setup.forecast.outlook(self._limit, batch, self._way, self._setup.grace)
 
     def _limited(self) -> Reason:
         if self._limit == self._setup.engine.num_exits:
@@ -332,7 +333,7 @@ class Task:
         if self._costs is not None:
             paid = (0.0, *self._costs)
             cost = paid[exit] if isinstance(exit, int) else torch.tensor(paid, dtype=torch.float64)[exit]
-        met = None if self.budget.time is None else elapsed <= self.budget.time
+        met = None if self.budget.time is None else elapsed <= self.budget.time + self._setup.grace
         return Answer(prediction, exit, self._setup.engine.num_exits, elapsed, met, reason, cost, members)
 
     def _draw(self) -> Tensor | None:
