@@ -64,8 +64,8 @@ def study(context: Context) -> Finding:
     return context.finding(
         runs=names_of(runs),
         rows=rows_in_words(runs, kept=True),
-        note=f"The ensemble has {len(runs)} members{', as' if len(runs) == 5 else '; five has'} the paper's. Temperatures are fitted on "
-        f"{runs[0].logits('val')[0].shape[1]:,} validation rows. "
+        note=f"The ensemble has {len(runs)} members{', as' if len(runs) == 5 else '; five has'} the paper's. "
+        f"Temperatures are fitted on {runs[0].logits('val')[0].shape[1]:,} validation rows. "
         + (
             f"Laplace is of one seed, fitted to {_FIT_ROWS:,} training images taken for themselves, with λ by the NLL of the "
             "kept validation rows and the probit approximation."
