@@ -39,8 +39,8 @@ from anytime.train.start import start_network
 _RATE_PER_IMAGE = 0.1 / 64
 # Seconds kept back for the last evaluation and for writing.
 _RESERVE = 25.0
-# Where an objective's defaults are not those of the parser. L2W was published with 300 epochs, each of which takes several times
-# as long as one of the others.
+# Where an objective's defaults are not those of the parser. L2W was published with 300 epochs, each of which takes several
+# times as long as one of the others.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "one-for-all": {"epochs": 90},
     "l2w": {"model": "msdnet-cifar-linear", "epochs": 40, "batch": 1024, "lr": 0.8, "warmup": 0.0, "nesterov": False},
