@@ -3,7 +3,7 @@
 An answer is late where a stage takes long or where its caller is woken late; both at once is rare. A caller that waits for a
 thread has an answer at its deadline whatever is running there: then a stage is begun if there is time for a usual one (the
 median) and a caller woken slowly (a high quantile). A caller that runs the stages itself cannot leave one: there must be time
-for a slow one and a caller woken as usual too.
+for a slow one and a caller woken as usual too. Where there is a grace after the deadline, what is slow may run into it.
 
 Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
 is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
