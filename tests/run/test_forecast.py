@@ -53,7 +53,7 @@ def test_one_hiccup_in_a_hundred_changes_little() -> None:
 
 def decline_until_tried(forecast: Forecast, exit: int) -> int:
     count = 1
-    while not forecast.decline(exit, 1):
+    while not forecast.decline(exit, 1, "thread"):
         count += 1
     return count
 
@@ -74,9 +74,9 @@ def test_one_in_a_hundred_is_tried_and_four_quick_tries_in_a_row_are_believed() 
 def test_what_runs_now_and_then_is_not_forgotten() -> None:
     forecast = Forecast()
     for _ in range(50):
-        forecast.note(0, 1, 9.0)
-        assert not any(forecast.decline(0, 1) for _ in range(90))
-    assert forecast.stage(0, 1) == 9.0
+        forecast.note(1, 1, 9.0)
+        assert not any(forecast.decline(1, 1, "thread") for _ in range(90))
+    assert forecast.stage(1, 1) == 9.0
 
 
 def test_an_unknown_batch_size_takes_as_long_as_the_next_larger_or_in_proportion() -> None:
@@ -84,13 +84,14 @@ def test_an_unknown_batch_size_takes_as_long_as_the_next_larger_or_in_proportion
     assert forecast.stage(0, 1) == 0.0
     forecast.note(0, 4, 1.0)
     forecast.note(0, 8, 1.5)
+    forecast.note(0, 8, 1.5)
     assert forecast.stage(0, 8) == 1.5
     assert forecast.stage(0, 5) == 1.5
     assert forecast.stage(0, 1) == 1.0
     assert forecast.stage(0, 16) == 3.0
     assert forecast.stage(1, 4) == 0.0
-    assert not forecast.decline(0, 16)
-    assert not forecast.decline(1, 1)  # nothing is known there
+    assert not forecast.decline(0, 16, "thread")
+    assert not forecast.decline(1, 1, "thread")  # nothing is known there
 
 
 def test_memory_stays_flat_over_many_batch_sizes() -> None:
@@ -228,15 +229,15 @@ def test_one_spike_among_few_awakenings_refuses_no_request() -> None:
 def test_little_knowledge_is_no_reason_to_begin_a_later_stage() -> None:
     forecast = Forecast()
     forecast.note(1, 1, 9.0)
-    assert not forecast.decline(1, 1, left=2.0)
+    assert not forecast.decline(1, 1, "thread", left=2.0)
 
 
 def test_a_batch_size_that_was_never_seen_has_its_turn_though_others_run_all_the_time() -> None:
     forecast = Forecast()
     forecast.seed(1, 1, [1.0] * 100)
     assert forecast.stage(1, 8) == 8.0
-    assert not forecast.decline(1, 8, left=0.5)
-    assert forecast.decline(1, 8, left=3.0)
+    assert not forecast.decline(1, 8, "thread", left=0.5)
+    assert forecast.decline(1, 8, "thread", left=3.0)
     forecast.note(1, 8, 2.0)
     assert forecast.stage(1, 8) == 2.0
 
@@ -246,3 +247,19 @@ def test_after_a_second_of_refusals_who_may_fit_and_cannot_be_late_is_tried(way:
     forecast = Forecast()
     forecast.seed(0, 1, [quickest] + [9.0] * 99)
     assert sum(forecast.decline(0, 1, way, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried
+
+
+@pytest.mark.parametrize(("way", "left", "tried"), [("thread", 2.0, 99), ("here", 2.0, 999), ("here", 9.0, 99)])
+def test_who_cannot_leave_a_stage_tries_what_may_fit(way: str, left: float, tried: int) -> None:
+    forecast = Forecast()
+    forecast.seed(0, 1, [9.0] * 100)
+    assert [forecast.decline(0, 1, way, left=left) for _ in range(tried + 1)] == [False] * tried + [True]
+
+
+def test_a_request_too_short_for_anything_does_not_stop_the_clock_of_refusals() -> None:
+    forecast = Forecast()
+    forecast.seed(0, 1, [1.0] + [9.0] * 99)
+    assert not forecast.decline(0, 1, "thread", left=0.5, now=50.0)
+    assert not forecast.decline(0, 1, "thread", left=2.0, now=50.1)
+    assert not forecast.decline(0, 1, "thread", left=0.5, now=51.0)
+    assert forecast.decline(0, 1, "thread", left=2.0, now=51.2)

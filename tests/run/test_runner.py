@@ -669,3 +669,15 @@ def test_engines_go_by_name_and_are_made_from_an_example_or_the_first_inputs(nam
 def test_an_engine_that_nobody_knows_is_refused_at_once() -> None:
     with pytest.raises(OptionError, match="eager"):
         Runner(MLP(MLPConfig(classes=4)), engine="steam")
+
+
+@pytest.mark.parametrize("cut_off", [True, False], ids=["in a thread", "in its caller"])
+def test_who_once_took_longer_to_be_told_than_there_is_time_is_not_refused_for_ever(make: Make, cut_off: bool) -> None:
+    forecast = seeded(1.0, 1.0, 1.0, 1.0, 1.0)
+    for _ in range(100):
+        forecast.note_handing("thread" if cut_off else "here", 12.0)
+    options = {"forecast": forecast, "on_too_short": "prior", "prior": torch.full((4,), 0.25), "cut_off": cut_off}
+    runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=cut_off, **options)
+    exits = [runner.predict(engine.rows, deadline=9.0).exit for _ in range(2000)]
+    assert exits[0] == 0
+    assert exits[-1] == 5

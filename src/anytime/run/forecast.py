@@ -8,6 +8,7 @@ for a slow one and a caller woken as usual too. Where there is a grace after the
 Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
 is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
 one in a hundred of those is tried all the same, and when four tries in a row were quick, what was known before is forgotten.
+A caller that cannot leave a stage tries only what fits if it is as quick as ever, or else one in a thousand.
 A first run is slow by itself, and one spike among a few times looks like a rule. So a request that would not be begun at all is
 tried at once where little is known and it may fit, as long as such tries are quick, and so is a batch size that was never seen.
 Requests that come seldom do not wait for the hundredth: who can be answered at the deadline is tried after a second.
@@ -29,6 +30,7 @@ _CUT_OFF = ("thread", "asyncio")
 _WOKEN = 0.95
 """Which quantile of the times to wake up counts as slow. Rare spikes, which nothing foresees, must not rule out every stage."""
 _TRY_EVERY = 100
+_TRY_ANYWAY = 1000
 _TRIES = 4
 _QUICK = 0.8
 """A try is quick that takes less than this share of what was forecast."""
@@ -56,7 +58,7 @@ class Window:
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
         self._declined, self._trying, self._hopeful = 0, False, True
-        self._since = math.inf
+        self._since: float | None = None
         self._quick: list[float] = []
         for value in values:
             self.add(value)
@@ -83,26 +85,28 @@ class Window:
         """Note a duration; the oldest one beyond the length goes."""
         if self._trying:
             self._judge(value)
-        self._declined = 0
+        self._declined, self._since = 0, None
         self._recent.append(value)
         insort(self._ordered, value)
         if len(self._recent) > self._length:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
 
-    def decline(self, *, doubtful: bool = False, now: float = -math.inf) -> bool:
+    def decline(self, *, every: int = _TRY_EVERY, doubtful: bool = False, now: float | None = None) -> bool:
         """Something is not to be begun because of these durations; true where it should be tried all the same.
 
         Args:
+            every: Which one in a row to try.
             doubtful: Whether to try it at once where they are few.
             now: The time, where it is to be tried after a while.
         """
-        if self._declined == 0:
-            self._since = math.inf if now == -math.inf else now
         self._declined += 1
-        unsure = (doubtful and self._hopeful and len(self) < _YOUNG) or now - self._since >= _STALE
-        self._trying = self._declined >= _TRY_EVERY or unsure
+        if now is not None and self._since is None:
+            self._since = now
+        stale = now is not None and self._since is not None and now - self._since >= _STALE
+        unsure = doubtful and self._hopeful and len(self) < _YOUNG
+        self._trying = unsure or stale or self._declined >= every
         if self._trying:
-            self._declined, self._hopeful = 0, False  # there is hope again when this was quick
+            self._declined, self._since, self._hopeful = 0, None, False  # there is hope again when this was quick
         return self._trying
 
     def _judge(self, value: float) -> None:
@@ -129,10 +133,16 @@ class Outlook(NamedTuple):
         waking: The seconds from a stage's end, or the moment to wake up, to an answer in the caller's hands: those it takes
             where that is slow, for a caller that has to wake up; else those it usually takes.
         needed: The seconds there should be for each stage to be begun, and for its answer to be in the caller's hands.
+        at_best: As `waking`, where that is quickest.
     """
 
     waking: float
     needed: tuple[float, ...]
+    at_best: float = 0.0
+
+    def of_a_try(self, left: float) -> Outlook:
+        """What to go by where it is tried all the same whether the first stage can be had in the seconds left."""
+        return self._replace(waking=self.at_best if self.at_best < left else 0.0)
 
 
 class Forecast:
@@ -186,9 +196,10 @@ class Forecast:
             slowly = max(usually, window.slow - grace)
             stages = [self._stage(exit, batch) for exit in range(exits)]
             if way in _CUT_OFF:
-                return Outlook(slowly, tuple([known.usual * times + slowly for known, times in stages]))
+                needed = [known.usual * times + slowly for known, times in stages]
+                return Outlook(slowly, tuple(needed), window.quickest)
             needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
-            return Outlook(usually, tuple(needed))
+            return Outlook(usually, tuple(needed), window.quickest)
 
     def _stage(self, exit: int, batch: int) -> tuple[Window, float]:
         """The durations to judge by, and by what to multiply them."""
@@ -222,13 +233,13 @@ class Forecast:
                 if len(known) > _BATCHES:
                     del known[next(iter(known))]
 
-    def decline(self, exit: int, batch: int, way: str | None = None, *, left: float = 0.0, now: float = 0.0) -> bool:
+    def decline(self, exit: int, batch: int, way: str, *, left: float = 0.0, now: float = 0.0) -> bool:
         """A stage is not to be begun because of its forecast; true where it should be tried all the same.
 
         Args:
-            exit: Which stage.
+            exit: Which stage; without the first there is no answer at all.
             batch: How many inputs.
-            way: How the answer would have been handed over, where nothing is begun at all.
+            way: How the answer would have been handed over.
             left: The seconds there are.
             now: The time.
         """
@@ -237,14 +248,18 @@ class Forecast:
             known = self._stages.get(exit, {})
             near = batch if batch in known else _nearest(known, batch)
             blamed = [known[near]] if near is not None else []
-            if way in self._handing:
+            if exit == 0 and way in self._handing:
                 blamed.append(self._handing[way])
             may_fit = sum(window.quickest for window in blamed) <= left
             if near is not None and near != batch and may_fit:
                 return True  # other batch sizes run often, and would never let this one have its turn
-            doubtful = [way is not None and (may_fit or len(window) == 1) for window in blamed]
-            moment = now if may_fit and way in _CUT_OFF else -math.inf
-            tries = [window.decline(doubtful=doubt, now=moment) for window, doubt in zip(blamed, doubtful, strict=True)]
+            safe = way in _CUT_OFF
+            every = _TRY_EVERY if safe or may_fit else _TRY_ANYWAY
+            moment = now if exit == 0 and safe and may_fit else None
+            doubtful = [exit == 0 and (may_fit or len(window) == 1) for window in blamed]
+            tries = [
+                window.decline(every=every, doubtful=doubt, now=moment) for window, doubt in zip(blamed, doubtful, strict=True)
+            ]
             return True in tries  # every one of them has been told
 
     def note_handing(self, way: str, taken: float) -> None:

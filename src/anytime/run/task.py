@@ -132,7 +132,10 @@ class Task:
         if self.deadline is None or self.expected() <= self.budget.time:
             return True
         setup, left = self._setup, self.budget.time
-        return left > 0 and setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now())
+        if left <= 0 or not setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now()):
+            return False
+        self._outlook = self._outlook.of_a_try(left)
+        return True
 
     def refuse(self) -> None:
         """Settle for nothing, as the first exit is not expected in time."""
@@ -272,7 +275,7 @@ class Task:
         if left <= outlook.waking:
             return self._give_reason("deadline")
         # The first stage's times count from the call on, and its forecast was looked at there.
-        if exit and outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, left=left):
+        if exit and outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._way, left=left):
             return self._give_reason("forecast")
         return False
 
