@@ -75,7 +75,9 @@ def test_what_runs_now_and_then_is_not_forgotten() -> None:
     forecast = Forecast()
     for _ in range(50):
         forecast.note(1, 1, 9.0)
-        assert not any(forecast.decline(1, 1, "thread") for _ in range(90))
+        for _ in range(90):
+            forecast.outlook(2, 1, "thread")
+            assert not forecast.decline(1, 1, "thread")
     assert forecast.stage(1, 1) == 9.0
 
 
@@ -150,6 +152,33 @@ def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(way: str, gra
     outlook = forecast.outlook(1, 1, way, grace)
     assert outlook.needed[0] == pytest.approx(wanted)
     assert outlook.waking == pytest.approx(max(0.1, 0.7 - grace) if way == "thread" else 0.1)
+
+
+@pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.2), (0.8, 0.3), (5.0, 0.7)])
+def test_all_but_the_rarest_awakenings_end_within_the_grace_but_it_makes_nobody_more_careful(
+    rare: float, waking: float
+) -> None:
+    forecast = Forecast()
+    for taken in [0.2] * 90 + [0.7 if rare > 0.7 else 0.4] * 8 + [rare] * 2:
+        forecast.note_handing("thread", taken)
+    assert forecast.outlook(1, 1, "thread", 0.5).waking == pytest.approx(waking)
+
+
+def test_where_much_is_known_a_few_requests_are_learnt_from_together() -> None:
+    forecast = Forecast()
+    forecast.seed(0, 1, [1.0] * 100)
+    for _ in range(100):
+        forecast.note_handing("thread", 0.1)
+    before = forecast.outlook(1, 1, "thread")
+    seen = []
+    for _ in range(100):
+        forecast.note_all([(0, 1, 5.0)])
+        forecast.note_handing("thread", 0.3)
+        seen.append(forecast.outlook(1, 1, "thread"))
+    assert seen[:7] == [before] * 7
+    assert seen[7].waking == 0.3
+    assert seen[55].needed[0] == 5.3
+    assert forecast.stage(0, 1) == 5.0
 
 
 @pytest.mark.parametrize("way", ["thread", "asyncio"])

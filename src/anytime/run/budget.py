@@ -39,7 +39,9 @@ def seconds(value: Duration) -> float:
     >>> seconds("5ms"), seconds(timedelta(seconds=2)), seconds(0.25)
     (0.005, 2.0, 0.25)
     """
-    if isinstance(value, timedelta):
+    if type(value) is float:  # as in most requests; the other questions cost them microseconds
+        found = value
+    elif isinstance(value, timedelta):
         found = value.total_seconds()
     elif isinstance(value, str):
         found = _read(value)
@@ -90,7 +92,9 @@ class Budget:
             if isinstance(self.exits, bool) or not isinstance(self.exits, Integral) or self.exits < 1:
                 raise OptionError(f"exits is {self.exits!r}", expected="a whole number, at least 1", fix="leave it out for all")
             object.__setattr__(self, "exits", int(self.exits))
-        if isinstance(self.until, type) or not (self.until is None or callable(self.until) or isinstance(self.until, Event)):
+        if self.until is not None and (
+            isinstance(self.until, type) or not (callable(self.until) or isinstance(self.until, Event))
+        ):
             raise OptionError(
                 f"until is {self.until!r}",
                 expected="an event with is_set(), or a function without arguments",

@@ -3,7 +3,8 @@
 An answer is late where a stage takes long or where its caller is woken late; both at once is rare. A caller that waits for a
 thread has an answer at its deadline whatever is running there: then a stage is begun if there is time for a usual one (the
 median) and a caller woken slowly (a high quantile). A caller that runs the stages itself cannot leave one: there must be time
-for a slow one and a caller woken as usual too. Where there is a grace after the deadline, what is slow may run into it.
+for a slow one and a caller woken as usual too. Where there is a grace after the deadline, what is slow may run into it, if all
+but the rarest awakenings end within it.
 
 Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
 is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ _CUT_OFF = ("thread", "asyncio")
 """Ways of handing over an answer by which the caller has one at its deadline whatever is running."""
 _WOKEN = 0.95
 """Which quantile of the times to wake up counts as slow. Rare spikes, which nothing foresees, must not rule out every stage."""
+_RARELY = 0.99
+"""Which quantile of them is to end within the grace."""
 _TRY_EVERY = 100
 _TRY_ANYWAY = 1000
 _TRIES = 4
@@ -40,8 +43,9 @@ _STALE = 1.0
 """Seconds of nothing but refusals after which it is tried whether they are still right."""
 _BATCHES = 64
 """Batch sizes remembered for each stage; the one that was used least recently makes room."""
-_WAITING = 200
-"""Requests whose times may wait to be put in order."""
+_TOGETHER = 8
+"""Requests whose times are put in order together: one by one, most of the work would be to fetch what the last stages swept
+from the caches. Where little is known yet, each counts at once."""
 
 
 class Window:
@@ -51,12 +55,18 @@ class Window:
         length: How many.
         quantile: Which quantile of them counts as slow.
         values: The first ones, oldest first.
+
+    Attributes:
+        usual: Their median; 0 without any, as the other two.
+        slow: The smallest duration that a share `quantile` of them does not exceed.
+        quickest: The smallest.
     """
 
     def __init__(self, length: int, quantile: float, values: Iterable[float] = ()) -> None:
         self._length, self._quantile = length, quantile
         self._recent: deque[float] = deque()
         self._ordered: list[float] = []
+        self.usual = self.slow = self.quickest = 0.0
         self._declined, self._trying, self._hopeful = 0, False, True
         self._since: float | None = None
         self._quick: list[float] = []
@@ -65,21 +75,6 @@ class Window:
 
     def __len__(self) -> int:
         return len(self._recent)
-
-    @property
-    def usual(self) -> float:
-        """The median."""
-        return self._ordered[(len(self._ordered) - 1) // 2] if self._ordered else 0.0
-
-    @property
-    def quickest(self) -> float:
-        """The smallest duration."""
-        return self._ordered[0] if self._ordered else 0.0
-
-    @property
-    def slow(self) -> float:
-        """The smallest duration that a share `quantile` of them does not exceed."""
-        return self._at(self._quantile)
 
     def add(self, value: float) -> None:
         """Note a duration; the oldest one beyond the length goes."""
@@ -90,6 +85,13 @@ class Window:
         insort(self._ordered, value)
         if len(self._recent) > self._length:
             del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+        ordered, count = self._ordered, len(self._ordered)
+        self.usual, self.quickest = ordered[(count - 1) // 2], ordered[0]
+        self.slow = self.at(self._quantile)
+
+    def at(self, share: float) -> float:
+        """The smallest duration that such a share of them does not exceed; 0 without any."""
+        return self._ordered[math.ceil(share * len(self._ordered)) - 1] if self._ordered else 0.0
 
     def decline(self, *, every: int = _TRY_EVERY, doubtful: bool = False, now: float | None = None) -> bool:
         """Something is not to be begun because of these durations; true where it should be tried all the same.
@@ -104,10 +106,11 @@ class Window:
             self._since = now
         stale = now is not None and self._since is not None and now - self._since >= _STALE
         unsure = doubtful and self._hopeful and len(self) < _YOUNG
-        self._trying = unsure or stale or self._declined >= every
-        if self._trying:
-            self._declined, self._since, self._hopeful = 0, None, False  # there is hope again when this was quick
-        return self._trying
+        if not (unsure or stale or self._declined >= every):
+            return False
+        self._trying, self._hopeful = True, False  # there is hope again when this was quick
+        self._declined, self._since = 0, None
+        return True
 
     def _judge(self, value: float) -> None:
         """After enough quick tries in a row they are all that is known."""
@@ -117,9 +120,6 @@ class Window:
             self._recent = deque(self._quick[:-1])
             self._ordered = sorted(self._recent)
             self._quick = []
-
-    def _at(self, share: float) -> float:
-        return self._ordered[math.ceil(share * len(self._ordered)) - 1] if self._ordered else 0.0
 
 
 _UNKNOWN = Window(1, 1.0)
@@ -149,19 +149,22 @@ class Forecast:
     """Durations of the stages and of handing over an answer; may be used by several threads.
 
     Args:
-        quantile: Which quantile of the recent durations counts as slow.
+        quantile: Which quantile of the recent durations of a stage counts as slow. The higher, the fewer answers are late and
+            the more exits are given up: with 0.99, two interruptions in a hundred rule a stage out.
         window: How many durations count as recent.
     """
 
-    def __init__(self, *, quantile: float = 0.99, window: int = 100) -> None:
+    def __init__(self, *, quantile: float = 0.97, window: int = 100) -> None:
         if not 0 < quantile <= 1:
-            raise OptionError(f"quantile is {quantile!r}", expected="a share above 0, at most 1", fix="0.99 is the default")
+            raise OptionError(f"quantile is {quantile!r}", expected="a share above 0, at most 1", fix="0.97 is the default")
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise OptionError(f"window is {window!r}", expected="a whole number, at least 1", fix="100 is the default")
         self._quantile, self._length = quantile, window
         self._stages: dict[int, dict[int, Window]] = {}
         self._handing: dict[str, Window] = {}
         self._noted: deque[tuple[tuple[int, int, float], ...]] = deque()
+        self._handed: deque[tuple[str, float]] = deque()
+        self._outlooks: dict[tuple[int, int, str, float], Outlook] = {}
         self._lock = Lock()
 
     def seed(self, exit: int, batch: int, values: Iterable[float]) -> None:
@@ -169,6 +172,7 @@ class Forecast:
         with self._lock:
             self._digest()
             self._stages.setdefault(exit, {})[batch] = Window(self._length, self._quantile, values)
+            self._outlooks.clear()
 
     def stage(self, exit: int, batch: int) -> float:
         """The seconds that a slow run of a stage takes; 0 where nothing is known.
@@ -189,17 +193,17 @@ class Forecast:
             way: How the answer will be handed over.
             grace: Seconds after its deadline in which an answer is not yet late: what is slow may take so much longer.
         """
+        asked = exits, batch, way, grace
+        if len(self._noted) < _TOGETHER and (before := self._outlooks.get(asked)) is not None:
+            return before
         with self._lock:
             self._digest()
-            window = self._handing.get(way, _UNKNOWN)
-            usually = window.usual
-            slowly = max(usually, window.slow - grace)
+            handing = self._handing.get(way, _UNKNOWN)
             stages = [self._stage(exit, batch) for exit in range(exits)]
-            if way in _CUT_OFF:
-                needed = [known.usual * times + slowly for known, times in stages]
-                return Outlook(slowly, tuple(needed), window.quickest)
-            needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
-            return Outlook(usually, tuple(needed), window.quickest)
+            outlook = _outlook(handing, stages, grace, safe=way in _CUT_OFF)
+            if min(len(handing), *[len(window) for window, _ in stages]) >= _YOUNG:
+                self._outlooks[asked] = outlook
+            return outlook
 
     def _stage(self, exit: int, batch: int) -> tuple[Window, float]:
         """The durations to judge by, and by what to multiply them."""
@@ -217,13 +221,22 @@ class Forecast:
         self.note_all(((exit, batch, taken),))
 
     def note_all(self, times: Iterable[tuple[int, int, float]]) -> None:
-        """Stages took so long: exit, batch size and seconds of each. They are put in order when a forecast is asked for."""
+        """The stages of a request took so long: exit, batch size and seconds of each."""
         self._noted.append(tuple(times))
-        if len(self._noted) > _WAITING:
+        if len(self._noted) > 2 * _TOGETHER:  # nobody asks for forecasts
             with self._lock:
                 self._digest()
 
+    def note_handing(self, way: str, taken: float) -> None:
+        """Handing over took so long."""
+        self._handed.append((way, taken))
+
     def _digest(self) -> None:
+        if self._noted or self._handed:
+            self._outlooks.clear()
+        while self._handed:
+            way, taken = self._handed.popleft()
+            self._handing.setdefault(way, Window(self._length, _WOKEN)).add(max(taken, 0.0))
         while self._noted:
             for exit, batch, taken in self._noted.popleft():
                 known = self._stages.setdefault(exit, {})
@@ -244,7 +257,8 @@ class Forecast:
             now: The time.
         """
         with self._lock:
-            self._digest()
+            if exit == 0:  # later ones are looked at between stages, where every microsecond is the caller's
+                self._digest()
             known = self._stages.get(exit, {})
             near = batch if batch in known else _nearest(known, batch)
             blamed = [known[near]] if near is not None else []
@@ -262,10 +276,16 @@ class Forecast:
             ]
             return True in tries  # every one of them has been told
 
-    def note_handing(self, way: str, taken: float) -> None:
-        """Handing over took so long."""
-        with self._lock:
-            self._handing.setdefault(way, Window(self._length, _WOKEN)).add(max(taken, 0.0))
+
+def _outlook(handing: Window, stages: Sequence[tuple[Window, float]], grace: float, *, safe: bool) -> Outlook:
+    """What is expected of stages whose durations are these, multiplied by so much."""
+    usually = handing.usual
+    slowly = max(usually, min(handing.slow, handing.at(_RARELY) - grace))
+    if safe:
+        needed = [known.usual * times + slowly for known, times in stages]
+        return Outlook(slowly, tuple(needed), handing.quickest)
+    needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
+    return Outlook(usually, tuple(needed), handing.quickest)
 
 
 def _nearest(known: dict[int, Window], batch: int) -> int | None:

@@ -27,6 +27,8 @@ from anytime.run.forecast import Forecast
 LEVELS = (0.5, 0.9, 0.99, 1.0)
 """The quantiles that a profile keeps."""
 _SEEDS = 100
+_HIGH = 4
+"""How many of them are high ones, for a forecast's slow quantile to be one of them."""
 _WARM_UP = 3
 
 
@@ -88,7 +90,7 @@ class Profile(Fitted, kind="profile"):
         for batch, stages in zip(self.batch_sizes, self.stage_seconds.tolist(), strict=True):
             for exit, (middle, _, high, _) in enumerate(stages):
                 # The few high ones last: they leave the window last.
-                forecast.seed(exit, batch, [middle] * (_SEEDS - 2) + [high] * 2)
+                forecast.seed(exit, batch, [middle] * (_SEEDS - _HIGH) + [high] * _HIGH)
 
     def check_engine(self, name: str) -> None:
         """Refuse another engine than it was measured with."""

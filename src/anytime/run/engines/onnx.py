@@ -52,10 +52,10 @@ class OnnxRuntimeEngine:
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
-        return _TensorRun(self._sessions, x)
+        return _TensorRun(self._sessions, check_inputs(x))
 
     def begin_arrays(self, x: Tensor) -> Running[NDArray[Any]]:
-        """As `begin`; stages give their logits as NumPy has them, for who hands them to ONNX Runtime again."""
+        """As `begin`, for inputs that were checked; stages give logits as NumPy has them, to be given to ONNX Runtime again."""
         return _Run(self._sessions, x)
 
 
@@ -63,7 +63,7 @@ class _Run(Running[Any]):
     """Carries arrays of NumPy."""
 
     def __init__(self, sessions: Sequence[Any], x: Tensor) -> None:
-        inputs = on_cpu(check_inputs(x)).contiguous()
+        inputs = on_cpu(x).contiguous()
         super().__init__(len(sessions), len(inputs))
         self._sessions, self._carry = sessions, [inputs.numpy()]
 
