@@ -4,6 +4,7 @@
     python benchmarks/deadlines.py --requests 100000       the full count
     python benchmarks/deadlines.py --load                  with a process beside it that keeps the same core busy
     python benchmarks/deadlines.py --batch 8               with stages of several milliseconds
+    python benchmarks/deadlines.py --device cuda           the stages on a GPU, everything else on one core
 
 The CIFAR MSDNet, one input at a time, one thread, the quickest engine; everything is tied to one core. Every request has a
 deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median time of all exits. On the same input, with the
@@ -188,7 +189,7 @@ def same(first: Tensor, second: Tensor) -> bool:
 
 
 def report(tallies: dict[str, Tally], *, away: bool) -> None:
-    """The table; with a competing process the core is always away, and nothing is said of that."""
+    """The table; nothing is said of the core where it is busy or waited for a GPU."""
     columns = f"{'':28}{'late':>8}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   {'beyond: p50, p99, max':26}"
     print(f"\n{columns}{'core away':>9}{'else late':>11}" if away else f"\n{columns}".rstrip())
     most = max(sum(tallies[ORACLE].exits), 1)
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=200, help="requests at the start that are not counted")
     parser.add_argument("--load", action="store_true", help="keep the core busy with another process")
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--device", default="cpu", help="where the model lies")
     parser.add_argument("--batch", type=int, default=1, choices=(1, 2, 4, 8, 16, 32, 64), help="inputs in a request")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--longest", type=float, default=1.5, help="the longest deadline, in median times of all exits")
@@ -217,7 +219,8 @@ def main() -> None:
     torch.manual_seed(0)
     draw = random.Random(0)
     os.sched_setaffinity(0, {options.core})
-    model, inputs, rule = create("msdnet-cifar", classes=100).eval(), torch.randn(INPUTS, 3, 32, 32), anytime.Product()
+    model, inputs = create("msdnet-cifar", classes=100).eval().to(options.device), torch.randn(INPUTS, 3, 32, 32)
+    rule = anytime.Product()
     batch, engine = options.batch, make_engine(model, options.engine, example=inputs[: options.batch])
     offline = stored_answers(engine, inputs, rule, batch)
     wrong = asked = 0
@@ -262,7 +265,7 @@ def main() -> None:
                         time.sleep(whole)
                 if number >= options.skip:
                     tallies[name].add(taken - allowed, exit, away)
-    report(tallies, away=not options.load)
+    report(tallies, away=options.device == "cpu" and not options.load)
     print()
     for name in (RUNNER, GRACE, HERE):
         if tallies[name].late > 0:
