@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--load", action="store_true", help="keep the core busy with another process")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--device", default="cpu", help="where the model lies")
-    parser.add_argument("--batch", type=int, default=1, choices=(1, 2, 4, 8, 16, 32, 64), help="inputs in a request")
+    parser.add_argument("--batch", type=int, default=1, choices=[2**power for power in range(10)], help="inputs in a request")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--longest", type=float, default=1.5, help="the longest deadline, in median times of all exits")
     options = parser.parse_args()
@@ -219,8 +219,8 @@ def main() -> None:
     torch.manual_seed(0)
     draw = random.Random(0)
     os.sched_setaffinity(0, {options.core})
-    model, inputs = create("msdnet-cifar", classes=100).eval().to(options.device), torch.randn(INPUTS, 3, 32, 32)
-    rule = anytime.Product()
+    model, rule = create("msdnet-cifar", classes=100).eval().to(options.device), anytime.Product()
+    inputs = torch.randn(max(INPUTS, options.batch), 3, 32, 32)
     batch, engine = options.batch, make_engine(model, options.engine, example=inputs[: options.batch])
     offline = stored_answers(engine, inputs, rule, batch)
     wrong = asked = 0
@@ -252,7 +252,10 @@ def main() -> None:
             flush=True,
         )
         for number in range(options.requests):
-            rows, allowed = slice(first := batch * draw.randrange(INPUTS // batch), first + batch), draw.uniform(0, longest)
+            rows, allowed = (
+                slice(first := batch * draw.randrange(len(inputs) // batch), first + batch),
+                draw.uniform(0, longest),
+            )
             draw.shuffle(order)
             for name in order:
                 x, on_account, before = inputs[rows], time.process_time(), time.perf_counter()
