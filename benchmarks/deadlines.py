@@ -53,6 +53,7 @@ from anytime.run.engines import Engine, make_engine
 
 LATE = 0.5e-3
 AWAY = 0.1e-3
+"""Seconds without the core from which on a turn is said to have been without it."""
 INPUTS = 64
 SAME = 1e-5
 """Log-probabilities closer than that are the same: sums in another order differ in their last digits."""
@@ -252,10 +253,8 @@ def main() -> None:
             flush=True,
         )
         for number in range(options.requests):
-            rows, allowed = (
-                slice(first := batch * draw.randrange(len(inputs) // batch), first + batch),
-                draw.uniform(0, longest),
-            )
+            first, allowed = batch * draw.randrange(len(inputs) // batch), draw.uniform(0, longest)
+            rows = slice(first, first + batch)
             draw.shuffle(order)
             for name in order:
                 x, on_account, before = inputs[rows], time.process_time(), time.perf_counter()
