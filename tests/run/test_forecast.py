@@ -151,17 +151,19 @@ def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(way: str, gra
         forecast.note_handing(way, taken)
     outlook = forecast.outlook(1, 1, way, grace)
     assert outlook.needed[0] == pytest.approx(wanted)
-    assert outlook.waking == pytest.approx(max(0.1, 0.7 - grace) if way == "thread" else 0.1)
+    assert outlook.waking == pytest.approx(max(0.0, 0.7 - grace) if way == "thread" else 0.1)
 
 
-@pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.2), (0.8, 0.3), (5.0, 0.7)])
+@pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.0), (0.8, 0.3), (5.0, 0.7)])
 def test_all_but_the_rarest_awakenings_end_within_the_grace_but_it_makes_nobody_more_careful(
     rare: float, waking: float
 ) -> None:
     forecast = Forecast()
     for taken in [0.2] * 90 + [0.7 if rare > 0.7 else 0.4] * 8 + [rare] * 2:
         forecast.note_handing("thread", taken)
-    assert forecast.outlook(1, 1, "thread", 0.5).waking == pytest.approx(waking)
+    outlook = forecast.outlook(1, 1, "thread", 0.5)
+    assert outlook.waking == pytest.approx(waking)
+    assert outlook.needed[0] == pytest.approx(max(waking, 0.2))
 
 
 def test_where_much_is_known_a_few_requests_are_learnt_from_together() -> None:

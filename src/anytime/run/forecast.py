@@ -3,8 +3,8 @@
 An answer is late where a stage takes long or where its caller is woken late; both at once is rare. A caller that waits for a
 thread has an answer at its deadline whatever is running there: then a stage is begun if there is time for a usual one (the
 median) and a caller woken slowly (a high quantile). A caller that runs the stages itself cannot leave one: there must be time
-for a slow one and a caller woken as usual too. Where there is a grace after the deadline, what is slow may run into it, if all
-but the rarest awakenings end within it.
+for a slow one and a caller woken as usual too. Where there is a grace after the deadline, what is slow may run into it: a stage
+is given up no sooner than it must be for all but the rarest awakenings to end within the grace.
 
 Every stage that runs is noted, so a machine that becomes busy, or idle again, is noticed after a few requests. A stage that
 is expected to take too long is not started, and what is not started is not measured. So as not to believe in a load for ever,
@@ -130,8 +130,8 @@ class Outlook(NamedTuple):
     """What is expected of a request.
 
     Attributes:
-        waking: The seconds from a stage's end, or the moment to wake up, to an answer in the caller's hands: those it takes
-            where that is slow, for a caller that has to wake up; else those it usually takes.
+        waking: How many seconds before its deadline a caller takes what there is. For one that is woken those from there to an
+            answer in its hands, where that is slow, less what the grace allows; for one that runs the stages the usual ones.
         needed: The seconds there should be for each stage to be begun, and for its answer to be in the caller's hands.
         at_best: As `waking`, where that is quickest.
     """
@@ -280,10 +280,11 @@ class Forecast:
 def _outlook(handing: Window, stages: Sequence[tuple[Window, float]], grace: float, *, safe: bool) -> Outlook:
     """What is expected of stages whose durations are these, multiplied by so much."""
     usually = handing.usual
-    slowly = max(usually, min(handing.slow, handing.at(_RARELY) - grace))
+    waking = max(0.0, min(handing.slow, handing.at(_RARELY) - grace))
+    slowly = max(usually, waking)
     if safe:
         needed = [known.usual * times + slowly for known, times in stages]
-        return Outlook(slowly, tuple(needed), handing.quickest)
+        return Outlook(waking, tuple(needed), handing.quickest)
     needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
     return Outlook(usually, tuple(needed), handing.quickest)
 
