@@ -75,16 +75,16 @@ def test_nonsense_is_no_duration(value: Any) -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        {"flops": 0},
-        {"flops": -1},
-        {"flops": math.nan},
-        {"flops": math.inf},
-        {"flops": True},
+        {"macs": 0},
+        {"macs": -1},
+        {"macs": math.nan},
+        {"macs": math.inf},
+        {"macs": True},
         {"exits": 0},
         {"exits": 1.5},
         {"exits": True},
-        {"flops": "1e6"},
-        {"flops": 10**400},
+        {"macs": "1e6"},
+        {"macs": 10**400},
         {"exits": "3"},
         {"until": 3},
         {"until": threading.Event},
@@ -97,8 +97,8 @@ def test_nonsense_is_no_budget(limits: dict[str, Any]) -> None:
 
 
 def test_numbers_of_numpy_become_pythons() -> None:
-    budget = Budget(flops=np.float32(5), exits=np.int64(2))  # type: ignore[arg-type]
-    assert (budget, type(budget.flops), type(budget.exits)) == (Budget(flops=5.0, exits=2), float, int)
+    budget = Budget(macs=np.float32(5), exits=np.int64(2))  # type: ignore[arg-type]
+    assert (budget, type(budget.macs), type(budget.exits)) == (Budget(macs=5.0, exits=2), float, int)
 
 
 maybe_time = st.none() | st.floats(0, 1e6)

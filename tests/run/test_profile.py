@@ -18,7 +18,7 @@ def engine(fakes: Any, logits: Tensor) -> Any:
 
 
 def test_a_profile_is_what_the_stages_took(engine: Any) -> None:
-    profile = profile_model(engine, engine.rows, batch_sizes=(3, 1), repeats=4, clock=engine.clock, costs=range(1, 6))
+    profile = profile_model(engine, engine.rows, batch_sizes=(3, 1), repeats=4, clock=engine.clock, macs=range(1, 6))
     assert profile.batch_sizes == (1, 3)
     assert profile.stage_seconds.shape == profile.exit_seconds.shape == (2, 5, 4)
     torch.testing.assert_close(profile.stage_seconds[1, :, 0], torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
@@ -36,7 +36,7 @@ def test_a_profile_survives_a_file(engine: Any, tmp_path: Path) -> None:
 
 
 def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
-    profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, costs=range(1, 6))
+    profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, macs=range(1, 6))
     path = profile.save(tmp_path / "profile.json")
     for given in (profile, path, str(path)):
         with Runner(engine, "latest", engine, profile=given, clock=engine.clock) as runner:
