@@ -202,6 +202,8 @@ def make_session(file: bytes, *, threads: int = 1) -> Any:
     options.inter_op_num_threads = 1
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 4  # what goes wrong is raised
+    # By itself it takes bytes for a format of its own wherever they look like that.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     return runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
