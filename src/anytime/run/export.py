@@ -250,6 +250,8 @@ def _torch_file(plan: _Plan) -> bytes:
             fix="see the error above; format='onnx' may do, as it traces",
         ) from error
     _forget_unused(program)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names the paths of this machine
     file = io.BytesIO()
     torch.export.save(program, file)
     return file.getvalue()
