@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -135,3 +136,17 @@ def test_the_two_ways_to_say_it_hold_together() -> None:
     assert make_budget() == Budget()
     with pytest.raises(OptionError, match="Budget"):
         make_budget("5ms")
+
+
+def test_flops_are_twice_the_macs() -> None:
+    budget = Budget(flops=2e9)
+    assert budget == Budget(macs=1e9)
+    assert (budget.macs, budget.flops) == (1e9, 2e9)
+    assert Budget().flops is None
+    assert (Budget(flops=2e9) & Budget(macs=3e9, exits=2)) == Budget(macs=1e9, exits=2)
+    assert replace(budget, exits=3) == Budget(macs=1e9, exits=3)
+    with pytest.raises(OptionError, match="both"):
+        Budget(macs=1e9, flops=2e9)
+    for wrong in (0, -1, math.nan, math.inf, True, "1e6", 10**400):
+        with pytest.raises(OptionError, match="flops is"):
+            Budget(flops=wrong)  # type: ignore[arg-type]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 import anytime
+from anytime.artifacts import read_bundle, write_bundle
 from anytime.combine import Arithmetic, Cached, Geometric, Powers, Prediction, Rule, Scaled, Tempered
-from anytime.errors import DtypeError, IntegrityError, MissingExtraError, OptionError, ShapeError, StateError
+from anytime.errors import DtypeError, InputError, IntegrityError, MissingExtraError, OptionError, ShapeError, StateError
 from anytime.models import MLP, MLPConfig, MultiExit, create
 from anytime.run import export as export_module
 from anytime.run.description import NAME as DESCRIPTION
@@ -277,3 +278,31 @@ def test_exported_texts_may_have_any_length(format: Literal["onnx", "torch-expor
             wanted = anytime.Caching()(model(ids))
         for exit, found in enumerate(stages.run(ids)):
             torch.testing.assert_close(found.log_probs, wanted.log_probs[exit], atol=1e-5, rtol=1e-4)
+
+
+def test_a_folder_of_the_first_version_is_read(onnx_folder: Path, tmp_path: Path) -> None:
+    files = read_bundle(onnx_folder)
+    document = json.loads(files[DESCRIPTION])
+    old = {"costs" if key == "macs" else key: value for key, value in document.items() if key != "data"} | {"version": 1}
+    write_bundle(tmp_path, {**files, DESCRIPTION: json.dumps(old).encode()})
+    assert load_exported(tmp_path).macs == [1.0, 3.0]
+    check_run(load_exported(tmp_path))
+
+
+def test_inputs_that_a_stage_cannot_take_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    model = create("encoder-tiny", classes=5, vocabulary=40).eval()
+    export(model, tmp_path, rule="caching", example=torch.randint(1, 40, (2, 12)))
+    with pytest.raises(InputError, match="stage 1 of 3 failed"):
+        next(load_exported(tmp_path).run(torch.full((1, 4), 10**6)))
+
+
+def test_what_is_written_down_can_be_read_again(tmp_path: Path) -> None:
+    data = {"name": "points", "mean": (0.5, 0.5), "std": (1.0, 2.0)}
+    export(mlp(), tmp_path / "good", rule="latest", example=points(), format="torch-export", data=data)
+    stored = load_exported(tmp_path / "good", trusted=True).description["data"]
+    assert stored == {"name": "points", "mean": [0.5, 0.5], "std": [1.0, 2.0]}
+    for wrong in ({**data, "std": (0.0, 1.0)}, {"mean": (1.0,)}, {**data, "mean": (float("nan"), 0.0)}):
+        with pytest.raises(OptionError, match="the description of these stages"):
+            export(mlp(), tmp_path / "bad", rule="latest", example=points(), data=wrong)
+    assert not (tmp_path / "bad").exists()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,14 @@ def test_a_machine_is_described() -> None:
     assert machine["cores"] >= 1
     assert machine["torch"] == torch.__version__
     assert machine["processor"]
+
+
+def test_a_profile_of_before_is_read_with_its_macs(engine: Any, tmp_path: Path) -> None:
+    profile = profile_model(engine, engine.rows, repeats=2, clock=engine.clock, macs=range(1, 6))
+    document = profile.document()
+    document["fields"]["costs"] = document["fields"].pop("macs")
+    del document["sha256"]
+    document["sha256"] = hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    assert Profile.load(tmp_path / "profile.json").macs == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert "macs" in profile.document()["fields"]
