@@ -17,7 +17,7 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -111,6 +111,25 @@ def read_bundle(folder: str | Path) -> dict[str, bytes]:
     """The files of a bundle, each checked against the manifest."""
     with _entries(folder) as entries:
         return {name: _check(entry, keep=True) for name, entry in entries.items()}
+
+
+@contextmanager
+def bundle_reader(folder: str | Path) -> Iterator[Callable[[str, int], bytes]]:
+    """A function that reads one file of a bundle, checked: `read(name, largest)`. No file that nobody asks for is opened.
+
+    For bundles that may come from anybody: a file of more than `largest` bytes is refused before it is read.
+    """
+    with _entries(folder) as entries:
+
+        def read(name: str, largest: int) -> bytes:
+            if name not in entries:
+                raise _unusable(Path(folder) / _MANIFEST, f"does not name {name[:100]!r}", FormatError)
+            if entries[name].size > largest:
+                came = f"has {entries[name].size} bytes"
+                raise _unusable(entries[name].path, came, FormatError, expected=f"at most {largest} bytes")
+            return _check(entries[name], keep=True)
+
+        yield read
 
 
 def open_bundle(folder: str | Path) -> dict[str, Path]:

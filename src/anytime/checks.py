@@ -6,6 +6,7 @@ error. They never change their input.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -216,14 +217,28 @@ def check_disjoint(first: Tensor, second: Tensor, *, names: tuple[str, str]) -> 
         )
 
 
+def check_count(value: Any, name: str) -> int:
+    """A whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix=f"correct {name}")
+    return int(value)
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """True or False itself: a text such as "false" counts as true in a condition."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}", expected="True or False", fix=f"correct {name}")
+    return value
+
+
 def check_costs(values: Any, *, exits: int) -> Tensor:
     """Cumulative costs per exit: positive, finite, strictly increasing, as float64."""
     costs = torch.as_tensor(np.asarray(values, dtype=np.float64))
     if costs.shape != (exits,):
         raise ShapeError(
             f"costs have shape {tuple(costs.shape)}",
-            expected=f"{exits} numbers, the cumulative cost (FLOPs, milliseconds) up to each exit",
-            fix="give one number an exit",
+            expected=f"{exits} numbers, the cumulative cost (MACs, milliseconds) up to each exit",
+            fix="give one number per exit",
         )
     if not bool(torch.isfinite(costs).all()) or bool((costs <= 0).any()) or bool((costs.diff() <= 0).any()):
         raise OptionError(

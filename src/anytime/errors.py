@@ -18,7 +18,8 @@ AnytimeError
 │   ├── MissingFileError  (also a FileNotFoundError)
 │   │   └── MissingRunError  a trained network that a study needs
 │   ├── FormatError     readable, but not what was expected
-│   └── IntegrityError  damaged: checksum, length or structure is off
+│   ├── IntegrityError  damaged: checksum, length or structure is off
+│   └── UntrustedError  reading it could run code, and nobody said that it is trusted
 ├── MissingExtraError   an optional dependency is absent (also an ImportError)
 └── CheckError          `anytime.testing` found a broken law (also an AssertionError)
 
@@ -146,6 +147,10 @@ class FormatError(FileError):
 
 class IntegrityError(FileError):
     """The file is damaged."""
+
+
+class UntrustedError(FileError):
+    """Reading the file could run any code, and the caller did not say that it is trusted."""
 
 
 class MissingExtraError(AnytimeError, ImportError):

@@ -27,7 +27,7 @@ def model() -> MLP:
 @pytest.fixture(scope="module")
 def folder(model: MLP, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(
-        model, tmp_path_factory.mktemp("out") / "stages", rule=anytime.Caching(), example=torch.zeros(1, 2), costs=(1, 2, 3)
+        model, tmp_path_factory.mktemp("out") / "stages", rule=anytime.Caching(), example=torch.zeros(1, 2), macs=(1, 2, 3)
     )
 
 

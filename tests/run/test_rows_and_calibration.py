@@ -227,9 +227,9 @@ def test_a_deep_ensemble_answers_member_by_member() -> None:
         torch.testing.assert_close(runner.predict(x, deadline=60).log_probs, offline[-1])
 
 
-def test_costs_are_measured_when_a_budget_names_flops() -> None:
+def test_costs_are_measured_when_a_budget_names_macs() -> None:
     model, x = MLP(MLPConfig(classes=5, inputs=8, exits=5)).eval(), torch.randn(3, 8)
     costs = measure_cost(model, x).macs
     with Runner(model, engine=EagerEngine(model)) as runner:
-        answer = runner.predict(x, budget=Budget(flops=costs[2]))
-    assert (answer.exit, answer.cost, answer.reason) == (3, costs[2], "flops")
+        answer = runner.predict(x, budget=Budget(macs=costs[2]))
+    assert (answer.exit, answer.cost, answer.reason) == (3, costs[2], "macs")

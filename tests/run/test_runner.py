@@ -231,21 +231,21 @@ def test_a_clock_that_jumps_back_gives_no_endless_wait(make: Make) -> None:
     assert all(wait is not None and 0 <= wait <= 5.0 for wait in clock.waits)
 
 
-def test_flops_are_a_budget_for_one_input(make: Make) -> None:
+def test_macs_are_a_budget_for_one_input(make: Make) -> None:
     runner, engine, _ = make(costs=(1e6, 2e6, 4e6, 5e6, 6e6))
-    answer = runner.predict(engine.rows, budget=Budget(flops=4.5e6))
-    assert (answer.exit, answer.reason, answer.cost) == (3, "flops", 4e6)
-    assert runner.predict(engine.rows, budget=Budget(flops=4.5e6, exits=2)).reason == "exits"
-    assert runner.predict(engine.rows, budget=Budget(flops=1e9)).reason == "finished"
+    answer = runner.predict(engine.rows, budget=Budget(macs=4.5e6))
+    assert (answer.exit, answer.reason, answer.cost) == (3, "macs", 4e6)
+    assert runner.predict(engine.rows, budget=Budget(macs=4.5e6, exits=2)).reason == "exits"
+    assert runner.predict(engine.rows, budget=Budget(macs=1e9)).reason == "finished"
     with pytest.raises(OptionError, match="first exit"):
-        runner.predict(engine.rows, budget=Budget(flops=10))
+        runner.predict(engine.rows, budget=Budget(macs=10))
 
 
 def test_unknown_costs_are_asked_for(make: Make) -> None:
     runner, engine, _ = make()
     assert runner.predict(engine.rows).cost is None
     with pytest.raises(OptionError, match="costs="):
-        runner.predict(engine.rows, budget=Budget(flops=1e6))
+        runner.predict(engine.rows, budget=Budget(macs=1e6))
 
 
 @pytest.mark.parametrize("as_function", [True, False])

@@ -22,7 +22,7 @@ from anytime.models.probe import Probe, Visit, evaluating, logits_of, probe
 from anytime.models.traced import Cuts, Trace, UntraceableError, traced_through
 
 Place = str | float
-"""The name of a submodule, or a share of the FLOPs above 0 and below 1."""
+"""The name of a submodule, or a fraction of the MACs above 0 and below 1."""
 Head = Callable[[tuple[int, ...]], nn.Module]
 """Makes a head from the shape of one input's features."""
 Method = Literal["auto", "trace", "thread"]
@@ -48,7 +48,7 @@ def attach_exits(
 
     Args:
         module: Any module that gives logits, `(batch, classes)`, from one tensor. It is used, not copied.
-        at: Where: names as in `module.named_modules()`, or shares of the FLOPs, which choose the block that ends nearest.
+        at: Where: names as in `module.named_modules()`, or fractions of the MACs, which choose the block that ends nearest.
         head: Makes the head for a place from the shape of one input's features; `PooledHead` by default.
         example: A batch of which at most two rows are used.
         classes: How many classes there are.
@@ -78,7 +78,7 @@ class AttachedExits(MultiExit):
         backbone: The module.
         heads: One a place; the last exit has none, as it is the module's own.
         exit_names: The places, in the order in which they are passed.
-        exit_shares: Which part of the module's FLOPs is spent at each place.
+        exit_shares: Which fraction of the module's MACs is spent at each place.
         method: `trace` or `thread`.
     """
 
@@ -319,11 +319,11 @@ def _by_name(module: nn.Module, name: str) -> nn.Module:
 
 
 def _by_share(module: nn.Module, seen: Probe | None, share: Any) -> nn.Module:
-    """The block that ends nearest to a share of the FLOPs; the last of those that end at the same."""
+    """The block that ends nearest to a fraction of the MACs; the last of those that end at the same."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise OptionError(
             f"an exit is at {share!r}",
-            expected="the name of a submodule, or a share of the FLOPs above 0 and below 1",
+            expected="the name of a submodule, or a fraction of the MACs above 0 and below 1",
             fix="the module's own output is the last exit by itself and needs no share",
         )
     assert seen is not None

@@ -125,7 +125,7 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     Args:
         log_probs: A rule's answers at all exits on validation rows, `(exits, rows, classes)`.
         labels: `(rows,)`, to note the accuracy; not needed.
-        costs: What it costs to get to each exit, cumulative: FLOPs, milliseconds.
+        costs: What it costs to get to each exit, cumulative: MACs, milliseconds.
         budget: The mean cost per input, in the same unit.
 
     Example:

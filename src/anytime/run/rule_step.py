@@ -24,6 +24,9 @@ _ROWS = 4
 class RuleStep(nn.Module):
     """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, *state)` out.
 
+    It computes in float64 and gives float32. Tools that quantise a graph leave float64 alone: a step of eight bits would answer
+    with other classes, and the infinities of log space have no scale.
+
     Args:
         rule: The rule.
         state: One of its states after so many exits; what counts is its form.
@@ -36,11 +39,16 @@ class RuleStep(nn.Module):
         self.eval()
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        logits, *state = values
+        logits, *state = (_of_type(value, torch.float64) for value in values)
         with Exportable():
             after, prediction = self.rule._update(_filled(self.state, iter(state)), logits)
-        left = () if self.last else tuple(flat(after).values())
-        return prediction.probs, prediction.log_probs, prediction.fell_back, *left
+        left = () if self.last else flat(after).values()
+        given = (prediction.probs, prediction.log_probs, prediction.fell_back, *left)
+        return tuple(_of_type(value, torch.float32) for value in given)
+
+
+def _of_type(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def flat(state: State) -> dict[str, Tensor]:

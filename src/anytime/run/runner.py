@@ -69,7 +69,7 @@ class Runner:
         threads: For a stage, as `torch.set_num_threads` takes it. That is a setting of the whole process: it is set here and
             put back by `close`. Two threads have a far worse tail than one where others use the machine. None leaves it.
         workers: How many requests with a time budget may be under way at once; more wait for the first to end.
-        costs: Multiply-accumulates up to each exit; by default the profile's, or measured when a budget names FLOPs.
+        costs: MACs for one input up to each exit; by default the profile's, or measured when a budget names MACs.
         example: Inputs to make the engine ready with at once. Without it an engine that needs some is made from the first
             request's, which then waits for that.
         forecast: How stage times are foreseen.
@@ -108,7 +108,7 @@ class Runner:
         _check_counts(threads=threads, workers=workers)
         if isinstance(model, ExportedModel):
             rule, engine = _rule_inside(model, rule, calibration), cast(Engine, model)
-            costs = model.costs if costs is None else costs
+            costs = model.macs if costs is None else costs
         self._model, self._exits = model, _count_exits(model, engine)
         if rule is None and calibration is None and isinstance(model, IntervalMLP):
             rule = Intersection()
@@ -140,15 +140,16 @@ class Runner:
             self._ready(example)
 
     @classmethod
-    def load(cls, folder: str | Path, *, threads: int = 1, **options: Any) -> Self:
+    def load(cls, folder: str | Path, *, threads: int = 1, trusted: bool = False, **options: Any) -> Self:
         """A runner over the stages that `anytime.run.export` wrote; the rule is inside them.
 
         Args:
-            folder: Where they lie.
+            folder: The folder with `exported.json`.
             threads: For a stage.
+            trusted: Whether to read `.pt2` files, which can run any code while they are read; ONNX files need no trust.
             options: Further arguments of the class.
         """
-        return cls(load_exported(folder, threads=threads), threads=threads, **options)
+        return cls(load_exported(folder, threads=threads, trusted=trusted), threads=threads, **options)
 
     def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
         """The best answer within a budget.
@@ -257,7 +258,7 @@ class Runner:
         if not self._finalizer.alive:
             raise StateError("the runner is closed", expected="an open one", fix="make a new Runner")
         inputs = check_inputs(x)
-        if budget.flops is not None and self._costs is None:
+        if budget.macs is not None and self._costs is None:
             self._costs = _measure_costs(self._model, inputs)
         return Task(
             self._setup or self._ready(inputs),
@@ -448,15 +449,15 @@ def _make_prior(on_too_short: str, prior: Any, rule: Any, classes: int | None) -
 
 
 def _make_costs(costs: Any, profile: Profile | None, exits: int) -> tuple[float, ...] | None:
-    given = costs if costs is not None else None if profile is None else profile.costs
+    given = costs if costs is not None else None if profile is None else profile.macs
     return None if given is None else tuple(check_costs(given, exits=exits).tolist())
 
 
 def _measure_costs(model: Any, example: Tensor) -> tuple[float, ...]:
     if not isinstance(model, MultiExit):
         raise OptionError(
-            f"a budget in FLOPs came with a {type(model).__name__}, whose costs are not known",
-            expected="costs of every exit",
+            f"a budget in MACs was given for a {type(model).__name__}, whose costs are not known",
+            expected="the MACs up to each exit",
             fix="pass costs=[...] to the Runner: multiply-accumulates for one input up to each exit",
         )
     return tuple(float(macs) for macs in measure_cost(model, example).macs)

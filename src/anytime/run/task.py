@@ -288,7 +288,7 @@ class Task:
     def _limited(self) -> Reason:
         if self._limit == self._setup.engine.num_exits:
             return "finished"
-        return "exits" if self._limit == self.budget.exits else "flops"
+        return "exits" if self._limit == self.budget.exits else "macs"
 
     def _give_reason(self, reason: Reason) -> bool:
         """Note why it ends, unless somebody has settled that before."""
@@ -393,13 +393,13 @@ class Task:
 def limit_exits(budget: Budget, exits: int, costs: tuple[float, ...] | None) -> int:
     """How many exits the budget allows, time aside."""
     limit = exits if budget.exits is None else min(budget.exits, exits)
-    if budget.flops is None:
+    if budget.macs is None:
         return limit
     assert costs is not None  # the runner has measured them
-    affordable = sum(cost <= budget.flops for cost in costs)
+    affordable = sum(cost <= budget.macs for cost in costs)
     if affordable == 0:
         raise OptionError(
-            f"a budget of {budget.flops:g} FLOPs",
+            f"a budget of {budget.macs:g} MACs",
             expected=f"at least {costs[0]:g}, what the first exit costs",
             fix="allow more, or use a smaller network",
         )
