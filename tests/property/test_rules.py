@@ -158,7 +158,9 @@ def test_softplus_product_has_full_support(values: torch.Tensor) -> None:
 @given(logits(max_classes=30))
 def test_a_vast_clip_limit_is_the_relu_and_a_tiny_one_the_heaviside(values: torch.Tensor) -> None:
     moderate = values.double().clamp(-1e30, 1e30)
-    torch.testing.assert_close(anytime.rule("product(clipped(1e38))")(moderate).log_probs, anytime.Product()(moderate).log_probs)
+    torch.testing.assert_close(
+        anytime.rule("product(clipped(1e38))")(moderate).log_probs, anytime.Product()(moderate).log_probs
+    )
     apart = torch.where(moderate.abs() < 0.1, -1.0, moderate)
     tiny = anytime.rule("product(clipped(1e-3))")(apart)
     hard = anytime.Product(anytime.Heaviside())(apart)
