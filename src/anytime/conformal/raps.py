@@ -104,8 +104,9 @@ class Raps:
         limit = threshold[:, None]
         values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
         ranks = torch.arange(1, values.shape[-1] + 1, device=values.device)
-        # Without draws many scores are a whole row's sum, 1 but for rounding: that must not decide between them.
-        slack = 0.0 if self.randomised else 8 * torch.finfo(values.dtype).eps
+        # Without draws, and for classes without probability, a score is a whole row's sum: 1 up to rounding, which must not
+        # decide between classes.
+        slack = 8 * torch.finfo(values.dtype).eps
         size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None] + slack)
         if not self.empty:
             size = size.clamp(min=1)

@@ -1,4 +1,7 @@
-"""Appendix B.6: an ensemble as an anytime model, member by member, on a spiral with four arms."""
+"""Appendix B.6: an ensemble as an anytime model, member by member, on a spiral with four arms.
+
+Members are trained in float64, so that rounding does not decide what is measured.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,12 @@ def study(context: Context) -> Finding:
     """The support on the plane after each member, and accuracy on other points."""
     train, test = make_spiral(1000, seed=0), make_spiral(2000, seed=1)
     ensemble = Ensemble([_member(train, seed, _STEPS[context.scale]) for seed in range(MEMBERS)])
-    axis = torch.linspace(-_EDGE, _EDGE, _CELLS)
+    axis = torch.linspace(-_EDGE, _EDGE, _CELLS, dtype=torch.float64)
     plane = torch.stack(torch.meshgrid(axis, -axis, indexing="xy"), -1).flatten(0, 1)
     with torch.inference_mode():
         rule = Product(weights="ones")
         answers = rule(ensemble(plane))
-        logits = ensemble(test.inputs)
+        logits = ensemble(test.inputs.double())
         seen = follow(rule(logits), test.targets)
     alive = ~answers.fell_back
     support = torch.where(alive, (answers.log_probs > -torch.inf).sum(-1), 0)
@@ -64,10 +67,11 @@ def study(context: Context) -> Finding:
 def _member(train: PointData, seed: int, steps: int) -> MLP:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = MLP(MLPConfig(classes=CLASSES, width=48, exits=3))
+        model = MLP(MLPConfig(classes=CLASSES, width=48, exits=3)).double()
+    inputs = train.inputs.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
-        loss = F.cross_entropy(model(train.inputs)[-1], train.targets)
+        loss = F.cross_entropy(model(inputs)[-1], train.targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
