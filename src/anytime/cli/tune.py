@@ -58,6 +58,7 @@ def tune(
 
     from anytime.calibrate import tune as search
     from anytime.calibrate.certify import check_rows
+    from anytime.checks import fingerprints
     from anytime.cli.progress import rows_bar
     from anytime.evaluation import open_logits
 
@@ -68,6 +69,9 @@ def tune(
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
     kept = 0 if certify_confidence is None else round(CERTIFYING * len(known))
     back, rows = order[:kept], order[kept:]
+    if kept:  # a data set may hold an input twice: its copies stay on one side
+        prints = fingerprints(logits)
+        back = back[~torch.isin(prints[back], prints[rows])]
     drops = tuple(dict.fromkeys((drop, 0.05)))
     with rows_bar("tuning", "rules") as progress:
         found = search(logits[:, rows], known[rows], drops=drops, strict=strict, seed=seed, progress=progress)
