@@ -18,7 +18,9 @@ AnytimeError
 │   ├── MissingFileError  (also a FileNotFoundError)
 │   │   └── MissingRunError  a trained network that a study needs
 │   ├── FormatError     readable, but not what was expected
-│   └── IntegrityError  damaged: checksum, length or structure is off
+│   ├── IntegrityError  damaged: checksum, length or structure is off
+│   ├── OverwriteError  a path that would be written over and holds something else
+│   └── LockedError     a folder that another process is using; knows `pid`
 ├── MissingExtraError   an optional dependency is absent (also an ImportError)
 └── CheckError          `anytime.testing` found a broken law (also an AssertionError)
 
@@ -146,6 +148,18 @@ class FormatError(FileError):
 
 class IntegrityError(FileError):
     """The file is damaged."""
+
+
+class OverwriteError(FileError):
+    """The path holds something that this command did not write: an input, or the files of another command."""
+
+
+class LockedError(FileError):
+    """Another process is using the folder; `pid` is its number, where that is known."""
+
+    def __init__(self, came: str, *, expected: str, fix: str, path: str | Path, pid: int | None) -> None:
+        super().__init__(came, expected=expected, fix=fix, path=path)
+        self.pid = pid
 
 
 class MissingExtraError(AnytimeError, ImportError):

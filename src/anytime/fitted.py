@@ -17,13 +17,15 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from anytime.artifacts import json_text, write_text
 from anytime.errors import AnytimeError, FormatError, IntegrityError, MissingFileError, OptionError, ShapeError
+from anytime.outputs import check_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +71,8 @@ class Fitted:
             )
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, all or nothing."""
+        """Write it to a file, all or nothing; a file that holds something else than an object of this kind is not replaced."""
+        check_saving(path, self.kind)
         write_text(path, json_text(self.document()))
         return Path(path)
 
@@ -124,6 +127,14 @@ class Fitted:
                 fix="fit it anew",
                 path=path,
             ) from None
+
+
+def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse a path for an object of a kind unless it is new or holds an older one; `inputs` are not written over either."""
+    begins = re.compile(
+        rb'\{\s*"format": "%s",\s*"version": \d+,\s*"kind": "%s"' % (_FORMAT.encode(), re.escape(kind).encode())
+    )
+    check_file(path, ours=lambda head: begins.match(head) is not None, inputs=inputs)
 
 
 def read_document(path: str | Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
     {"errors"},
     {"checks", "artifacts"},
+    {"outputs"},
     {"fitted"},
     {"combine"},
     {"models", "data", "metrics"},

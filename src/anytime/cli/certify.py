@@ -49,9 +49,12 @@ def certify(
     from dataclasses import asdict
 
     from anytime.calibrate import certify as find
-    from anytime.cli.rules import rule_from
+    from anytime.cli.rules import rule_files, rule_from
     from anytime.evaluation import open_logits
+    from anytime.fitted import check_saving
 
+    if out is not None:
+        check_saving(out, "certificate", inputs=(file, labels, *rule_files(rule)))
     source = open_logits(file, labels)
     known = labels_of(source)
     found = find(

@@ -50,6 +50,7 @@ def conformal(
     """
     from anytime.cli.overlap import leave_out_shared, refuse_same_file
     from anytime.conformal import fit_nested, measure_sets
+    from anytime.fitted import check_saving
 
     given = {"--rule": rule is not None, "--simultaneous": simultaneous, "--shared": shared}
     if variant == "nested" and any(given.values()):
@@ -58,6 +59,8 @@ def conformal(
             expected="neither: nested sets read the logits, draw at every exit and are about all exits as they are",
             fix="leave it out",
         )
+    if out is not None:
+        check_saving(out, "nested-sets" if variant == "nested" else "conformal-sets", inputs=(calibration, test))
     fit_rows, test_rows = _read(calibration), _read(test)
     refuse_same_file(calibration, fit_rows[1], test, test_rows[1])
     fit_rows = leave_out_shared(fit_rows, test_rows, calibration.name)

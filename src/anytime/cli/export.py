@@ -30,9 +30,13 @@ def export(
         example_size: Of one input, such as `3,32,32`; by default as the model's config says.
     """
     from anytime.cli.inputs import counts, input_shape, make_example, open_model
+    from anytime.cli.rules import rule_files
     from anytime.models import measure_cost
+    from anytime.outputs import check_folder
     from anytime.run.export import export as write
+    from anytime.run.exported import KIND
 
+    check_folder(out, kind=KIND, inputs=(model, model / "model", *rule_files(rule)))
     opened = open_model(model)
     network = opened.model
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")

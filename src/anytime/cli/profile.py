@@ -42,11 +42,14 @@ def profile(
         json: Print one JSON document instead of the table.
     """
     from anytime.cli import inputs
+    from anytime.outputs import check_folder
     from anytime.run import profile_model
     from anytime.run.engines import make_engine
 
     sizes = inputs.counts(batch, "batch", example="1,8")
     given = None if input_shape is None else inputs.counts(input_shape, "input-shape", example="3,32,32")
+    if out is not None:
+        check_folder(out, kind="profile", inputs=(model,))
     opened = inputs.open_model_or_name(model)
     shape = given or inputs.input_shape(opened.model)
     example = inputs.make_example(opened.model, shape, max(sizes))

@@ -29,6 +29,11 @@ def rules_from(text: str, source: LogitsFile) -> dict[str, Rule[Any] | TunedRule
     return found
 
 
+def rule_files(text: str) -> list[Path]:
+    """The files among the rules of a list with commas."""
+    return [Path(part) for part in split(text) if part.endswith(".json")]
+
+
 def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
     """One rule, named or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule

@@ -61,7 +61,10 @@ def tune(
     from anytime.checks import fingerprints
     from anytime.cli.progress import rows_bar
     from anytime.evaluation import open_logits
+    from anytime.outputs import check_folder
 
+    if out is not None:
+        check_folder(out, kind="tune", inputs=(file, labels))
     source = open_logits(file, labels)
     if not at_most <= 1:
         raise OptionError(f"--at-most is {at_most:g}", expected="a share, at most 1", fix="1 % is 0.01")
@@ -109,16 +112,14 @@ def tune(
 
 
 def write(folder: Path, found: Frontier, chosen: TunedRule | None, promise: ChoiceCertificate | None, *, source: str) -> Path:
-    """Write the bundle; a rule or a promise of an earlier run does not stay beside it. Gives the path of the picture."""
+    """Write the bundle, in place of an earlier one; gives the path of the picture."""
     from anytime.artifacts import json_text, write_bundle
     from anytime.report.frontier import render_frontier
 
     page = render_frontier(found, source=source, chosen=chosen, certificate=promise, title=Path(source).stem)
     fitted = {"rule.json": chosen, "certificate.json": promise, "frontier.json": found}
     files = {name: json_text(one.document()).encode() for name, one in fitted.items() if one is not None}
-    write_bundle(folder, {**files, "frontier.html": page.encode()})
-    for name in set(fitted) - set(files):
-        (folder / name).unlink(missing_ok=True)
+    write_bundle(folder, {**files, "frontier.html": page.encode()}, kind="tune")
     return folder / "frontier.html"
 
 

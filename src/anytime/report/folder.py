@@ -28,6 +28,8 @@ def write_folder(
     title: str | None = None,
     promises: Promises | None = None,
     calibration: str | None = None,
+    kind: str = "evaluate",
+    more: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write everything an evaluation has to say into a folder.
 
@@ -39,6 +41,8 @@ def write_folder(
         title: The title of the report; the source without its ending if left out.
         promises: What was fitted on calibration rows and measured on the same inputs; the fitted product is saved with it.
         calibration: The name of the file with the calibration rows.
+        kind: Which command writes it: a later call replaces the folder of the same one only.
+        more: Further files, by name.
 
     Returns:
         The path of the report.
@@ -60,9 +64,7 @@ def write_folder(
     }
     if promises is not None:
         files[FITTED] = json_text(promises.product.document())
-    write_bundle(folder, {name: text.encode() for name, text in files.items()})
-    if promises is None:  # that of an earlier run does not stay beside this one
-        (Path(folder) / FITTED).unlink(missing_ok=True)
+    write_bundle(folder, {**{name: text.encode() for name, text in files.items()}, **(more or {})}, kind=kind)
     return Path(folder) / "report.html"
 
 

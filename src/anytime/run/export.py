@@ -43,7 +43,7 @@ from anytime.run.engines.onnx import (
     require,
     two_rows,
 )
-from anytime.run.exported import DESCRIPTION, FORMAT, VERSION, ExportedModel, load_exported
+from anytime.run.exported import DESCRIPTION, FORMAT, KIND, VERSION, ExportedModel, load_exported
 from anytime.run.rule_step import GIVES, RuleStep, flat, typical_states
 
 __all__ = ["TOLERANCE", "ExportedModel", "export", "load_exported"]
@@ -122,7 +122,7 @@ def export(
         ],
         "how_to_drive": _HOW,
     }
-    write_bundle(folder, {DESCRIPTION: json_text(description).encode(), **files})
+    write_bundle(folder, {DESCRIPTION: json_text(description).encode(), **files}, kind=KIND)
     return Path(folder)
 
 

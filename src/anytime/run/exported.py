@@ -21,6 +21,7 @@ from anytime.run.engines.running import Running, check_inputs
 
 DESCRIPTION = "exported.json"
 FORMAT = "anytime exported stages"
+KIND = "export"
 VERSION = 1
 
 Stage = Callable[[Sequence[Tensor]], Sequence[Tensor]]
