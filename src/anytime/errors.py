@@ -34,6 +34,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from anytime.safe_text import printable
+
 
 class AnytimeError(Exception):
     """Base of all errors of this library.
@@ -51,7 +53,7 @@ class AnytimeError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}"
+        return printable(f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}", lines=True)
 
 
 class InputError(AnytimeError, ValueError):

@@ -13,6 +13,7 @@ import anytime
 
 PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
+    {"safe_text"},
     {"errors"},
     {"checks", "artifacts"},
     {"outputs"},

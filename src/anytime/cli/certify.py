@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from anytime.errors import LabelError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.train.digits import DigitsRun
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from anytime.errors import OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,10 +136,10 @@ def show(
 
 def print_promises(found: Promises, calibration: str) -> None:
     """Print what was fitted and can be promised to stdout, one row a rule."""
-    from rich.console import Console
     from rich.table import Table
 
     from anytime.calibrate.certify import rounded_down, rounded_up
+    from anytime.cli.terminal import console
     from anytime.report.numbers import share
     from anytime.report.promises import at_cost
 
@@ -158,9 +159,9 @@ def print_promises(found: Promises, calibration: str) -> None:
     for name, each in found.rules.items():
         bounds = rounded_up(each.certificate.joint_drop_bound), rounded_down(each.certificate.joint_monotone_bound)
         table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, share(at_cost(each, middle)))
-    console = Console()
-    console.print(table)
-    console.print(
+    shown = console()
+    shown.print(table)
+    shown.print(
         f"Both bounds of a rule hold at once with {100 * found.confidence:g} % confidence, each rule by itself. Temperatures "
         "are fitted at each exit; ECE and NLL are means over the exits.",
         soft_wrap=True,

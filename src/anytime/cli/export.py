@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.cli.inputs import Opened
     from anytime.combine import Rule

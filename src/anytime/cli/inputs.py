@@ -39,6 +39,7 @@ from anytime.models.base import MultiExit
 from anytime.models.zoo import create
 from anytime.reproduce.runs import is_published, read_run
 from anytime.run.exported import DESCRIPTION
+from anytime.safe_text import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,7 +64,7 @@ class Description:
 
     def word(self, label: int) -> str:
         """What a class is called."""
-        return f"class {label}" if self.class_names is None else self.class_names[label]
+        return f"class {label}" if self.class_names is None else printable(self.class_names[label])
 
 
 KNOWN = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytime.errors import OverlapError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from anytime.errors import AnytimeError, MissingFileError, MissingRunError, OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,15 +181,16 @@ def print_finding(found: Finding) -> None:
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout."""
-    from rich.console import Console
     from rich.table import Table
+
+    from anytime.cli.terminal import console
 
     table = Table(title=title or None, title_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "default", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)
+    console().print(table)
 
 
 def write(folder: Path, found: Finding) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytime.errors import FormatError, OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from anytime.calibrate import TunedRule

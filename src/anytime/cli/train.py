@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from anytime.errors import OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from anytime.train.log import EpochLog

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from anytime.cli.certify import labels_of
 from anytime.errors import OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,10 +145,10 @@ def document(found: Frontier, chosen: TunedRule | None, promise: ChoiceCertifica
 
 def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRule | None) -> None:
     """Print one row a rule to stdout, the well-known ones last."""
-    from rich.console import Console
     from rich.table import Table
 
     from anytime.calibrate.tune import REFERENCES
+    from anytime.cli.terminal import console
 
     known = {one.name: one for one in found.candidates}
     sign = ">" if found.strict else "≥"
@@ -164,4 +165,4 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
         mark = " ← chosen" if chosen is not None and name == chosen.name else ""
         cells = (f"{100 * figures['accuracy']:.2f}", *drops, f"{figures['ece']:.3f}", f"{figures['nll']:.3f}")
         table.add_row(f"{name}{mark}", *cells, end_section=index == len(names) - 1)
-    Console().print(table)
+    console().print(table)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anytime.artifacts import json_text, write_bundle
 from anytime.report.measures import MEASURES
 from anytime.report.page import render
+from anytime.safe_text import csv_cell
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation, Promises
@@ -92,7 +93,7 @@ def per_exit(evaluation: Evaluation) -> str:
     for rule, figures in evaluation.rules.items():
         columns = [figures.get(key) or [None] * evaluation.exits for key in MEASURES]
         for exit, cost in enumerate(evaluation.costs):
-            writer.writerow([rule, exit + 1, cost, *(column[exit] for column in columns)])
+            writer.writerow([csv_cell(rule), exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()
 
 

@@ -30,6 +30,7 @@ from anytime.data import ImageData, Split, hold_out, load_cifar
 from anytime.errors import AnytimeError
 from anytime.models.base import MultiExit
 from anytime.outputs import lock_run
+from anytime.safe_text import print_safely as print
 from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, OptimizerName, Schedule, TrainConfig
 from anytime.train.log import EpochLog
 from anytime.train.logits import Evaluation, exit_accuracy

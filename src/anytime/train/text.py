@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from anytime.data.text import TextName
 from anytime.errors import AnytimeError
+from anytime.safe_text import print_safely as print
 from anytime.train.log import EpochLog
 from anytime.train.run import RunResult, claim, is_finished, stored_config, train
 from anytime.train.settings import RunConfig, Source, read_pair, read_recipe, resolve
