@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anytime.artifacts import tensors_from_bytes, tensors_to_bytes, write_bundle
+from anytime.artifacts import bundle_kind, tensors_from_bytes, tensors_to_bytes, verify_bundle, write_bundle
 from anytime.combine import Rule
 from anytime.errors import AnytimeError, MissingFileError
 from anytime.evaluation import evaluate
@@ -67,6 +67,8 @@ def publish(
         costs: Cumulative cost up to each exit.
         weights: Whether to keep the network itself.
     """
+    if bundle_kind(run) is not None:
+        verify_bundle(run)
     config, texts = _config(run)
     files = {"config.json": json.dumps(config, indent=1).encode()}
     files |= {name: (run / name).read_bytes() for name in _PLAIN if (run / name).is_file()}

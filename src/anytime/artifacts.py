@@ -17,13 +17,22 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anytime.errors import AnytimeError, DtypeError, FileError, FormatError, IntegrityError, MissingFileError, OptionError
+from anytime.errors import (
+    AnytimeError,
+    DtypeError,
+    FileError,
+    FormatError,
+    IntegrityError,
+    MissingFileError,
+    OptionError,
+    OverwriteError,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -86,15 +95,17 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_bundle(folder: str | Path, files: Mapping[str, bytes]) -> None:
+def write_bundle(folder: str | Path, files: Mapping[str, bytes], *, kind: str = "") -> None:
     """Write files that belong together, and their manifest, so that a reader has all the old or all the new ones.
 
-    Other files of the folder are not touched. A disk fault after the commit point is raised too, though readers
+    An earlier bundle of the same kind is replaced. One of another kind is not, and neither is a file that no bundle has
+    written. Other files of the folder are not touched. A disk fault after the commit point is raised too, though readers
     already get the new bundle then.
 
     Args:
         folder: Where; it is made if there is none.
         files: Contents by plain file name: ASCII, not hidden, not `manifest.json`.
+        kind: What the bundle is, such as `model`, for the manifest.
     """
     _check_names(files)
     with _typed_errors(folder):
@@ -102,9 +113,75 @@ def write_bundle(folder: str | Path, files: Mapping[str, bytes]) -> None:
         _make_folder(place)
         with _lock(place) as alone:
             _finish(place, _pending(place))
+            before = _replaceable(place, kind, files)
             if alone:
                 _clear(place, "file", "bundle")
-            _finish(place, _commit(place, {**files, _MANIFEST: _manifest(files)}))
+            _finish(place, _commit(place, {**files, _MANIFEST: _manifest(files, kind)}))
+            for name in before - files.keys():
+                (place / name).unlink(missing_ok=True)
+
+
+def seal(folder: str | Path, names: Iterable[str], *, kind: str) -> None:
+    """Write the manifest of files that are in a folder already, so that a later change to one of them is noticed."""
+    with _typed_errors(folder):
+        place = Path(folder).resolve()
+        files = {}
+        for name in names:
+            with _open_regular(place / name) as file:
+                files[name] = {
+                    "bytes": os.fstat(file.fileno()).st_size,
+                    "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+                }
+        _check_names(files)
+        write_bytes(place / _MANIFEST, _document(files, kind))
+
+
+def bundle_kind(folder: str | Path) -> str | None:
+    """What the manifest of a folder says it is, the empty text where it does not say; None where there is no manifest."""
+    with _typed_errors(folder, verb="read"):
+        place = Path(folder).resolve()
+        found = _present(place)
+        return None if found is None else str(found.get("kind", ""))
+
+
+def bundle_names(folder: str | Path) -> set[str]:
+    """The names in the manifest of a folder; none where there is no manifest."""
+    with _typed_errors(folder, verb="read"):
+        return {name for name in (_present(Path(folder).resolve()) or {"files": ()})["files"] if _is_plain(name)}
+
+
+def read_sealed(folder: str | Path, name: str) -> bytes:
+    """One file of a bundle, checked against the manifest; an error if the manifest does not name it."""
+    if bundle_kind(folder) is None:
+        raise IntegrityError(
+            f"{folder} has no {_MANIFEST}, so nobody can tell whether {name} was changed",
+            expected="a folder that was written with its manifest",
+            fix=f"copy it again, all files; for a run, `anytime train --resume --out {folder}` writes the manifest",
+            path=Path(folder) / name,
+        )
+    with _entries(folder) as entries:
+        if name not in entries:
+            raise IntegrityError(
+                f"{Path(folder) / name} is not in the manifest of its folder",
+                expected="a file that was written together with its folder",
+                fix="remove it, or copy the folder again",
+                path=Path(folder) / name,
+            )
+        return _check(entries[name], keep=True)
+
+
+def check_sealed(path: str | Path) -> None:
+    """Raise if the folder of a file has a manifest that names the file and the file was changed since."""
+    folder, name = Path(path).resolve().parent, Path(path).resolve().name
+    if not (folder / _MANIFEST).is_file() or not _is_plain(name):
+        return
+    try:
+        with _entries(folder) as entries:
+            entry = entries.get(name)
+    except FormatError:  # somebody else's manifest.json
+        return
+    if entry is not None:
+        _check(entry)
 
 
 def read_bundle(folder: str | Path) -> dict[str, bytes]:
@@ -229,7 +306,7 @@ def _pending(folder: Path) -> dict[str, str]:
     path = folder / _JOURNAL
     if not os.path.lexists(path):
         return {}
-    moves = _load(path)
+    moves: dict[str, str] = _load(path)["files"]
     for name, temporary in moves.items():
         if not (_is_plain(name) or name == _MANIFEST) or not _TEMPORARY.fullmatch(str(temporary)):
             raise _unusable(path, f"would move {temporary!r} to {name!r}", FormatError)
@@ -244,28 +321,70 @@ def _entries(folder: str | Path) -> Iterator[dict[str, _Entry]]:
     with _typed_errors(folder, verb="read"):
         place = Path(folder).resolve()
         with _lock(place, shared=True):
-            pending = ((name, place / temporary) for name, temporary in _pending(place).items())
-            moved = {name: path for name, path in pending if os.path.lexists(path)}
-            manifest = moved.get(_MANIFEST, place / _MANIFEST)
+            where = _where(place)
+            manifest = where(_MANIFEST)
             entries = {}
-            for name, entry in _load(manifest).items():
+            for name, entry in _load(manifest)["files"].items():
                 size, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
                 if not _is_plain(name) or type(size) is not int or not isinstance(sha256, str):
                     raise _unusable(manifest, f"says {str(entry)[:100]} of {name!r}", FormatError)
-                entries[name] = _Entry(moved.get(name, place / name), size, sha256)
+                entries[name] = _Entry(where(name), size, sha256)
             yield entries
 
 
-def _manifest(files: Mapping[str, bytes]) -> bytes:
-    return _document({name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in files.items()})
+def _where(place: Path) -> Callable[[str], Path]:
+    """Where a file of a bundle lies now: a writer that was stopped may have left it under its temporary name."""
+    pending = ((name, place / temporary) for name, temporary in _pending(place).items())
+    moved = {name: path for name, path in pending if os.path.lexists(path)}
+    return lambda name: moved.get(name, place / name)
 
 
-def _document(files: Mapping[str, Any]) -> bytes:
-    return json_text({"version": _VERSION, "files": files}).encode()
+def _present(place: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, or None; without a lock, which a writer has taken already."""
+    manifest = _where(place)(_MANIFEST)
+    return _load(manifest) if os.path.lexists(manifest) else None
+
+
+def _replaceable(place: Path, kind: str, files: Mapping[str, bytes]) -> set[str]:
+    """The names of the bundle that `files` may replace; refuses one of another kind, and files that are not of a bundle.
+
+    A writer that does not say its kind knows what it replaces; only bundles that say theirs are kept from it.
+    """
+    try:
+        found = bundle_kind(place)
+    except FileError:
+        if not kind:
+            return set()
+        raise overwrites(place, f"has a {_MANIFEST} that cannot be read") from None
+    foreign = [name for name in files if os.path.lexists(place / name) and not (place / name).is_dir()]
+    if found is None and kind and foreign:
+        raise overwrites(place / foreign[0], "was not written by this command")
+    if found is not None and found != kind:
+        raise overwrites(place, f"holds {f'files of kind {found!r}' if found else 'another bundle'}")
+    return bundle_names(place) if kind else set()
+
+
+def overwrites(path: str | Path, why: str) -> OverwriteError:
+    """The error for a path that must not be written over."""
+    return OverwriteError(
+        f"{path} {why}",
+        expected="a new path, an empty folder, or what an earlier call of the same command wrote",
+        fix="choose another place with --out (in Python, another path), or move the old files away",
+        path=path,
+    )
+
+
+def _manifest(files: Mapping[str, bytes], kind: str) -> bytes:
+    entries = {name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in files.items()}
+    return _document(entries, kind)
+
+
+def _document(files: Mapping[str, Any], kind: str = "") -> bytes:
+    return json_text({"version": _VERSION, **({"kind": kind} if kind else {}), "files": files}).encode()
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """The `files` of a manifest or a journal."""
+    """A manifest or a journal, with a table of `files`."""
     with _open_regular(path) as file:
         data = file.read(_DOCUMENT_BYTES + 1)
     try:
@@ -277,7 +396,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise _unusable(path, f"has version {version}", FormatError, expected=f"version {_VERSION}")
     if not isinstance(document.get("files"), dict):
         raise _unusable(path, "has no table of files", FormatError)
-    return dict(document["files"])
+    return document
 
 
 def _open_regular(path: Path) -> BufferedReader:
@@ -429,7 +548,7 @@ def _is_plain(name: object) -> bool:
     return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name.lower() != _MANIFEST
 
 
-def _check_names(files: Mapping[str, bytes]) -> None:
+def _check_names(files: Collection[str]) -> None:
     bad = [name for name in files if not _is_plain(name)]
     if bad or len({name.lower() for name in files}) < len(files):
         raise OptionError(

@@ -19,7 +19,9 @@ AnytimeError
 │   │   └── MissingRunError  a trained network that a study needs
 │   ├── FormatError     readable, but not what was expected
 │   ├── IntegrityError  damaged: checksum, length or structure is off
-│   └── UntrustedError  reading it could run code, and nobody said that it is trusted
+│   ├── UntrustedError  reading it could run code, and nobody said that it is trusted
+│   ├── OverwriteError  a path that would be written over and holds something else
+│   └── LockedError     a folder that another process is using; knows `pid`
 ├── MissingExtraError   an optional dependency is absent (also an ImportError)
 └── CheckError          `anytime.testing` found a broken law (also an AssertionError)
 
@@ -32,6 +34,8 @@ Each error says what came, what was expected and what to do about it.
 from __future__ import annotations
 
 from pathlib import Path
+
+from anytime.safe_text import printable
 
 
 class AnytimeError(Exception):
@@ -50,7 +54,7 @@ class AnytimeError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}"
+        return printable(f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}", lines=True)
 
 
 class InputError(AnytimeError, ValueError):
@@ -151,6 +155,18 @@ class IntegrityError(FileError):
 
 class UntrustedError(FileError):
     """Reading the file could run any code, and the caller did not say that it is trusted."""
+
+
+class OverwriteError(FileError):
+    """The path holds something that this command did not write: an input, or the files of another command."""
+
+
+class LockedError(FileError):
+    """Another process is using the folder; `pid` is its number, where that is known."""
+
+    def __init__(self, came: str, *, expected: str, fix: str, path: str | Path, pid: int | None) -> None:
+        super().__init__(came, expected=expected, fix=fix, path=path)
+        self.pid = pid
 
 
 class MissingExtraError(AnytimeError, ImportError):

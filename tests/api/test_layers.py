@@ -13,8 +13,10 @@ import anytime
 
 PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
+    {"safe_text"},
     {"errors"},
     {"checks", "artifacts"},
+    {"outputs"},
     {"fitted"},
     {"combine"},
     {"models", "data", "metrics"},

@@ -24,7 +24,8 @@ from anytime.calibrate.certify import (
     rounded_up,
     share_bound,
 )
-from anytime.calibrate.tuned import TunedRule, fingerprints
+from anytime.calibrate.tuned import TunedRule
+from anytime.checks import fingerprints
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
 

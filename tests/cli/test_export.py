@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import anytime
+from anytime.artifacts import write_bundle
 from anytime.calibrate import TunedRule
 from anytime.cli import run
 from anytime.models import MLP, MLPConfig, ResNet, ResNetConfig, load, measure_cost, save
@@ -35,10 +36,10 @@ def test_a_saved_model_becomes_stages_that_run(folder: Path, tmp_path: Path, cap
 
 
 def test_stages_of_an_earlier_export_are_not_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "stage_3.pt2").touch()
+    write_bundle(tmp_path / "out", {"stage_3.pt2": b""}, kind="export")
     assert run(["export", str(folder), "--format", "torch-export", "--out", str(tmp_path / "out")]) == 0
     assert "2 stages" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "stage_3.pt2").exists()
 
 
 def test_onnx_is_the_default(folder: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_the_same_rows_are_refused_and_equal_answers_of_others_are_not(some: Cal
         answers = rule(logits).log_probs
         budget_curve(answers[:, :500], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
         with pytest.raises(OverlapError):
-            budget_curve(answers[:, :501], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
+            budget_curve(answers[:, :510], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
 
 
 def test_bad_input_is_refused(some: Callable) -> None:

@@ -64,7 +64,7 @@ def test_a_run_leaves_files_that_agree_with_each_other(root: Path, tmp_path: Pat
     assert run(root, tmp_path) == 0
     files = {path.name for path in tmp_path.iterdir()}
     whole = {"config.yaml", "data.json", "log.csv", "model", "split.json", "summary.json", "test.npz", "val.npz", "vocab.txt"}
-    assert files == whole
+    assert files == whole | {"manifest.json"}
     held_out = json.loads((tmp_path / "split.json").read_text())["held_out"]
     with np.load(tmp_path / "val.npz") as val, np.load(tmp_path / "test.npz") as test:
         assert val["indices"].tolist() == held_out

@@ -252,7 +252,7 @@ def check_tuning(
         return []
     fitted, _ = check_batch(features, labels, heads)
     tuned, _ = check_batch(tuning_features, tuning_labels, heads)
-    check_disjoint(fitted[0][None], tuned[0][None], names=("the fit", "the choice of λ"))
+    check_disjoint(fitted, tuned, names=("the fit", "the choice of λ"))
     return [(tuning_features, tuning_labels)]
 
 

@@ -142,7 +142,7 @@ def fit_mixture(
     heads = check_layers(layers)
     phis, wanted = check_batch(features, labels, heads)
     tuned, tuned_wanted = check_batch(tuning_features, tuning_labels, heads)
-    check_disjoint(phis[0][None], tuned[0][None], names=("the fit", "the choice of variance and temperature"))
+    check_disjoint(phis, tuned, names=("the fit", "the choice of variance and temperature"))
     spent = check_costs(costs, exits=len(heads))
     shares = tuple((spent / spent[-1]).tolist())
     check_samples(samples)

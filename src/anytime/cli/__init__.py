@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError
 
 from anytime import __version__
 from anytime.errors import AnytimeError
+from anytime.safe_text import print_safely as print
 
 app = App(
     name="anytime",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from anytime.errors import FormatError, OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ def conformal(
     """
     from anytime.cli.overlap import leave_out_shared, refuse_same_file
     from anytime.conformal import fit_nested, measure_sets
+    from anytime.fitted import check_saving
 
     given = {"--rule": rule is not None, "--simultaneous": simultaneous, "--shared": shared}
     if variant == "nested" and any(given.values()):
@@ -58,6 +60,8 @@ def conformal(
             expected="neither: nested sets read the logits, draw at every exit and are about all exits as they are",
             fix="leave it out",
         )
+    if out is not None:
+        check_saving(out, "nested-sets" if variant == "nested" else "conformal-sets", inputs=(calibration, test))
     fit_rows, test_rows = _read(calibration), _read(test)
     refuse_same_file(calibration, fit_rows[1], test, test_rows[1])
     fit_rows = leave_out_shared(fit_rows, test_rows, calibration.name)
@@ -139,9 +143,9 @@ def _document(
 
 
 def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: str, rows: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from anytime.cli.terminal import console
     from anytime.conformal import NestedSets
 
     asked = f"{100 * (1 - fitted.alpha):g} %"
@@ -152,9 +156,9 @@ def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: 
     for exit, (size, coverage, all_so_far, empty, nested) in enumerate(columns, 1):
         shares = (f"{100 * share:.2f}" for share in (coverage, all_so_far, empty))
         table.add_row(str(exit), f"{size:.2f}", *shares, f"{nested:.3f}")
-    console = Console()
-    console.print(table)
+    shown = console()
+    shown.print(table)
     rises = ", ".join(f"{share:.2f} % by ≥ {limit}" for limit, share in figures.size_rise_percent.items())
-    console.print(f"sets that grow: {rises}", soft_wrap=True)
+    shown.print(f"sets that grow: {rises}", soft_wrap=True)
     if isinstance(fitted, NestedSets) and not fitted.reached:
-        console.print(f"no thresholds reach {asked} on the rows to fit: {100 * fitted.coverage[-1]:.2f} %", soft_wrap=True)
+        shown.print(f"no thresholds reach {asked} on the rows to fit: {100 * fitted.coverage[-1]:.2f} %", soft_wrap=True)

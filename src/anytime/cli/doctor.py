@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from anytime.safe_text import print_safely as print
+from anytime.safe_text import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -177,10 +180,10 @@ def render(health: Health) -> RenderableType:
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for rows in (_package_rows(health), _extra_rows(health), _machine_rows(health.machine)):
         for mark, style, name, value in rows:
-            table.add_row(Text(mark, style), Text(name), Text(value))
+            table.add_row(Text(mark, style), Text(printable(name)), Text(printable(value)))
         table.add_section()
     for note in health.notes:
-        table.add_row(Text("note", "yellow"), "", Text(note))
+        table.add_row(Text("note", "yellow"), "", Text(printable(note)))
     return table
 
 

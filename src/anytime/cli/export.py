@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.cli.inputs import Opened
     from anytime.combine import Rule
@@ -31,9 +33,13 @@ def export(
         example_size: Of one input, such as `3,32,32`; by default as the model's config says.
     """
     from anytime.cli.inputs import counts, input_shape, make_example, open_model
+    from anytime.cli.rules import rule_files
     from anytime.models import measure_cost
+    from anytime.outputs import check_folder
+    from anytime.run.description import KIND
     from anytime.run.export import export as write
 
+    check_folder(out, kind=KIND, inputs=(model, model / "model", *rule_files(rule)))
     opened = open_model(model)
     network = opened.network
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")

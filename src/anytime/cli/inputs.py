@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anytime.artifacts import check_sealed, read_sealed
 from anytime.cli import stages
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
@@ -39,6 +40,7 @@ from anytime.models.base import MultiExit
 from anytime.models.zoo import create
 from anytime.reproduce.runs import is_published, read_run
 from anytime.run.exported import ExportedModel, load_exported
+from anytime.safe_text import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -63,7 +65,7 @@ class Description:
 
     def word(self, label: int) -> str:
         """What a class is called."""
-        return f"class {label}" if self.class_names is None else self.class_names[label]
+        return f"class {label}" if self.class_names is None else printable(self.class_names[label])
 
 
 KNOWN = {
@@ -183,7 +185,7 @@ def _describe(folder: Path, data: str | None) -> Description | None:
     whole = folder.resolve()
     # A network that is named by itself still has its run around it.
     places = (whole, whole.parent) if whole.name == "model" else (whole,)
-    return next((read_description(at / DATA) for at in places if (at / DATA).exists()), None)
+    return next((read_description(at / DATA, sealed=True) for at in places if (at / DATA).exists()), None)
 
 
 def open_model_or_name(text: str, *, threads: int = 1, trust: bool = False) -> Opened:
@@ -204,8 +206,13 @@ def open_model_or_name(text: str, *, threads: int = 1, trust: bool = False) -> O
         ) from None
 
 
-def read_description(path: Path) -> Description:
-    """What a run's data.json says."""
+def read_description(path: Path, *, sealed: bool = False) -> Description:
+    """What a run's data.json says.
+
+    Args:
+        path: The file.
+        sealed: Whether it must be in the manifest of its folder; one that the caller names may lie anywhere.
+    """
     if not path.is_file():
         raise MissingFileError(
             f"there is no data set {str(path)!r}",
@@ -214,7 +221,8 @@ def read_description(path: Path) -> Description:
             path=path,
         )
     try:
-        stored = json.loads(path.read_bytes())
+        check_sealed(path)
+        stored = json.loads(read_sealed(path.parent, path.name) if sealed else path.read_bytes())
         mean, std = (tuple(float(part) for part in stored[key]) for key in ("mean", "std"))
         found = Description(str(stored["name"]), mean, std, tuple(str(word) for word in stored["class_names"]))
         if len(found.mean) != len(found.std) or not all(part > 0 for part in found.std):

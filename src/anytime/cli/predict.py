@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from anytime.errors import DeadlineTooShort, OptionError
+from anytime.safe_text import print_safely as print
+from anytime.safe_text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +116,7 @@ def predict(
 
         print(writer.dumps({**told, **document(answers, budget, words, top=top)}, allow_nan=False))
     else:
-        print(" · ".join(told.values()) + "\n")
+        print(" · ".join(map(printable, told.values())) + "\n")
         print(growth(answers, words))
         print(outcome(answers, budget, words, top=top, sets=sets))
     return 0

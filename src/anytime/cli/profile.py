@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.models.base import MultiExit
     from anytime.run import Profile
@@ -45,11 +47,14 @@ def profile(
     """
     from anytime.cli import inputs
     from anytime.cli.stages import make_engine
+    from anytime.outputs import check_folder
     from anytime.run import profile_model
     from anytime.run.exported import ExportedModel
 
     sizes = inputs.counts(batch, "batch", example="1,8")
     given = None if input_shape is None else inputs.counts(input_shape, "input-shape", example="3,32,32")
+    if out is not None:
+        check_folder(out, kind="profile", inputs=(model,))
     opened = inputs.open_model_or_name(model, threads=threads, trust=trust)
     shape = given or inputs.input_shape(opened.model)
     example = inputs.make_example(opened.model, shape, max(sizes))
@@ -117,20 +122,18 @@ def document(found: Profile) -> dict[str, Any]:
 
 def print_table(found: Profile, name: str) -> None:
     """Print a row an exit to stdout, and the machine."""
-    from rich.console import Console
     from rich.table import Table
 
+    from anytime.cli.terminal import console
     from anytime.report.profile import exit_table, machine
 
-    shown = exit_table(found)
+    cells = exit_table(found)
     table = Table()
-    for column in shown.columns:
+    for column in cells.columns:
         table.add_column(column, justify="right")
-    for row in shown.rows:
+    for row in cells.rows:
         table.add_row(*row)
-    console = Console()
-    console.print(
-        f"{name}, {found.engine}, {found.repeats} runs: ms to each exit", soft_wrap=True, highlight=False, markup=False
-    )
-    console.print(table)
-    console.print(", ".join(f"{key} {value}" for key, value in machine(found)), soft_wrap=True, highlight=False, markup=False)
+    shown = console()
+    shown.print(f"{name}, {found.engine}, {found.repeats} runs: ms to each exit", soft_wrap=True, highlight=False, markup=False)
+    shown.print(table)
+    shown.print(", ".join(f"{key} {value}" for key, value in machine(found)), soft_wrap=True, highlight=False, markup=False)

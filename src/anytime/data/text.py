@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.artifacts import write_text
+from anytime.artifacts import check_sealed, write_text
 from anytime.checks import check_labels
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError, ShapeError
@@ -294,7 +294,10 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
     """
     folder = Path(folder).resolve()
     place = folder.parent if folder.name == "model" and not (folder / _VOCABULARY).is_file() else folder
-    tokenizer, path = WordPiece.load(place / _VOCABULARY), place / _DESCRIPTION
+    path = place / _DESCRIPTION
+    for each in (place / _VOCABULARY, path):
+        check_sealed(each)
+    tokenizer = WordPiece.load(place / _VOCABULARY)
     try:
         stored = json.loads(path.read_bytes())
         length, digest = stored["length"], stored.get(_DIGEST)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import check_logits, check_probabilities
+from anytime.checks import check_logits, check_probabilities, fingerprints
 from anytime.combine import Prediction
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.evaluation.source import Mapped
@@ -45,6 +45,13 @@ class Rows:
         """Some rows, checked, in float32 or float64."""
         block = check_logits(self.logits[:, rows], first_row=first_row)
         return check_probabilities(block) if self.probabilities else block
+
+    def fingerprints(self) -> Tensor:
+        """One number per row, see `anytime.checks.fingerprints`; only a block of rows is in memory at a time."""
+        exits, samples, classes = self.logits.shape
+        block = block_size(exits, classes)
+        parts = [fingerprints(self.block(slice(first, first + block), first)) for first in range(0, samples, block)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
     def labels_of(self, rows: slice | Tensor) -> Tensor | None:
         """The labels of some rows."""

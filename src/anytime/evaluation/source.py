@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.artifacts import check_sealed
 from anytime.errors import DtypeError, FileError, FormatError, IntegrityError, MissingFileError
 
 _PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib"}
@@ -81,6 +82,7 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
     """
     file = Path(path)
     arrays = _open(file, ("logits", "labels"))
+    check_sealed(file)
     if "logits" not in arrays:
         raise FormatError(
             f"{file} has no 'logits' (it holds {_listing(arrays)})",

@@ -15,6 +15,7 @@ import torch
 from anytime.run.rule_step import GIVES
 
 NAME = "exported.json"
+KIND = "export"
 FORMAT = "anytime exported stages"
 VERSION = 2
 LARGEST_DESCRIPTION = 1 << 24

@@ -33,7 +33,7 @@ from anytime.combine.named import rule as rule_from_text
 from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
-from anytime.run.description import FORMAT, NAME, VERSION, Format, check_description
+from anytime.run.description import FORMAT, KIND, NAME, VERSION, Format, check_description
 from anytime.run.engines.folding import copied
 from anytime.run.engines.onnx import (
     OPSET,
@@ -129,7 +129,7 @@ def export(
     write = _onnx_file if format == "onnx" else _torch_file
     names = [stage["file"] for stage in description["stages"]]
     files = {name: _check_size(name, write(plan)) for name, plan in zip(names, plans, strict=True)}
-    write_bundle(folder, {NAME: json_text(description).encode(), **files})
+    write_bundle(folder, {NAME: json_text(description).encode(), **files}, kind=KIND)
     return Path(folder)
 
 

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anytime.errors import AnytimeError, MissingExtraError, OptionError
 from anytime.models.base import MultiExit
+from anytime.safe_text import print_safely as print
 from anytime.train.config import Machine, TrainConfig
 from anytime.train.plan import Phase
 from anytime.train.step import TrainStep

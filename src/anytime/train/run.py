@@ -11,14 +11,18 @@
 | `vocab.txt` | the word pieces of texts |
 | `val.npz`, `test.npz` | logits and labels, for `anytime evaluate` |
 | `oos.npz` | logits of the out-of-scope queries of CLINC150, which have no label |
-| `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached; written last |
+| `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached |
+| `manifest.json` | checksums of all of these but the folders, which have their own; written last |
+
+A process that trains holds a lock on the folder. A run that is finished is not trained again.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +30,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anytime.artifacts import write_bytes, write_json, write_text
+from anytime.artifacts import bundle_kind, seal, verify_bundle, write_bytes, write_json, write_text
 from anytime.data.text import TokenData, save_tokenizer
-from anytime.errors import FileError, MissingFileError, OptionError
+from anytime.errors import AnytimeError, MissingFileError, OptionError
 from anytime.models import save
 from anytime.models.base import MultiExit
+from anytime.outputs import check_new_folder, join_run, lock_run
 from anytime.train.config import Machine
 from anytime.train.log import EpochLog
 from anytime.train.logits import exit_accuracy
@@ -44,6 +49,11 @@ from anytime.train.step import TrainStep, usable_device
 from anytime.train.stream import StreamedStep
 
 _CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
+_SEALED = (
+    *(_CONFIG, "environment.json", _SPLIT, "log.csv", "curve.svg", _DATA, "vocab.txt"),
+    *("val.npz", "test.npz", "oos.npz", _SUMMARY),
+)
+KIND = "run"
 OnEpoch = Callable[[EpochLog], None]
 
 
@@ -67,19 +77,58 @@ class RunResult:
 
 
 def begin(config: RunConfig, folder: str | Path) -> RunConfig:
-    """Make a folder for a new run; refuses one that holds a run already."""
+    """Make a folder for a new run; refuses one that holds anything already."""
     folder, config = Path(folder), _settled(config)
-    if not leads():
-        return config
-    if any((folder / name).exists() for name in ("log.csv", "checkpoint", _SUMMARY)):
-        raise FileError(
-            f"{folder} holds a run already",
-            expected="a new folder",
-            fix=f"go on with `anytime train --resume --out {folder}`, or use another folder",
-            path=folder,
-        )
-    config.save(folder / _CONFIG)
+    if leads():
+        check_new(folder)
+        with lock_run(folder):
+            check_new(folder)  # another process may have been quicker
+            config.save(folder / _CONFIG)
     return config
+
+
+@contextmanager
+def claim(config: RunConfig, folder: str | Path, *, resume: bool) -> Iterator[RunConfig]:
+    """Hold the folder of a run, a new one unless it is to go on, until the run ends; gives the run's settings."""
+    folder = Path(folder)
+    if not leads():
+        yield _settled(config)
+        return
+    if not resume:
+        check_new(folder)
+    with lock_run(folder):
+        try:
+            yield config if resume else begin(config, folder)
+        except AnytimeError:
+            # What failed before it began is in nobody's way; all that is here was written by this run.
+            if not resume and not any((folder / name).exists() for name in ("log.csv", "checkpoint", _SUMMARY)):
+                for name in (_CONFIG, "environment.json", _SPLIT):
+                    (folder / name).unlink(missing_ok=True)
+            raise
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that is not new or empty."""
+    begun = (folder / _CONFIG).exists() or (folder / "config.json").exists()
+    fix = f"go on with --resume --out {folder}, or choose another folder" if begun else "choose another folder with --out"
+    check_new_folder(folder, fix=fix)
+
+
+def is_finished(folder: str | Path) -> bool:
+    """Whether the run in a folder has come to its end."""
+    return (Path(folder) / _SUMMARY).exists()
+
+
+def finish(folder: Path, names: Iterable[str] = _SEALED) -> None:
+    """Write the manifest of a run that has come to its end, over those of its files that are there."""
+    seal(folder, [name for name in names if (folder / name).is_file()], kind=KIND)
+
+
+def check_finished(folder: Path, names: Iterable[str] = _SEALED) -> None:
+    """Compare a finished run with its manifest; one that was killed just before it was written gets it now."""
+    if bundle_kind(folder) is None:
+        finish(folder, names)
+    verify_bundle(folder)
 
 
 def stored_config(folder: str | Path, changes: Source | None = None) -> RunConfig:
@@ -101,18 +150,26 @@ def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda l
         on_epoch: Called after each epoch; at the top of a module where there are several processes.
     """
     folder = Path(folder)
-    if (folder / _SUMMARY).exists():
-        summary = json.loads((folder / _SUMMARY).read_text())
-        return RunResult(folder, summary["steps"], summary["steps"], None, summary)
-    if config.processes == 1:
-        return _train(config, folder, on_epoch)
-    usable_device(config.machine.device)
-    found: RunResult = launch(config.processes, _train, config, folder, on_epoch, device=config.machine.device)
-    return found
+    with lock_run(folder) if leads() else nullcontext():
+        if is_finished(folder):
+            if leads():
+                check_finished(folder)
+            summary = json.loads((folder / _SUMMARY).read_text())
+            return RunResult(folder, summary["steps"], summary["steps"], None, summary)
+        if config.processes == 1:
+            return _train(config, folder, on_epoch)
+        usable_device(config.machine.device)
+        found: RunResult = launch(config.processes, _train, config, folder, on_epoch, device=config.machine.device)
+        return found
 
 
 def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None) -> RunResult:
     """A run, or this process's part in it."""
+    with nullcontext() if team is None else join_run(folder):
+        return _train_locked(config, folder, on_epoch, team)
+
+
+def _train_locked(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any) -> RunResult:
     sets, machine = open_sets(config), config.machine
     if team is not None:
         machine = replace(machine, device=str(team.device))
@@ -170,7 +227,7 @@ def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> Habits:
 
 
 def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Write logits, what the data are, the network and, last of all, the summary."""
+    """Write logits, what the data are, the network, the summary and, last of all, the manifest."""
     summary: dict[str, Any] = {
         "data": config.data,
         "model": config.model,
@@ -196,6 +253,7 @@ def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, f
     write_json(folder / _DATA, _description(sets, folder))
     save(model.cpu(), folder / "model")
     write_json(folder / _SUMMARY, summary)
+    finish(folder)
     return summary
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.artifacts import read_bundle, tensors_from_bytes
+from anytime.artifacts import bundle_names, read_sealed, tensors_from_bytes
 from anytime.errors import MissingFileError, OptionError
 from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
 from anytime.models.encoder import PRESETS as ENCODERS
@@ -101,8 +101,8 @@ def _take(model: MultiExit, weights: Mapping[str, Tensor]) -> None:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     for place in (path, path / "model"):
-        if (place / "manifest.json").is_file():
-            return tensors_from_bytes(read_bundle(place)[_WEIGHTS], path=place)
+        if place.is_dir() and _WEIGHTS in bundle_names(place):
+            return tensors_from_bytes(read_sealed(place, _WEIGHTS), path=place / _WEIGHTS)
     file = path / _WEIGHTS if path.is_dir() else path
     if not file.is_file():
         raise MissingFileError(
