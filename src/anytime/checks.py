@@ -6,6 +6,8 @@ error. They never change their input.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch import Tensor
 from anytime.errors import (
     DeviceError,
     DtypeError,
+    InputError,
     LabelError,
     NonFiniteError,
     OptionError,
@@ -24,6 +27,7 @@ from anytime.errors import (
 )
 
 _SHAPE = "logits of shape (exits, batch, classes)"
+_ALWAYS_FREE = 1 << 28
 _STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
 
 
@@ -232,6 +236,55 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
             fix="sum the costs of the stages: numpy.cumsum(stage_costs)",
         )
     return costs
+
+
+def check_seed(value: Any, *, most: int = 2**63 - 1, name: str = "seed") -> int:
+    """A seed that NumPy and torch both take: a whole number from 0 to `most`."""
+    return check_count(value, name, low=0, most=most)
+
+
+def check_threads(value: Any, *, name: str = "threads") -> int:
+    """A number of threads or processes that this machine can start: from 1 to 64, or to its number of cores."""
+    return check_count(value, name, most=max(64, os.cpu_count() or 1))
+
+
+def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None) -> int:
+    """A whole number from `low` to `most`.
+
+    >>> check_count(3, "exits")
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (most is not None and value > most):
+        upto = "" if most is None else f" and at most {most}"
+        raise OptionError(f"{name} is {value!r}", expected=f"a whole number, at least {low}{upto}", fix=f"correct {name}")
+    return value
+
+
+def check_memory(size: int, what: str, *, fix: str = "use fewer rows, or a machine with more memory") -> None:
+    """Refuse what does not fit the memory that is free, before it is allocated: the system may end the program else."""
+    free = free_memory() if size > _ALWAYS_FREE else None
+    if free is not None and size > free:
+        raise InputError(
+            f"{what} would take {size / 2**30:,.1f} GiB of memory",
+            expected=f"at most {free / 2**30:,.1f} GiB, which are free here",
+            fix=fix,
+        )
+
+
+def free_memory() -> int | None:
+    """The bytes of memory that this process can still get, or None where the system does not say."""
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(1024 * int(lines["MemAvailable"].split()[0]))
+    except (OSError, ValueError, KeyError):
+        pass
+    try:  # in a container
+        home = Path("/sys/fs/cgroup")
+        found.append(int((home / "memory.max").read_text()) - int((home / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return max(0, min(found)) if found else None
 
 
 def _as_float(logits: Tensor, name: str) -> Tensor:

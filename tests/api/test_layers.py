@@ -14,8 +14,9 @@ import anytime
 PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
     {"errors"},
+    {"reading"},
     {"checks", "artifacts"},
-    {"fitted"},
+    {"arrays", "fitted"},
     {"combine"},
     {"models", "data", "metrics"},
     {"calibrate", "conformal", "policy"},
