@@ -162,7 +162,8 @@ class Inflated:
         """Some of the outer two dimensions, by slices or lists of places, as an array of the same number of dimensions."""
         keys = tuple(slice(None) if each is Ellipsis else each for each in (key if isinstance(key, tuple) else (key,)))
         if self.ndim == 1:
-            return self._rows(np.arange(1), np.arange(self.shape[0])[keys[0]])[0]
+            row: NDArray[Any] = self._rows(np.arange(1), np.arange(self.shape[0])[keys[0]])[0]
+            return row
         outer, inner = (np.arange(size)[each] for size, each in zip(self.shape, (*keys, slice(None))[:2], strict=False))
         return self._rows(outer, inner)[(slice(None), slice(None), *keys[2:])]
 

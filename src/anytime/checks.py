@@ -28,6 +28,9 @@ from anytime.errors import (
 
 _SHAPE = "logits of shape (exits, batch, classes)"
 _ALWAYS_FREE = 1 << 28
+LARGEST_SEED = 2**64 - 1
+LARGEST_OLD_SEED = 2**32 - 1
+"""What `numpy.random.RandomState` takes."""
 _STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
 
 
@@ -238,7 +241,7 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
     return costs
 
 
-def check_seed(value: Any, *, most: int = 2**63 - 1, name: str = "seed") -> int:
+def check_seed(value: Any, *, most: int = LARGEST_SEED, name: str = "seed") -> int:
     """A seed that NumPy and torch both take: a whole number from 0 to `most`."""
     return check_count(value, name, low=0, most=most)
 

@@ -67,7 +67,12 @@ def is_file(path: str | Path) -> bool:
 
 @contextmanager
 def parsing(
-    path: str | Path, *, expected: str, fix: str = "copy or write it again", kind: type[FileError] = IntegrityError
+    path: str | Path,
+    *,
+    expected: str,
+    fix: str = "copy or write it again",
+    kind: type[FileError] = IntegrityError,
+    what: str = "is damaged or not what its name says",
 ) -> Iterator[None]:
     """The boundary around a parser: each failure inside becomes a typed error about this file.
 
@@ -78,6 +83,7 @@ def parsing(
         expected: What it should hold.
         fix: What to do about it.
         kind: Which error.
+        what: What is wrong with it, in words that come before the parser's own.
     """
     try:
         yield
@@ -87,7 +93,7 @@ def parsing(
         raise _unreadable(path, error, expected, fix) from None
     except Exception as error:
         why = " ".join(str(error).split())[:_REASON] or type(error).__name__
-        raise kind(f"{path} is damaged or not what its name says: {why}", expected=expected, fix=fix, path=path) from error
+        raise kind(f"{path} {what}: {why}", expected=expected, fix=fix, path=path) from error
 
 
 def read_json(path: str | Path, *, most: int = 1 << 28, expected: str, fix: str = "copy or write it again") -> Any:
@@ -97,7 +103,7 @@ def read_json(path: str | Path, *, most: int = 1 << 28, expected: str, fix: str 
 
 def json_from(data: bytes | str, path: str | Path, *, expected: str, fix: str = "copy or write it again") -> Any:
     """The document in the bytes of a JSON file, as `read_json`."""
-    with parsing(path, expected=expected, fix=fix, kind=FormatError):
+    with parsing(path, expected=expected, fix=fix, kind=FormatError, what="is not JSON"):
         return json.loads(data, parse_constant=_refuse_constant)
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import read_bundle, tensors_from_bytes
-from anytime.errors import MissingFileError, OptionError
+from anytime.errors import OptionError
 from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
 from anytime.models.encoder import PRESETS as ENCODERS
 from anytime.models.encoder import EncoderExits
 from anytime.models.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
+from anytime.reading import is_file, read_file
 from anytime.train.config import TrainConfig
 
 MINILM = "minilm"
@@ -74,7 +75,7 @@ def find_pretrained(init: str | Path) -> Pretrained | None:
     for place in (Path(init), Path(init) / "model"):
         config = place / "config.json"
         # Runs and networks of this library have such a file as well.
-        if config.is_file() and b'"model_type"' in config.read_bytes():
+        if is_file(config) and b'"model_type"' in read_file(config, most=1 << 24):
             return load_pretrained(place)
     return None
 
@@ -101,11 +102,8 @@ def _take(model: MultiExit, weights: Mapping[str, Tensor]) -> None:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     for place in (path, path / "model"):
-        if (place / "manifest.json").is_file():
+        if is_file(place / "manifest.json"):
             return tensors_from_bytes(read_bundle(place)[_WEIGHTS], path=place)
     file = path / _WEIGHTS if path.is_dir() else path
-    if not file.is_file():
-        raise MissingFileError(
-            f"there is no file {file}", expected="the weights of an earlier run", fix="give a run's folder or file", path=file
-        )
-    return tensors_from_bytes(file.read_bytes(), path=file)
+    data = read_file(file, expected="the weights of an earlier run", fix="give a run's folder or file")
+    return tensors_from_bytes(data, path=file)
