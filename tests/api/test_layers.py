@@ -14,7 +14,7 @@ import anytime
 PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
     {"errors"},
-    {"reading"},
+    {"process", "reading"},
     {"checks", "artifacts"},
     {"arrays", "fitted"},
     {"combine"},

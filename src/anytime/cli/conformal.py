@@ -139,9 +139,9 @@ def _document(
 
 
 def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: str, rows: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from anytime.cli.console import make_console
     from anytime.conformal import NestedSets
 
     asked = f"{100 * (1 - fitted.alpha):g} %"
@@ -152,7 +152,7 @@ def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: 
     for exit, (size, coverage, all_so_far, empty, nested) in enumerate(columns, 1):
         shares = (f"{100 * share:.2f}" for share in (coverage, all_so_far, empty))
         table.add_row(str(exit), f"{size:.2f}", *shares, f"{nested:.3f}")
-    console = Console()
+    console = make_console()
     console.print(table)
     rises = ", ".join(f"{share:.2f} % by ≥ {limit}" for limit, share in figures.size_rise_percent.items())
     console.print(f"sets that grow: {rises}", soft_wrap=True)

@@ -6,6 +6,7 @@ it, or a data set by name, no picture is read: a network that sees pixels on ano
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.arrays import open_npy, open_npz, read_npz
+from anytime.checks import check_memory
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD, middle
@@ -47,6 +49,7 @@ _PRESETS: dict[str, Any] = {
 }
 _TOKENS = 128
 _SHOWN = 60
+_ROOM = 32  # bytes per number
 _LARGEST_INPUT, _LARGEST_TEXT = 1 << 32, 1 << 26
 _NUMBERS = "a picture, or .npy or .npz with one input or a batch of them"
 
@@ -205,6 +208,9 @@ def input_shape(model: MultiExit) -> tuple[int, ...]:
 
 def make_example(model: MultiExit, shape: tuple[int, ...], batch: int) -> Tensor:
     """Random inputs of a shape: numbers around 0, or for a text model word pieces."""
+    size = f"{batch:,} inputs of {'×'.join(map(str, shape))} numbers"
+    # Activations take several times as much, and engines are compared with one another.
+    check_memory(_ROOM * batch * math.prod(shape), size, fix="use a smaller batch or shape")
     chance = torch.Generator().manual_seed(0)
     if isinstance(model.config, encoder.EncoderConfig):
         # No padding among them: a text as long as the shape says.
@@ -266,7 +272,7 @@ def read_texts(given: str) -> list[str]:
     if path.suffix.lower() != ".txt":
         if is_file(path):
             raise OptionError(
-                f"{given} is a file", expected="a text, or a .txt with one a line", fix="call the file .txt if it holds texts"
+                f"{given} is a file", expected="a text, or a .txt with one per line", fix="call the file .txt if it holds texts"
             )
         return [given]
     expected = "a text, or a .txt with one per line"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from anytime.models.base import MultiExit
     from anytime.run import Profile
 
+_MOST_REPEATS = 100_000
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
@@ -41,10 +42,12 @@ def profile(
         out: Folder for profile.json, which a Runner takes as its first forecast, and profile.html.
         json: Print one JSON document instead of the table.
     """
+    from anytime.checks import check_count
     from anytime.cli import inputs
     from anytime.run import profile_model
     from anytime.run.engines import make_engine
 
+    check_count(repeats, "--repeats", most=_MOST_REPEATS)
     sizes = inputs.counts(batch, "batch", example="1,8")
     given = None if input_shape is None else inputs.counts(input_shape, "input-shape", example="3,32,32")
     opened = inputs.open_model_or_name(model)
@@ -114,9 +117,9 @@ def document(found: Profile) -> dict[str, Any]:
 
 def print_table(found: Profile, name: str) -> None:
     """Print a row an exit to stdout, and the machine."""
-    from rich.console import Console
     from rich.table import Table
 
+    from anytime.cli.console import make_console
     from anytime.report.profile import exit_table, machine
 
     shown = exit_table(found)
@@ -125,7 +128,7 @@ def print_table(found: Profile, name: str) -> None:
         table.add_column(column, justify="right")
     for row in shown.rows:
         table.add_row(*row)
-    console = Console()
+    console = make_console()
     console.print(
         f"{name}, {found.engine}, {found.repeats} runs: ms to each exit", soft_wrap=True, highlight=False, markup=False
     )

@@ -160,15 +160,16 @@ def print_finding(found: Finding) -> None:
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout."""
-    from rich.console import Console
     from rich.table import Table
+
+    from anytime.cli.console import make_console
 
     table = Table(title=title or None, title_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "default", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)
+    make_console(markup=False).print(table)
 
 
 def write(folder: Path, found: Finding) -> None:

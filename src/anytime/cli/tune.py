@@ -58,9 +58,11 @@ def tune(
 
     from anytime.calibrate import tune as search
     from anytime.calibrate.certify import check_rows
+    from anytime.checks import check_seed
     from anytime.cli.progress import rows_bar
     from anytime.evaluation import open_logits
 
+    check_seed(seed)
     source = open_logits(file, labels)
     if not at_most <= 1:
         raise OptionError(f"--at-most is {at_most:g}", expected="a share, at most 1", fix="1 % is 0.01")
@@ -112,7 +114,7 @@ def write(folder: Path, found: Frontier, chosen: TunedRule | None, promise: Choi
     page = render_frontier(found, source=source, chosen=chosen, certificate=promise, title=Path(source).stem)
     fitted = {"rule.json": chosen, "certificate.json": promise, "frontier.json": found}
     files = {name: json_text(one.document()).encode() for name, one in fitted.items() if one is not None}
-    write_bundle(folder, {**files, "frontier.html": page.encode()})
+    write_bundle(folder, {**files, "frontier.html": page.encode(errors="replace")})
     for name in set(fitted) - set(files):
         (folder / name).unlink(missing_ok=True)
     return folder / "frontier.html"
@@ -139,10 +141,10 @@ def document(found: Frontier, chosen: TunedRule | None, promise: ChoiceCertifica
 
 def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRule | None) -> None:
     """Print one row a rule to stdout, the well-known ones last."""
-    from rich.console import Console
     from rich.table import Table
 
     from anytime.calibrate.tune import REFERENCES
+    from anytime.cli.console import make_console
 
     known = {one.name: one for one in found.candidates}
     sign = ">" if found.strict else "≥"
@@ -159,4 +161,4 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
         mark = " ← chosen" if chosen is not None and name == chosen.name else ""
         cells = (f"{100 * figures['accuracy']:.2f}", *drops, f"{figures['ece']:.3f}", f"{figures['nll']:.3f}")
         table.add_row(f"{name}{mark}", *cells, end_section=index == len(names) - 1)
-    Console().print(table)
+    make_console().print(table)

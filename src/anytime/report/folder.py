@@ -60,7 +60,8 @@ def write_folder(
     }
     if promises is not None:
         files[FITTED] = json_text(promises.product.document())
-    write_bundle(folder, {name: text.encode() for name, text in files.items()})
+    # The name of a file may hold bytes that are no UTF-8: people read a question mark there.
+    write_bundle(folder, {name: text.encode(errors="replace") for name, text in files.items()})
     if promises is None:  # that of an earlier run does not stay beside this one
         (Path(folder) / FITTED).unlink(missing_ok=True)
     return Path(folder) / "report.html"

@@ -32,7 +32,9 @@ def write_profile(folder: str | Path, profile: Profile, *, name: str, notes: Seq
         notes: What a reader should know besides.
     """
     page = render_profile(profile, name=name, notes=notes)
-    write_bundle(folder, {"profile.json": json_text(profile.document()).encode(), "profile.html": page.encode()})
+    write_bundle(
+        folder, {"profile.json": json_text(profile.document()).encode(), "profile.html": page.encode(errors="replace")}
+    )
     return Path(folder) / "profile.html"
 
 

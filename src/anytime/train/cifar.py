@@ -29,12 +29,14 @@ from anytime.artifacts import tensors_to_bytes, write_bytes
 from anytime.data import ImageData, Split, hold_out, load_cifar
 from anytime.errors import AnytimeError
 from anytime.models.base import MultiExit
+from anytime.process import run_program
 from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, OptimizerName, Schedule, TrainConfig
 from anytime.train.log import EpochLog
 from anytime.train.logits import Evaluation, exit_accuracy
 from anytime.train.loop import Habits, Outcome, fit
 from anytime.train.plan import learnt_rule
 from anytime.train.start import start_network
+from anytime.train.stopping import CTRL_C
 
 _RATE_PER_IMAGE = 0.1 / 64
 # Seconds kept back for the last evaluation and for writing.
@@ -103,6 +105,8 @@ def _train_one(
     outcome = fit(model, train, config, val=val, machine=machine, habits=habits)
     if not outcome.finished:
         print(f"stopped at step {outcome.step} of {outcome.steps}: {outcome.stopped}; go on with --resume", flush=True)
+        if outcome.stopped == CTRL_C:
+            raise KeyboardInterrupt
         return False
     _finish(folder, model, {"val": val, "test": test}, outcome, config, machine)
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -250,4 +254,4 @@ def _add_objective_settings(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -16,9 +16,11 @@ from typing import Any, get_args
 
 from anytime.data.text import TextName
 from anytime.errors import AnytimeError
+from anytime.process import run_program
 from anytime.train.log import EpochLog
 from anytime.train.run import RunResult, begin, stored_config, train
 from anytime.train.settings import RunConfig, Source, read_pair, read_recipe, resolve
+from anytime.train.stopping import CTRL_C
 
 # Seconds kept back for the last evaluation and for writing.
 _RESERVE = 25.0
@@ -65,6 +67,8 @@ def _train_one(config: RunConfig, folder: Path, *, keep: bool) -> bool:
     result: RunResult = train(config, folder, on_epoch=lambda line: _say(line, config.recipe.epochs))
     if result.summary is None:
         print(f"stopped at step {result.step} of {result.steps}: {result.stopped}; go on with --resume", flush=True)
+        if result.stopped == CTRL_C:
+            raise KeyboardInterrupt
         return False
     print(json.dumps(result.summary), flush=True)
     if not keep:
@@ -105,4 +109,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -1,0 +1,26 @@
+"""The terminal that tables and progress are drawn on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rich.console import Console
+
+_NARROWEST, _WIDEST = 20, 1000
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Pass the error on: rich would leave with exit code 1 though nothing has failed."""
+        raise
+
+
+def make_console(*, stderr: bool = False, **options: Any) -> Console:
+    """A console of rich; a width from the environment that no table can be drawn in is not used."""
+    given = {**os.environ}
+    for name in ("COLUMNS", "LINES"):
+        size = given.get(name, "")
+        if not (size.isascii() and size.isdigit() and len(size) < 9 and _NARROWEST <= int(size) <= _WIDEST):
+            given.pop(name, None)
+    return _Terminal(stderr=stderr, _environ=given, **options)
