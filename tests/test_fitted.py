@@ -173,7 +173,7 @@ def test_a_deeply_nested_file_is_refused(tmp_path: Path) -> None:
 def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="there is no"):
         Sample.load(tmp_path / "none.json")
-    with pytest.raises(FormatError, match="cannot be read"):
+    with pytest.raises(FormatError, match="is a folder"):
         Sample.load(tmp_path)
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from anytime.process import quiet_imports as _quiet_imports
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -160,3 +162,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_quiet_imports("anytime.")

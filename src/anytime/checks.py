@@ -7,8 +7,10 @@ error. They never change their input.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor
 from anytime.errors import (
     DeviceError,
     DtypeError,
+    InputError,
     LabelError,
     NonFiniteError,
     OptionError,
@@ -30,6 +33,10 @@ MOST_SHARED = 0.01
 """From this fraction on, rows that two sets share mean that the sets are not disjoint."""
 _FINGERPRINT_NUMBERS = 1 << 22
 _SHAPE = "logits of shape (exits, batch, classes)"
+_ALWAYS_FREE = 1 << 28
+LARGEST_SEED = 2**64 - 1
+LARGEST_OLD_SEED = 2**32 - 1
+"""What `numpy.random.RandomState` takes."""
 _STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
 
 
@@ -259,17 +266,10 @@ def check_disjoint(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[T
     shared_rows(fingerprints(second), fingerprints(first), names=(f"rows for {names[1]}", f"those for {names[0]}"))
 
 
-def check_count(value: Any, name: str) -> int:
-    """A whole number, at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix=f"correct {name}")
-    return int(value)
-
-
 def check_flag(value: Any, name: str) -> bool:
     """True or False itself: a text such as "false" counts as true in a condition."""
     if not isinstance(value, bool):
-        raise OptionError(f"{name} is {value!r}", expected="True or False", fix=f"correct {name}")
+        raise OptionError(f"{name} is {value!r}", expected="True or False", fix=f"pass {name}=True or {name}=False")
     return value
 
 
@@ -289,6 +289,61 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
             fix="sum the costs of the stages: numpy.cumsum(stage_costs)",
         )
     return costs
+
+
+def check_seed(value: Any, *, most: int = LARGEST_SEED, name: str = "seed") -> int:
+    """A seed that NumPy and torch both take: a whole number from 0 to `most`."""
+    return check_count(value, name, low=0, most=most)
+
+
+def check_threads(value: Any, *, name: str = "threads") -> int:
+    """A number of threads or processes that this machine can start: from 1 to 64, or to its number of cores."""
+    return check_count(value, name, most=max(64, os.cpu_count() or 1))
+
+
+def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None) -> int:
+    """A whole number from `low` to `most`.
+
+    >>> check_count(3, "exits")
+    3
+    """
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Integral)
+        or int(value) < low
+        or (most is not None and int(value) > most)
+    ):
+        upto = "" if most is None else f" and at most {most}"
+        expected = f"a whole number, at least {low}{upto}"
+        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"give {name} such a number")
+    return int(value)
+
+
+def check_memory(size: int, what: str, *, fix: str = "use fewer rows, or a machine with more memory") -> None:
+    """Refuse what does not fit the memory that is free, before it is allocated: the system may end the program else."""
+    free = free_memory() if size > _ALWAYS_FREE else None
+    if free is not None and size > free:
+        raise InputError(
+            f"{what} would take {size / 2**30:,.1f} GiB of memory",
+            expected=f"at most {free / 2**30:,.1f} GiB, which are free here",
+            fix=fix,
+        )
+
+
+def free_memory() -> int | None:
+    """The bytes of memory that this process can still get, or None where the system does not say."""
+    found = []
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        found.append(1024 * int(lines["MemAvailable"].split()[0]))
+    except (OSError, ValueError, KeyError):
+        pass
+    try:  # in a container
+        home = Path("/sys/fs/cgroup")
+        found.append(int((home / "memory.max").read_text()) - int((home / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return max(0, min(found)) if found else None
 
 
 def _as_float(logits: Tensor, name: str) -> Tensor:

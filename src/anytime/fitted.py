@@ -12,7 +12,6 @@ A subclass is a frozen dataclass whose fields are numbers, texts, booleans, None
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import hashlib
 import json
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from anytime.artifacts import json_text, write_text
-from anytime.errors import AnytimeError, FormatError, IntegrityError, MissingFileError, OptionError, ShapeError
+from anytime.errors import AnytimeError, FormatError, IntegrityError, OptionError, ShapeError
 from anytime.outputs import check_file
+from anytime.reading import parsing, read_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,17 +116,14 @@ class Fitted:
                 fix="it is from another version of anytime: fit it anew",
                 path=path,
             )
+        what, expected = f"does not describe a {cls.kind}", "a file that save() wrote"
         try:
-            return cls(**{name: _decode(value) for name, value in fields.items()})
+            with parsing(path, expected=expected, fix="fit it anew", kind=FormatError, what=what):
+                return cls(**{name: _decode(value) for name, value in fields.items()})
+        except FormatError:
+            raise
         except AnytimeError as error:
             raise FormatError(f"{path}: {error.came}", expected=error.expected, fix="fit it anew", path=path) from None
-        except (TypeError, ValueError, KeyError, OverflowError, RuntimeError, binascii.Error) as error:
-            raise FormatError(
-                f"{path} does not describe a {cls.kind}: {error}",
-                expected="a file that save() wrote",
-                fix="fit it anew",
-                path=path,
-            ) from None
 
 
 def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:
@@ -139,17 +136,8 @@ def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | N
 
 def read_document(path: str | Path) -> dict[str, Any]:
     """The document in a file, with its checksum looked at; `kind` says what it describes."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_LARGEST_FILE)
-    except FileNotFoundError:
-        raise MissingFileError(
-            f"there is no {path}", expected="a fitted object's file", fix="check the path, or fit and save one", path=path
-        ) from None
-    except OSError as error:
-        raise FormatError(
-            f"{path} cannot be read: {error}", expected="a fitted object's file", fix="check the path", path=path
-        ) from None
+    fix = "check the path, or fit and save one"
+    data = read_file(path, most=_LARGEST_FILE, expected="a fitted object's file", fix=fix)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):

@@ -15,9 +15,10 @@ PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
     {"safe_text"},
     {"errors"},
+    {"process", "reading"},
     {"checks", "artifacts"},
     {"outputs"},
-    {"fitted"},
+    {"arrays", "fitted"},
     {"combine"},
     {"models", "data", "metrics"},
     {"calibrate", "conformal", "policy"},

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import anytime
+from anytime.artifacts import seal
 from anytime.cli import run
 from anytime.models import MLP, MLPConfig, create, measure_cost, save
 from anytime.run.export import export
@@ -32,6 +33,7 @@ def folder(network: MLP, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("made")
     save(network, made / "model")
     (made / "data.json").write_text(json.dumps({"name": "points", "class_names": WORDS, "mean": [], "std": []}))
+    seal(made, ["data.json"], kind="run")
     for format in ("onnx", "torch-export"):
         assert run(["export", str(made), "--format", format, "--out", str(made / format)]) == 0
     np.save(made / "x.npy", np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32))
@@ -93,6 +95,7 @@ def test_pixels_are_normalised_as_the_run_says(tmp_path: Path, capsys: Captured)
     save(model, tmp_path / "model")
     stored = {"name": "pets", "class_names": WORDS, "mean": [0.2, 0.3, 0.4], "std": [0.5, 0.6, 0.7]}
     (tmp_path / "data.json").write_text(json.dumps(stored))
+    seal(tmp_path, ["data.json"], kind="run")
     assert run(["export", str(tmp_path), "--rule", "latest", "--out", str(tmp_path / "stages")]) == 0
     np.save(tmp_path / "pixels.npy", np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8))
     words = (str(tmp_path / "pixels.npy"),)

@@ -13,11 +13,12 @@ import torch
 
 from anytime.artifacts import seal
 from anytime.cli import run
-from anytime.cli.inputs import KNOWN, fit_image, open_model, read_image, read_input
+from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_sets
 from anytime.data import load_digits
+from anytime.data.pictures import read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
 from anytime.models import create, load, save
 from anytime.run import Answer
@@ -159,7 +160,7 @@ def test_another_size_is_scaled_and_said(folder: Path, tmp_path: Path, capsys: C
 def test_sixteen_bits_a_pixel_are_scaled_to_eight(tmp_path: Path, channels: int) -> None:
     pixels = np.array([[0, 255, 256, 32768, 65535]], dtype=np.uint16)
     Image.fromarray(pixels).save(tmp_path / "deep.png")
-    read = np.asarray(read_image(tmp_path / "deep.png", channels=channels)).reshape(5, channels)
+    read = np.asarray(read_image(tmp_path / "deep.png", mode="RGB" if channels == 3 else "L")).reshape(5, channels)
     assert read[:, 0].tolist() == [0, 0, 1, 128, 255]
 
 
@@ -212,12 +213,12 @@ def test_known_data_sets_have_a_number_a_channel() -> None:
     [
         (["nowhere", "{run}/pet.png"], "there is no folder nowhere"),
         (["{run}", "{run}/gone.png"], "there is no"),
-        (["{run}", "{run}"], "is no file"),
+        (["{run}", "{run}"], "is a folder"),
         (["{run}", "{run}/data.json"], "cannot be decoded as a picture"),
         (["{run}", "{tmp}/wrong.npy"], "(2, 3, 9, 9)"),
         (["{run}", "{tmp}/nan.npy"], "NaN"),
         (["{run}", "{tmp}/whole.npy"], "int64"),
-        (["{run}", "{tmp}/broken.npy"], "is no array"),
+        (["{run}", "{tmp}/broken.npy"], "is damaged"),
         (["{run}", "{tmp}/two.npz"], "holds a, b"),
         (["{run}", "{run}/pet.png", "--deadline", "soon"], "is no duration"),
         (["{run}", "{run}/pet.png", "--deadline=-5ms"], "is no duration"),
@@ -285,7 +286,7 @@ def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys
     (tmp_path / "texts.md").write_text("who was the first\n")
     for wrong in ("absent.txt", "texts.md", f"{'long ' * 100}.txt"):
         assert run(["predict", str(tmp_path), str(tmp_path / wrong)]) == 2
-        assert "one a line" in capsys.readouterr().err
+        assert "one per line" in capsys.readouterr().err
     (tmp_path / "vocab.txt").unlink()
     assert run(["predict", str(tmp_path), "who"]) == 2
     assert "vocab.txt" in capsys.readouterr().err

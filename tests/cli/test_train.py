@@ -75,7 +75,7 @@ def test_ctrl_c_saves_and_the_folder_alone_is_enough_to_go_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Progress, "show", interrupt)
-        assert run(["train", *SMALL, "--out", str(tmp_path)]) == 1
+        assert run(["train", *SMALL, "--out", str(tmp_path)]) == 130
     said = capsys.readouterr().err
     assert "step 5 of 36" in said
     assert f"anytime train --resume --out {tmp_path}" in said

@@ -548,7 +548,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(FormatError, match="no JSON"):
+    with pytest.raises(FormatError, match="not JSON"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(FormatError, match="of the kind None"):

@@ -18,6 +18,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from anytime.checks import check_seed
 from anytime.errors import OptionError, ShapeError
 
 Structure = Literal["kron", "full", "diag"]
@@ -247,7 +248,7 @@ def check_structure(structure: str) -> Structure:
 
 def draw(samples: int, classes: int, *, seed: int, like: Tensor) -> Tensor:
     """Standard normal numbers, `(samples, classes)`; shared by all inputs, so that a row alone gets what it gets in a batch."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     return torch.randn(samples, classes, generator=generator).to(like)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anytime.checks import check_labels, check_logits
+from anytime.checks import check_labels, check_logits, check_seed
 from anytime.combine import Rule
 from anytime.combine import rule as read_rule
 from anytime.combine.learned import Arithmetic, Geometric, Rows
@@ -120,7 +120,7 @@ def _fit(
         raise LabelError("there are no rows", expected="rows to learn from", fix="give logits with labels")
     # -inf times a weight has no gradient; this is far below anything that matters.
     log_probs = rows.detach().float().log_softmax(-1).clamp(min=-1e4)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     v = (0.01 * torch.randn(exits, exits, generator=generator)).to(rows.device).requires_grad_()
     b = torch.zeros(exits, 1, classes, device=rows.device)
     if not biases:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anytime.calibrate.curvature import Kron, Sums, blocks, draw, eigen, log_mean_softmax
 from anytime.calibrate.last_layer import FittedHeads, Head, Layer, check_batch, check_layers, check_samples, check_total
-from anytime.checks import check_costs, check_disjoint
+from anytime.checks import check_costs, check_disjoint, check_seed
 from anytime.combine import Exponential, Mixture, Prediction
 from anytime.combine.rules import MixtureState
 from anytime.errors import OptionError
@@ -188,7 +188,7 @@ def _curvature(head: Head, phi: Tensor, labels: Tensor, rows: int, factors: Fact
         found = sums.curvature(rows)  # U and N V
         assert isinstance(found, Kron)
         return Kron(found.inputs / math.sqrt(rows), found.input_basis, math.sqrt(rows) * found.outputs, found.output_basis)
-    inputs, outputs = _running(head, phi, batch, torch.Generator().manual_seed(seed))
+    inputs, outputs = _running(head, phi, batch, torch.Generator().manual_seed(check_seed(seed)))
     return Kron(*eigen(math.sqrt(rows) * inputs), *eigen(math.sqrt(rows) * outputs))
 
 

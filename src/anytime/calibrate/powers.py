@@ -96,7 +96,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
     # A caller that measures under no_grad or in inference mode may fit there too.
     with torch.inference_mode(False), torch.enable_grad():
         # -inf times a power has no gradient; this is far below anything that matters.
-        log_probs = given.detach().float().log_softmax(-1).clamp(min=_LOWEST)
+        log_probs = given.detach().log_softmax(-1).float().clamp(min=_LOWEST)
         label, powers = wanted.clone(), _first_powers(temperatures).to(given.device).requires_grad_()
         losses = _descend(powers, log_probs, label, penalty, ignored, steps)
         nll, fall = (float(part.detach()) / rows for part in _sums(powers, log_probs, label, ignored))

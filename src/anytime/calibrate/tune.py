@@ -26,7 +26,7 @@ from anytime.calibrate.certify import (
 )
 from anytime.calibrate.family import PENALTIES, members
 from anytime.calibrate.tuned import TunedRule, unseen
-from anytime.checks import fingerprints
+from anytime.checks import check_seed, fingerprints
 from anytime.combine import Rule, rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
@@ -345,7 +345,7 @@ def tune(
     count = rows.shape[1]
     if count < FEWEST:
         raise LabelError(f"there are {count} rows", expected=f"at least {FEWEST}", fix="give more held-out rows")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).to(rows.device)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed))).to(rows.device)
     cut = min(max(round(fitting * count), 1), count - 1)
     fit, choose = order[:cut], order[cut:]
     family = list(members(rows[:, fit], known[fit], penalties=tuple(penalties)))

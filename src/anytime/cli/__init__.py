@@ -1,28 +1,18 @@
 """The command line: `anytime VERB`.
 
 Each verb is a module with a thin function over something importable, loaded when it is called: `anytime --help` imports
-neither torch nor NumPy. Results go to stdout, talk to stderr. Exit codes: 0 done, 1 a check failed, 2 wrong call or input.
+neither torch nor NumPy. Results go to stdout, messages to stderr. `anytime.process` says how a program ends, and with which
+exit code; this module imports nothing heavy, so that Ctrl-C is heard from the beginning.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from cyclopts import App, CycloptsError
+from anytime.process import exit_code, run_program
 
-from anytime import __version__
-from anytime.errors import AnytimeError
-from anytime.safe_text import print_safely as print
-
-app = App(
-    name="anytime",
-    help="Neural networks that answer by a deadline, and are never worse for having thought longer.",
-    version=__version__,
-    result_action="return_value",
-)
 VERBS = {
     "demo": "Train a small network with exits on real digits and show what the rules do.",
     "evaluate": "Measure how anytime a model is, from the logits of its exits.",
@@ -36,36 +26,19 @@ VERBS = {
     "export": "Write the stages of a model, with a rule inside, for ONNX Runtime or torch.",
     "doctor": "Show versions, threads, devices and optional packages.",
 }
-for _verb, _help in VERBS.items():
-    app.command(f"anytime.cli.{_verb}:{_verb}", name=_verb, help=_help)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a sign the terminal does not know becomes a question mark
-            stream.reconfigure(errors="replace")
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    run_program(partial(_call, sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; give its exit code."""
-    try:
-        code = app(list(arguments), exit_on_error=False, print_error=False)
-        sys.stdout.flush()
-    except CycloptsError as error:
-        verb = next((word for word in arguments if not word.startswith("-")), "")
-        usage = f"anytime {verb} --help" if verb in VERBS else "anytime --help"
-        wrong = AnytimeError(" ".join(str(error).split()), expected="a call as its help describes", fix=f"see '{usage}'")
-        print(f"anytime: {wrong}", file=sys.stderr)
-        return 2
-    except AnytimeError as error:
-        print(f"anytime: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("anytime: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has left, as in `anytime ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
-        return 0
-    return code if isinstance(code, int) else 0
+    return exit_code(partial(_call, arguments))
+
+
+def _call(arguments: Sequence[str]) -> int:
+    from anytime.cli.application import call
+
+    return call(arguments)

@@ -145,7 +145,7 @@ def _document(
 def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: str, rows: int) -> None:
     from rich.table import Table
 
-    from anytime.cli.terminal import console
+    from anytime.cli.console import make_console
     from anytime.conformal import NestedSets
 
     asked = f"{100 * (1 - fitted.alpha):g} %"
@@ -156,9 +156,9 @@ def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: 
     for exit, (size, coverage, all_so_far, empty, nested) in enumerate(columns, 1):
         shares = (f"{100 * share:.2f}" for share in (coverage, all_so_far, empty))
         table.add_row(str(exit), f"{size:.2f}", *shares, f"{nested:.3f}")
-    shown = console()
-    shown.print(table)
+    console = make_console()
+    console.print(table)
     rises = ", ".join(f"{share:.2f} % by ≥ {limit}" for limit, share in figures.size_rise_percent.items())
-    shown.print(f"sets that grow: {rises}", soft_wrap=True)
+    console.print(f"sets that grow: {rises}", soft_wrap=True)
     if isinstance(fitted, NestedSets) and not fitted.reached:
-        shown.print(f"no thresholds reach {asked} on the rows to fit: {100 * fitted.coverage[-1]:.2f} %", soft_wrap=True)
+        console.print(f"no thresholds reach {asked} on the rows to fit: {100 * fitted.coverage[-1]:.2f} %", soft_wrap=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
 from anytime.artifacts import write_text
 from anytime.report.chart import Axis, Chart, Series, look, standalone
 from anytime.report.scale import linear
+from anytime.train.log import read_log
 
 # More markers on a line than this run into each other.
 _POINTS = 40
@@ -20,9 +20,7 @@ def write_curve(log: str | Path, picture: str | Path) -> None:
     path = Path(log)
     if not path.is_file():
         return
-    with path.open(newline="") as file:
-        lines = [line for line in csv.DictReader(file) if None not in line.values()]
-    if lines:
+    if lines := read_log(path):
         write_text(picture, curve(lines))
 
 

@@ -117,9 +117,9 @@ def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
     if json:
         print(to_json(health))
     else:
-        from rich.console import Console
+        from anytime.cli.console import make_console
 
-        Console().print(render(health))
+        make_console().print(render(health))
     return 0 if health.healthy else 1
 
 

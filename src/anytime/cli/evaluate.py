@@ -139,7 +139,7 @@ def print_promises(found: Promises, calibration: str) -> None:
     from rich.table import Table
 
     from anytime.calibrate.certify import rounded_down, rounded_up
-    from anytime.cli.terminal import console
+    from anytime.cli.console import make_console
     from anytime.report.numbers import share
     from anytime.report.promises import at_cost
 
@@ -159,9 +159,9 @@ def print_promises(found: Promises, calibration: str) -> None:
     for name, each in found.rules.items():
         bounds = rounded_up(each.certificate.joint_drop_bound), rounded_down(each.certificate.joint_monotone_bound)
         table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, share(at_cost(each, middle)))
-    shown = console()
-    shown.print(table)
-    shown.print(
+    console = make_console()
+    console.print(table)
+    console.print(
         f"Both bounds of a rule hold at once with {100 * found.confidence:g} % confidence, each rule by itself. Temperatures "
         "are fitted at each exit; ECE and NLL are means over the exits.",
         soft_wrap=True,

@@ -6,8 +6,7 @@ it, or a data set by name, no picture is read: a network that sees pixels on ano
 
 from __future__ import annotations
 
-import json
-import zipfile
+import math
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,18 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anytime.arrays import open_npy, open_npz, read_npz
 from anytime.artifacts import check_sealed, read_sealed
+from anytime.checks import check_memory
 from anytime.cli import stages
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD, middle
+from anytime.data.pictures import read_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import (
     DtypeError,
     FormatError,
     InputError,
-    IntegrityError,
-    MissingExtraError,
     MissingFileError,
     OptionError,
     ShapeError,
@@ -38,6 +38,7 @@ from anytime.errors import (
 from anytime.models import dvit, encoder, imta, load, mlp, msdnet, names, resnet
 from anytime.models.base import MultiExit
 from anytime.models.zoo import create
+from anytime.reading import is_file, json_from, open_file, parsing, read_file
 from anytime.reproduce.runs import is_published, read_run
 from anytime.run.exported import ExportedModel, load_exported
 from anytime.safe_text import printable
@@ -51,6 +52,8 @@ _PRESETS: dict[str, Any] = {
 }
 _TOKENS = 128
 _SHOWN = 60
+_ROOM = 32  # bytes per number
+_LARGEST_INPUT, _LARGEST_TEXT = 1 << 32, 1 << 26
 _NUMBERS = "a picture, or .npy or .npz with one input or a batch of them"
 
 
@@ -211,29 +214,24 @@ def read_description(path: Path, *, sealed: bool = False) -> Description:
 
     Args:
         path: The file.
-        sealed: Whether it must be in the manifest of its folder; one that the caller names may lie anywhere.
+        sealed: Whether it must be in the manifest of its folder; one that the caller names may be anywhere.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(
             f"there is no data set {str(path)!r}",
             expected=f"one of {', '.join(KNOWN)}, or the {DATA} of a training run",
             fix="check the name or the path",
             path=path,
         )
-    try:
-        check_sealed(path)
-        stored = json.loads(read_sealed(path.parent, path.name) if sealed else path.read_bytes())
+    expected, fix = "name, mean, std and class_names, as a training run writes them", "copy it again from the run's folder"
+    check_sealed(path)
+    data = read_sealed(path.parent, path.name) if sealed else read_file(path, expected=expected, fix=fix)
+    stored = json_from(data, path, expected=expected, fix=fix)
+    with parsing(path, expected=expected, fix=fix, kind=FormatError, what="does not describe a data set"):
         mean, std = (tuple(float(part) for part in stored[key]) for key in ("mean", "std"))
         found = Description(str(stored["name"]), mean, std, tuple(str(word) for word in stored["class_names"]))
         if len(found.mean) != len(found.std) or not all(part > 0 for part in found.std):
             raise ValueError("mean and std do not belong together")
-    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
-        raise FormatError(
-            f"{path} does not describe a data set: {error}",
-            expected="name, mean, std and class_names, as a training run writes them",
-            fix="copy it again from the run's folder",
-            path=path,
-        ) from error
     return found
 
 
@@ -257,6 +255,9 @@ def make_example(model: MultiExit | ExportedModel, shape: tuple[int, ...], batch
     """Random inputs of a shape: numbers around 0, or for a text model word pieces."""
     if isinstance(model, ExportedModel):
         return stages.make_example(model, shape, batch)
+    size = f"{batch:,} inputs of {'×'.join(map(str, shape))} numbers"
+    # Activations take several times as much, and engines are compared with one another.
+    check_memory(_ROOM * batch * math.prod(shape), size, fix="use a smaller batch or shape")
     chance = torch.Generator().manual_seed(0)
     if isinstance(model.config, encoder.EncoderConfig):
         # No padding among them: a text as long as the shape says.
@@ -277,9 +278,8 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
         texts = read_texts(given)
         return read_text_input(opened.folder, texts), _cut(opened, texts)
     path = Path(given)
-    if not path.is_file():
-        came = f"{path} is no file" if path.exists() else f"there is no {path}"
-        raise MissingFileError(came, expected=_NUMBERS, fix="check the path", path=path)
+    with open_file(path, expected=_NUMBERS):
+        pass
     shape = input_shape(opened.model)
     if isinstance(opened.model, ExportedModel) and stages.reads_tokens(opened.model):
         return _as_tokens(read_array(path), opened.model), None
@@ -293,7 +293,7 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
             path=path,
         )
     description = _needed(opened, path.name)
-    image = read_image(path, channels=shape[0])
+    image = read_image(path, mode="RGB" if shape[0] == 3 else "L")
     fitted = fit_image(image, shape[1], like=description.name)
     pixels = torch.from_numpy(np.asarray(fitted, dtype=np.uint8).copy()).view(shape[1], shape[2], shape[0])
     size = f"{path.name} is {image.width} × {image.height}: scaled and cropped to {shape[2]} × {shape[1]}"
@@ -324,45 +324,18 @@ def read_texts(given: str) -> list[str]:
     """The lines of a `.txt` that are not empty, or the text itself."""
     path = Path(given)
     if path.suffix.lower() != ".txt":
-        if _is_file(path):
+        if is_file(path):
             raise OptionError(
-                f"{given} is a file", expected="a text, or a .txt with one a line", fix="call the file .txt if it holds texts"
+                f"{given} is a file", expected="a text, or a .txt with one per line", fix="call the file .txt if it holds texts"
             )
         return [given]
-    if not _is_file(path):
-        raise MissingFileError(f"there is no {path}", expected="a text, or a .txt with one a line", fix="check it", path=path)
-    try:
-        return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path} is not UTF-8: {error}", expected="a text file", fix="convert it", path=path) from error
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a text is too long for a name, or holds what no name may
-        return False
-
-
-def read_image(path: Path, *, channels: int = 3) -> Image:
-    """A picture, in colour or in grey."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError(
-            "pictures are decoded by Pillow, which is not installed",
-            expected="the package pillow",
-            fix="pip install 'anytime[images]', or give the pixels as .npy",
-        ) from error
-    try:
-        with Image.open(path) as image:
-            # Pillow cuts numbers of 16 bits off at 255 where they ought to be scaled.
-            bytes_each = image.point(lambda value: value / 256).convert("L") if image.mode.startswith("I;16") else image
-            return bytes_each.convert("RGB" if channels == 3 else "L")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise IntegrityError(
-            f"{path} cannot be decoded as a picture: {error}", expected=_NUMBERS, fix="check that it opens elsewhere", path=path
-        ) from error
+    expected = "a text, or a .txt with one per line"
+    data = read_file(path, most=_LARGEST_TEXT, expected=expected)
+    with parsing(path, expected="a text file", fix="convert it", kind=FormatError, what="is not UTF-8"):
+        texts = [line for line in data.decode().split("\n") if line.strip()]
+    if not texts:
+        raise FormatError(f"{path} has no line with a text", expected=expected, fix="write one", path=path)
+    return texts
 
 
 def fit_image(image: Image, size: int, *, like: str) -> Image:
@@ -377,24 +350,18 @@ def fit_image(image: Image, size: int, *, like: str) -> Image:
 
 def read_array(path: Path) -> NDArray[Any]:
     """The array of a `.npy`, or the only one of a `.npz` (or the one called x); nothing is unpickled."""
-    try:
-        with path.open("rb") as file:
-            found = np.load(file, allow_pickle=False)
-            if not isinstance(found, np.ndarray):
-                name = "x" if "x" in found.files else found.files[0] if len(found.files) == 1 else None
-                if name is None:
-                    raise FormatError(
-                        f"{path} holds {', '.join(found.files) or 'nothing'}",
-                        expected="one array, or one called x",
-                        fix="numpy.savez('input.npz', x=...)",
-                        path=path,
-                    )
-                found = found[name]
-            return np.asarray(found)
-    except (OSError, ValueError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
-        raise IntegrityError(
-            f"{path} is no array: {str(error).splitlines()[0]}", expected=_NUMBERS, fix="save it anew", path=path
-        ) from error
+    if path.suffix.lower() == ".npy":
+        return np.array(open_npy(path))
+    names = list(open_npz(path, ()))
+    name = "x" if "x" in names else names[0] if len(names) == 1 else None
+    if name is None:
+        raise FormatError(
+            f"{path} holds {', '.join(names) or 'nothing'}",
+            expected="one array, or one called x",
+            fix="numpy.savez('input.npz', x=...)",
+            path=path,
+        )
+    return read_npz(path, (name,), most=_LARGEST_INPUT)[name]
 
 
 def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Tensor:

@@ -48,10 +48,11 @@ def leave_out_shared(calibration: tuple[Tensor, Tensor], test: tuple[Tensor, Ten
 
 
 def _labels_by_index(path: Path, labels: Tensor | None) -> dict[int, int]:
-    import numpy as np
+    from anytime.arrays import open_npz
 
     if labels is None or path.suffix.lower() != ".npz":
         return {}
-    with np.load(path) as file:
-        found = file["indices"].tolist() if "indices" in file.files else []
-    return dict(zip(found, labels.tolist(), strict=False)) if isinstance(found, list) else {}
+    found = open_npz(path, ("indices",)).get("indices")
+    if found is None or found.shape != labels.shape or found.dtype.kind not in "iu":
+        return {}
+    return dict(zip(found[...].tolist(), labels.tolist(), strict=True))

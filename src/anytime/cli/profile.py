@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from anytime.models.base import MultiExit
     from anytime.run import Profile
 
+_MOST_REPEATS = 100_000
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
@@ -45,12 +46,14 @@ def profile(
         trust: Load exported stages in the format torch-export too. Such files can run any code; ONNX stages need no trust.
         json: Print one JSON document instead of the table.
     """
+    from anytime.checks import check_count
     from anytime.cli import inputs
     from anytime.cli.stages import make_engine
     from anytime.outputs import check_folder
     from anytime.run import profile_model
     from anytime.run.exported import ExportedModel
 
+    check_count(repeats, "--repeats", most=_MOST_REPEATS)
     sizes = inputs.counts(batch, "batch", example="1,8")
     given = None if input_shape is None else inputs.counts(input_shape, "input-shape", example="3,32,32")
     if out is not None:
@@ -124,7 +127,7 @@ def print_table(found: Profile, name: str) -> None:
     """Print a row an exit to stdout, and the machine."""
     from rich.table import Table
 
-    from anytime.cli.terminal import console
+    from anytime.cli.console import make_console
     from anytime.report.profile import exit_table, machine
 
     cells = exit_table(found)
@@ -133,7 +136,9 @@ def print_table(found: Profile, name: str) -> None:
         table.add_column(column, justify="right")
     for row in cells.rows:
         table.add_row(*row)
-    shown = console()
-    shown.print(f"{name}, {found.engine}, {found.repeats} runs: ms to each exit", soft_wrap=True, highlight=False, markup=False)
-    shown.print(table)
-    shown.print(", ".join(f"{key} {value}" for key, value in machine(found)), soft_wrap=True, highlight=False, markup=False)
+    console = make_console()
+    console.print(
+        f"{name}, {found.engine}, {found.repeats} runs: ms to each exit", soft_wrap=True, highlight=False, markup=False
+    )
+    console.print(table)
+    console.print(", ".join(f"{key} {value}" for key, value in machine(found)), soft_wrap=True, highlight=False, markup=False)

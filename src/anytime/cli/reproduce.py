@@ -183,14 +183,14 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
     """Print a table to stdout."""
     from rich.table import Table
 
-    from anytime.cli.terminal import console
+    from anytime.cli.console import make_console
 
     table = Table(title=title or None, title_justify="left")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index == 0 else "default", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console().print(table)
+    make_console().print(table)
 
 
 def write(folder: Path, found: Finding) -> None:

@@ -29,7 +29,7 @@ def print_table(found: Evaluation) -> None:
     """Print one column a rule to stdout."""
     from rich.table import Table
 
-    from anytime.cli.terminal import console
+    from anytime.cli.console import make_console
 
     labels = "" if found.labelled else ", no labels"
     table = Table(title=f"{found.exits} exits, {found.samples:,} inputs, {found.classes} classes{labels}", title_justify="left")
@@ -41,7 +41,7 @@ def print_table(found: Evaluation) -> None:
         figures["set size, first → last"] = lambda f: f"{f['set_size'][0]:.1f} → {f['set_size'][-1]:.1f}"
     for title, figure in figures.items():
         table.add_row(title, *(figure(rule) for rule in found.rules.values()))
-    console().print(table)
+    make_console().print(table)
 
 
 def _mean(values: list[float]) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from anytime.errors import OptionError
+from anytime.process import INTERRUPTED
 from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
@@ -151,11 +152,13 @@ def list_recipes() -> int:
 
 
 def show(result: RunResult, *, json: bool) -> int:
-    """Say how the run ended; gives the exit code: 1 if it has not ended, or stays below what was expected."""
+    """Say how the run ended; gives the exit code: 1 if it has not ended, or stays below what was expected, 130 after Ctrl-C."""
+    from anytime.train.stopping import CTRL_C
+
     if result.summary is None:
         print(f"Stopped at step {result.step:,} of {result.steps:,}: {result.stopped}. Nothing is lost.", file=sys.stderr)
         print(f"Go on with: anytime train --resume --out {result.folder}", file=sys.stderr)
-        return 1
+        return INTERRUPTED if result.stopped == CTRL_C else 1
     if json:
         import json as writer
 

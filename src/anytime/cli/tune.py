@@ -59,11 +59,12 @@ def tune(
 
     from anytime.calibrate import tune as search
     from anytime.calibrate.certify import check_rows
-    from anytime.checks import fingerprints
+    from anytime.checks import check_seed, fingerprints
     from anytime.cli.progress import rows_bar
     from anytime.evaluation import open_logits
     from anytime.outputs import check_folder
 
+    check_seed(seed)
     if out is not None:
         check_folder(out, kind="tune", inputs=(file, labels))
     source = open_logits(file, labels)
@@ -120,7 +121,7 @@ def write(folder: Path, found: Frontier, chosen: TunedRule | None, promise: Choi
     page = render_frontier(found, source=source, chosen=chosen, certificate=promise, title=Path(source).stem)
     fitted = {"rule.json": chosen, "certificate.json": promise, "frontier.json": found}
     files = {name: json_text(one.document()).encode() for name, one in fitted.items() if one is not None}
-    write_bundle(folder, {**files, "frontier.html": page.encode()}, kind="tune")
+    write_bundle(folder, {**files, "frontier.html": page.encode(errors="replace")}, kind="tune")
     return folder / "frontier.html"
 
 
@@ -148,7 +149,7 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
     from rich.table import Table
 
     from anytime.calibrate.tune import REFERENCES
-    from anytime.cli.terminal import console
+    from anytime.cli.console import make_console
 
     known = {one.name: one for one in found.candidates}
     sign = ">" if found.strict else "≥"
@@ -165,4 +166,4 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
         mark = " ← chosen" if chosen is not None and name == chosen.name else ""
         cells = (f"{100 * figures['accuracy']:.2f}", *drops, f"{figures['ece']:.3f}", f"{figures['nll']:.3f}")
         table.add_row(f"{name}{mark}", *cells, end_section=index == len(names) - 1)
-    console().print(table)
+    make_console().print(table)

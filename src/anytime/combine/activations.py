@@ -117,6 +117,8 @@ def log_above(logits: Tensor, threshold: float | Tensor, mode: Gate) -> Tensor:
         if mode == "clamp":
             return torch.maximum(logits, threshold).clamp(min=0).log()
         return torch.where(logits > threshold, logits, 0.0).log()
+    # No number of a narrower type is above a threshold beyond it, and torch does not take one.
+    threshold = min(threshold, torch.finfo(logits.dtype).max)
     if mode == "clamp":
         return logits.clamp(min=threshold).log()
     if threshold == 0 and not logits.requires_grad and not torch.compiler.is_compiling() and logits.numel() < _FEW:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import check_labels, check_logits, check_step
+from anytime.checks import check_labels, check_logits, check_seed, check_step
 from anytime.errors import LabelError, OptionError, StateError
 from anytime.fitted import Fitted
 
@@ -198,7 +198,7 @@ def log_gammas(shapes: Tensor, seed: list[int]) -> Tensor:
     """
     positive = shapes.detach().double().cpu().numpy()
     positive = np.where(positive > 0, positive.clip(1e-300), 1.0)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng([check_seed(part) for part in seed])
     drawn = np.log(generator.standard_gamma(positive + 1)) - generator.standard_exponential(positive.shape) / positive
     return torch.from_numpy(drawn).to(shapes.device)
 

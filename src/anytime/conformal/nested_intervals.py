@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor
+from anytime.checks import as_tensor, check_seed
 from anytime.conformal.nested import check_alpha
 from anytime.errors import DtypeError, InputError, OptionError, ShapeError, StateError
 from anytime.fitted import Fitted
@@ -53,7 +53,7 @@ class LinearLayer:
 
     def draw(self, draws: int, seed: list[int]) -> Tensor:
         """Weights from the posterior, `(draws, features + 1)`; more draws begin with the same ones."""
-        noise = np.random.default_rng(seed).standard_normal((draws, len(self.mean)))
+        noise = np.random.default_rng([check_seed(part) for part in seed]).standard_normal((draws, len(self.mean)))
         return self.mean + torch.from_numpy(noise).to(self.factor) @ self.factor.T
 
 

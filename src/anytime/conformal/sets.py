@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_labels, check_logits
+from anytime.checks import as_tensor, check_labels, check_logits, check_seed
 from anytime.combine import Rule
 from anytime.combine import rule as read_rule
 from anytime.combine.named import name_of
@@ -213,7 +213,7 @@ def tuning_split(rows: int, seed: int) -> tuple[Tensor, Tensor]:
 
     A temperature that is fitted on the first of these leaves the guarantee as it is.
     """
-    order = torch.from_numpy(np.random.default_rng([seed, _SPLIT]).permutation(rows))
+    order = torch.from_numpy(np.random.default_rng([check_seed(seed), _SPLIT]).permutation(rows))
     chosen = math.ceil(TUNING_SHARE * rows)
     if chosen == rows:
         raise ShapeError(f"{rows} rows to tune and calibrate on", expected="at least two", fix="hold out more rows")
@@ -269,5 +269,5 @@ def _mean_size(raps: Raps, ascending: Tensor, rank: Tensor, uniform: Tensor) -> 
 def _draws(log_probs: Tensor, seed: int, stream: int, *, shared: bool = False) -> Tensor:
     """One number an exit and row, `(exits, rows)`; the first rows get the same whatever comes after them."""
     exits, rows, _ = log_probs.shape
-    drawn = np.random.default_rng([seed, stream]).random((rows, 1 if shared else exits))
+    drawn = np.random.default_rng([check_seed(seed), stream]).random((rows, 1 if shared else exits))
     return torch.from_numpy(drawn).to(log_probs).T.expand(exits, rows)

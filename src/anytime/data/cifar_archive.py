@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from anytime.data import plain_pickle
 from anytime.errors import FormatError, IntegrityError, MissingFileError
+from anytime.reading import is_file, open_file, parsing, read_file
 
 
 class Archive(NamedTuple):
@@ -105,20 +105,22 @@ def _entries(data: bytes, key: str, path: Path) -> Any:
 def _read_folder(place: Path, archive: Archive) -> dict[str, bytes]:
     files = {}
     for member in _members(archive):
-        if not (place / member).is_file():
+        if not is_file(place / member):
             raise _missing(place / member, archive)
-        files[member] = (place / member).read_bytes()
+        files[member] = read_file(place / member, most=_LARGEST_MEMBER)
     return files
 
 
 def _read_tar(place: Path, archive: Archive, *, verify: bool) -> dict[str, bytes]:
     if verify:
         _verify(place, archive)
-    try:
-        with tarfile.open(place, "r:gz") as tar:
-            return {member: _read_member(tar, f"{archive.folder}/{member}", place) for member in _members(archive)}
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise _damaged(place, archive, str(error)) from error
+    expected, fix = f"the official {archive.file}", _fix(place, archive)
+    with (
+        parsing(place, expected=expected, fix=fix, what="is damaged"),
+        open_file(place, expected=expected, fix=fix) as file,
+        tarfile.open(fileobj=file, mode="r:gz") as tar,
+    ):
+        return {member: _read_member(tar, f"{archive.folder}/{member}", place) for member in _members(archive)}
 
 
 def _read_member(tar: tarfile.TarFile, name: str, place: Path) -> bytes:
@@ -133,7 +135,7 @@ def _read_member(tar: tarfile.TarFile, name: str, place: Path) -> bytes:
 
 
 def _verify(place: Path, archive: Archive) -> None:
-    with place.open("rb") as file:
+    with open_file(place, expected=f"the official {archive.file}", fix=_fix(place, archive)) as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != archive.md5:
         raise _damaged(place, archive, f"its MD5 sum is {found}, published is {archive.md5}")

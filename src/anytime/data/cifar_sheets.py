@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import itertools
-import json
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anytime.arrays import read_npz
 from anytime.artifacts import write_bytes
-from anytime.errors import FormatError, IntegrityError, MissingExtraError, MissingFileError
+from anytime.data.pictures import decode_image, pillow
+from anytime.errors import FormatError
+from anytime.reading import json_from, read_file
 
 _SHARDS = ("shard0.npz", "shard1.npz")
 _SHEET = (3200, 320)
 _ROWS = (1024, 10_000)
+_LARGEST_SHARD = 1 << 30
 _TRAIN, _TEST = 50_000, 10_000
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -57,7 +56,7 @@ def write_shards(
 
     N is a multiple of 1,000; each shard takes half of the sheets.
     """
-    image = _pillow()
+    image = pillow()
 
     def encode(tiles: NDArray[np.uint8]) -> bytes:
         pixels = tiles.reshape(10, 100, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(_SHEET[1], _SHEET[0], 3)
@@ -114,53 +113,19 @@ def _cut(shard: dict[str, NDArray[Any]], path: Path) -> list[bytes]:
 
 
 def _decode(files: list[bytes], size: tuple[int, int], folder: Path) -> list[NDArray[np.uint8]]:
-    image = _pillow()
-
     def decode(data: bytes) -> NDArray[np.uint8]:
-        with image.open(io.BytesIO(data), formats=("WEBP", "PNG")) as picture:
-            if picture.size != size:
-                raise _wrong(folder, f"a sheet of {picture.size} pixels in place of {size}")
-            return np.asarray(picture.convert("RGB"))
+        fix = f"copy the files into {folder} again, and compare their sizes"
+        picture = decode_image(io.BytesIO(data), folder, formats=("WEBP", "PNG"), most=size[0] * size[1], fix=fix)
+        if picture.size != size:
+            raise _wrong(folder, f"a sheet of {picture.size} pixels in place of {size}")
+        return np.asarray(picture)
 
-    try:
-        with _pixels_allowed(image, size[0] * size[1]), ThreadPoolExecutor() as threads:
-            return list(threads.map(decode, files))
-    except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
-        raise IntegrityError(
-            f"a sheet in {folder} cannot be decoded: {error}",
-            expected="lossless WebP or PNG sheets as published",
-            fix=f"copy the files into {folder} again, and compare their sizes",
-            path=folder,
-        ) from error
-
-
-def _pillow() -> Any:
-    try:
-        return importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingExtraError(
-            "CIFAR sheets are pictures, and Pillow is not installed",
-            expected="the package pillow",
-            fix="pip install pillow, or use the official archive, which needs none",
-        ) from error
-
-
-@contextmanager
-def _pixels_allowed(image_module: Any, pixels: int) -> Iterator[None]:
-    """Pillow's guard against huge pictures set to the size of a sheet, and put back."""
-    before = image_module.MAX_IMAGE_PIXELS
-    image_module.MAX_IMAGE_PIXELS = pixels
-    try:
-        yield
-    finally:
-        image_module.MAX_IMAGE_PIXELS = before
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(decode, files))
 
 
 def _labels(path: Path, count: int) -> NDArray[np.int64]:
-    try:
-        labels = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, f"no JSON ({error})") from error
+    labels = json_from(_read(path), path, expected=f"a list of {count} labels", fix=f"copy it to {path} again")
     good = isinstance(labels, list) and all(type(label) is int and 0 <= label < 10 for label in labels)
     if not good or len(labels) != count:
         raise _wrong(path, f"something else than {count} whole numbers from 0 to 9")
@@ -168,27 +133,12 @@ def _labels(path: Path, count: int) -> NDArray[np.int64]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(io.BytesIO(_read(path)), allow_pickle=False) as stored:
-            return dict(stored)
-    except MissingFileError:
-        raise
-    # A MemoryError is that of a head that claims more than there is; the last two are those of odd or locked entries.
-    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, MemoryError, RuntimeError) as error:
-        raise IntegrityError(
-            f"{path} is damaged: {error}", expected="a shard as published", fix=f"copy it to {path} again", path=path
-        ) from error
+    return read_npz(path, most=_LARGEST_SHARD, texts=True)
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise MissingFileError(
-            f"there is no {path}",
-            expected="all files of this form of CIFAR",
-            fix=f"put {path.name} into {path.parent}",
-            path=path,
-        )
-    return path.read_bytes()
+    fix = f"put {path.name} into {path.parent}"
+    return read_file(path, most=_LARGEST_SHARD, expected="all files of this form of CIFAR", fix=fix)
 
 
 def _wrong(path: Path, found: str) -> FormatError:

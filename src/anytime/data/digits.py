@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from anytime.checks import LARGEST_OLD_SEED, check_seed
 from anytime.data.base import ImageData
 from anytime.errors import MissingExtraError, OptionError
 
@@ -30,7 +31,7 @@ def load_digits(*, channels: int = 1, seed: int = 0) -> dict[str, ImageData]:
         ) from error
     stored = load()
     grey = torch.from_numpy((stored.images * (255 / 16)).round().astype(np.uint8))[:, None]
-    order = torch.from_numpy(np.random.RandomState(seed).permutation(len(grey)))
+    order = torch.from_numpy(np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED)).permutation(len(grey)))
     pieces = dict(zip(_SIZES, torch.split(order, list(_SIZES.values())), strict=True))
     shade = grey[pieces["train"]].float() / 255.0
     whole = ImageData(

@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anytime.errors import FormatError, IntegrityError, MissingExtraError, MissingFileError
+from anytime.data.pictures import read_image
+from anytime.errors import FormatError, MissingFileError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -204,25 +205,7 @@ def _missing(folder: Path, came: str) -> MissingFileError:
 
 
 def _decode(path: Path) -> Image:
-    try:
-        from PIL.Image import DecompressionBombError
-        from PIL.Image import open as open_image
-    except ImportError as error:
-        raise MissingExtraError(
-            "pictures are decoded by Pillow, which is not installed", expected="the package pillow", fix="pip install pillow"
-        ) from error
-    try:
-        # No other formats, whatever the content: for some of them Pillow starts other programs.
-        with open_image(path, formats=_FORMATS) as image:
-            return image.convert("RGB")
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{path} is gone", expected="the files that were there at the start", fix="put it back, begin anew", path=path
-        ) from error
-    except (OSError, ValueError, SyntaxError, DecompressionBombError) as error:
-        raise IntegrityError(
-            f"{path} cannot be decoded: {error}", expected="a picture", fix="fetch it again, or remove it", path=path
-        ) from error
+    return read_image(path, formats=_FORMATS, fix="fetch it again, or remove it and begin anew")
 
 
 def _seed(*parts: int) -> Any:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.checks import LARGEST_OLD_SEED, check_seed
 from anytime.data.base import ImageData
-from anytime.errors import OptionError
+from anytime.errors import FormatError, OptionError
+from anytime.reading import json_from, parsing
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +60,15 @@ class Split:
         return json.dumps({"rows": self.rows, "seed": self.seed, "held_out": self.held_out.tolist()})
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read back what `to_json` wrote."""
-        stored: dict[str, Any] = json.loads(text)
-        held_out = torch.tensor(stored["held_out"], dtype=torch.int64)
-        return cls(rows=int(stored["rows"]), seed=int(stored["seed"]), held_out=held_out)
+    def from_json(cls, text: str, *, path: str | Path = "the split") -> Self:
+        """Read back what `to_json` wrote; `path` names the file in an error."""
+        expected = "rows, seed and held_out, as a training run writes them"
+        stored: Any = json_from(text, path, expected=expected)
+        with parsing(path, expected=expected, kind=FormatError):
+            rows, seed, places = stored["rows"], stored["seed"], stored["held_out"]
+            if not all(type(number) is int and 0 <= number < 2**62 for number in (rows, seed, *places)):
+                raise ValueError("not all of its numbers are whole")
+            return cls(rows=rows, seed=seed, held_out=torch.tensor(places, dtype=torch.int64))
 
 
 def hold_out(rows: int, count: int, *, seed: int = 0) -> Split:
@@ -75,5 +82,5 @@ def hold_out(rows: int, count: int, *, seed: int = 0) -> Split:
             f"{count} of {rows} rows are to be held out", expected=f"0 to {rows - 1}", fix="leave rows to train on"
         )
     # RandomState's stream is frozen by NumPy's promise, a Generator's is not: the same seed is the same split for good.
-    order = np.random.RandomState(seed).permutation(rows)
+    order = np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED)).permutation(rows)
     return Split(rows=rows, seed=seed, held_out=torch.from_numpy(np.sort(order[:count]).astype(np.int64)))

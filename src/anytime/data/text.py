@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +31,10 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import check_sealed, write_text
-from anytime.checks import check_labels
+from anytime.checks import LARGEST_OLD_SEED, check_labels, check_seed
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError, ShapeError
+from anytime.reading import is_file, parsing, read_json
 
 TextName = Literal["imdb", "sst2", "trec", "banking77", "clinc150"]
 
@@ -42,6 +42,7 @@ _SENTIMENTS = ("negative", "positive")
 _OUT_OF_SCOPE = "oos"
 _VOCABULARY, _DESCRIPTION, _DIGEST = "vocab.txt", "data.json", "vocabulary_sha256"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+_MOST_ROWS, _LONGEST = 10**7, 1 << 16
 _TOKENIZER = ("lower", "accents", "chinese", "prefix", "longest")
 # From the one that is kept as it is to those that give way, where a text stands in several.
 _PRECEDENCE = ("test", "val", "train")
@@ -213,7 +214,7 @@ def draw_classes(classes: int, count: int, *, seed: int = 0) -> tuple[int, ...]:
     if not 1 <= count <= classes:
         raise OptionError(f"{count} of {classes} classes", expected=f"1 to {classes}", fix="correct count")
     # RandomState's stream is frozen by NumPy's promise: the same seed is the same draw for good.
-    return tuple(sorted(np.random.RandomState(seed).permutation(classes)[:count].tolist()))
+    return tuple(sorted(np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED)).permutation(classes)[:count].tolist()))
 
 
 def take_classes(data: Texts, classes: Sequence[int]) -> Texts:
@@ -293,24 +294,18 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
         folder: Of the run, or the network's folder `model` in it.
     """
     folder = Path(folder).resolve()
-    place = folder.parent if folder.name == "model" and not (folder / _VOCABULARY).is_file() else folder
+    place = folder.parent if folder.name == "model" and not is_file(folder / _VOCABULARY) else folder
     path = place / _DESCRIPTION
     for each in (place / _VOCABULARY, path):
         check_sealed(each)
     tokenizer = WordPiece.load(place / _VOCABULARY)
-    try:
-        stored = json.loads(path.read_bytes())
+    expected, fix = "length and tokenizer, as a training run on texts writes them", "copy it again from the run's folder"
+    stored = read_json(path, expected=expected, fix=fix)
+    with parsing(path, expected=expected, fix=fix, kind=FormatError, what="does not say how texts are cut"):
         length, digest = stored["length"], stored.get(_DIGEST)
-        if type(length) is not int or length < 2:
+        if type(length) is not int or not 2 <= length <= _LONGEST:
             raise ValueError(f"length is {length!r}")
         tokenizer = replace(tokenizer, **{name: stored["tokenizer"][name] for name in _TOKENIZER})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FormatError(
-            f"{path} does not say how texts are cut: {error!r}",
-            expected="length and tokenizer, as a training run on texts writes them",
-            fix="copy it again from the run's folder",
-            path=path,
-        ) from error
     # A line too few would give each later piece the number of another. Runs of before have no digest.
     if digest is not None and digest != _digest(_lines(tokenizer)):
         raise IntegrityError(
@@ -407,31 +402,30 @@ def _folder(root: str | Path | None) -> Path:
 def _read(path: Path, names: tuple[str, ...]) -> list[list[Any]]:
     """Columns of a parquet file as lists."""
     try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        _, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingExtraError(
             "texts are stored as parquet, which pyarrow reads, and it is not installed",
             expected="the package pyarrow",
             fix="pip install 'anytime[text]', or pip install pyarrow",
         ) from error
-    if not path.is_file():
+    if not is_file(path):
         raise MissingFileError(
             f"there is no {path}",
             expected="a parquet file with the columns split, text and label",
             fix=f"put {path.name} into {path.parent}, or give its folder as root",
             path=path,
         )
-    try:
+    with parsing(path, expected="a parquet file", fix="copy it again", what="cannot be read"):
         with parquet.ParquetFile(path) as file:
+            # A few bytes can stand for any number of equal rows.
+            if file.metadata.num_rows > _MOST_ROWS:
+                raise _wrong(path, f"{file.metadata.num_rows:,} rows, more than {_MOST_ROWS:,}")
             missing = [name for name in names if name not in file.schema_arrow.names]
             if missing:
                 raise _wrong(path, f"no column {', '.join(missing)}")
-            table = file.read(columns=list(names))
-    except (arrow.ArrowException, OSError) as error:
-        raise IntegrityError(
-            f"{path} cannot be read: {error}", expected="a parquet file", fix="copy it again", path=path
-        ) from error
-    return [table.column(name).to_pylist() for name in names]
+            table = file.read(columns=list(names), use_threads=False)
+        return [table.column(name).to_pylist() for name in names]
 
 
 def _splits(name: str, splits: list[Any], texts: list[Any], labels: list[Any], *, path: Path) -> dict[str, TextData]:

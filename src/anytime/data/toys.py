@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.checks import LARGEST_OLD_SEED, check_seed
 from anytime.errors import OptionError
 
 
@@ -49,7 +50,7 @@ def make_spiral(rows: int = 1000, *, arms: int = 4, turns: float = 0.75, noise: 
     _check(rows, noise)
     if isinstance(arms, bool) or not isinstance(arms, int) or arms < 1:
         raise OptionError(f"arms is {arms!r}", expected="a whole number, at least 1", fix="4 is the default")
-    random = np.random.RandomState(seed)
+    random = np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED))
     arm = np.arange(rows) % arms
     radius = np.sqrt(random.uniform(0.01, 1.0, rows))
     angle = 2 * np.pi * (arm / arms + turns * radius)
@@ -66,7 +67,7 @@ def make_curve(rows: int = 200, *, noise: float = 0.1, seed: int = 0) -> PointDa
         seed: The same seed gives the same points.
     """
     _check(rows, noise)
-    random = np.random.RandomState(seed)
+    random = np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED))
     x = random.uniform(-1.0, 0.5, rows)
     x = np.where(x < -0.2, x, x + 0.5)
     y = x + np.sin(4 * x) + np.sin(13 * x) / 2 + noise * random.standard_normal(rows)

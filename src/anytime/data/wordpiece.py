@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import DtypeError, FormatError, MissingFileError, OptionError
+from anytime.errors import DtypeError, FormatError, OptionError
+from anytime.reading import parsing, read_file
 
 # The white space of BERT. Other separators of Python's str.split are control characters, which do not part words.
 _SPACE = re.compile("[ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
@@ -37,6 +38,7 @@ _CHINESE = (
     (0x2F800, 0x2FA1F),
 )
 # Words that are remembered with their pieces: enough for a large corpus, and bounded for a server.
+_LARGEST_FILE = 1 << 28
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 1 << 20, 64
 
 
@@ -93,22 +95,16 @@ class WordPiece:
             lower: Whether to lower-case; by default what a `tokenizer.json` says, and yes for a `vocab.txt`.
         """
         path = Path(path)
-        if not path.is_file():
-            raise MissingFileError(
-                f"there is no {path}", expected="a vocab.txt or a tokenizer.json", fix="give its place", path=path
-            )
+        data = read_file(path, most=_LARGEST_FILE, expected="a vocab.txt or a tokenizer.json", fix="give its place")
+        expected = "one piece per line, or the JSON of a WordPiece tokenizer; [PAD], [UNK], [CLS] and [SEP] among them"
+        fix, what = "give the file that came with the weights", "is no vocabulary"
         try:
-            text = path.read_bytes().decode()
-            settings = _read_json(text, path) if path.suffix == ".json" else {"vocabulary": _read_lines(text)}
-            return cls(**settings if lower is None else {**settings, "lower": lower})
-        except (UnicodeDecodeError, RecursionError, json.JSONDecodeError, OptionError) as error:
-            came = error.came if isinstance(error, OptionError) else error
-            raise FormatError(
-                f"{path} is no vocabulary: {came}",
-                expected="one piece a line, or the JSON of a WordPiece tokenizer; [PAD], [UNK], [CLS] and [SEP] among them",
-                fix="give the file that came with the weights",
-                path=path,
-            ) from error
+            with parsing(path, expected=expected, fix=fix, kind=FormatError, what=what):
+                text = data.decode()
+                settings = _read_json(text, path) if path.suffix == ".json" else {"vocabulary": _read_lines(text)}
+                return cls(**settings if lower is None else {**settings, "lower": lower})
+        except OptionError as error:
+            raise FormatError(f"{path} {what}: {error.came}", expected=expected, fix=fix, path=path) from error
 
     def __len__(self) -> int:
         """How many pieces there are."""

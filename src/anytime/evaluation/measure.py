@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale
+from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale, check_seed
 from anytime.combine import Rule, rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.named import name_of
@@ -100,6 +100,7 @@ def evaluate(
         >>> sorted(found.rules)
         ['caching', 'latest', 'product']
     """
+    check_seed(seed)
     rows = open_rows(logits, labels, probabilities)
     exits, samples, classes = rows.logits.shape
     named = _named(rules)

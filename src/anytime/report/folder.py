@@ -65,7 +65,9 @@ def write_folder(
     }
     if promises is not None:
         files[FITTED] = json_text(promises.product.document())
-    write_bundle(folder, {**{name: text.encode() for name, text in files.items()}, **(more or {})}, kind=kind)
+    # The name of a file may hold bytes that are not UTF-8: people read a question mark there.
+    written = {name: text.encode(errors="replace") for name, text in files.items()}
+    write_bundle(folder, {**written, **(more or {})}, kind=kind)
     return Path(folder) / "report.html"
 
 

@@ -33,7 +33,9 @@ def write_profile(folder: str | Path, profile: Profile, *, name: str, notes: Seq
     """
     page = render_profile(profile, name=name, notes=notes)
     write_bundle(
-        folder, {"profile.json": json_text(profile.document()).encode(), "profile.html": page.encode()}, kind="profile"
+        folder,
+        {"profile.json": json_text(profile.document()).encode(), "profile.html": page.encode(errors="replace")},
+        kind="profile",
     )
     return Path(folder) / "profile.html"
 

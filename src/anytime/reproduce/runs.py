@@ -6,7 +6,6 @@ checksums are compared before anything is read from it. A run can also be made o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
+from anytime.arrays import open_npz
 from anytime.artifacts import open_bundle, tensors_from_bytes
 from anytime.calibrate.tune import measure
 from anytime.checks import check_labels, check_logits
@@ -25,6 +25,7 @@ from anytime.evaluation import evaluate, open_logits
 from anytime.models import measure_cost
 from anytime.models.base import MultiExit
 from anytime.models.zoo import create, load_weights
+from anytime.reading import parsing, read_file, read_json
 from anytime.reproduce.needs import Need
 
 Split = Literal["test", "val"]
@@ -90,15 +91,12 @@ class Run:
 
     def indices(self, split: Split = "test") -> Tensor:
         """Which rows of the data set the kept logits belong to."""
-        import numpy as np
-
         name = f"{split}-sample.npz"
         rows = self.logits(split)[0].shape[1]  # refuses a file that cannot be read
-        with np.load(self._file(name), allow_pickle=False) as stored:
-            found = stored.get("indices")
+        found = open_npz(self._file(name), ("indices",)).get("indices")
         if found is None or found.shape != (rows,) or found.dtype.kind not in "iu":
             raise self._lacks(f"index for each row in {name}")
-        return torch.from_numpy(found.astype(np.int64))
+        return torch.from_numpy(found[...].astype("int64"))
 
     def figures(self, split: Split = "test") -> Mapping[str, Mapping[str, Any]]:
         """The figures of `latest`, `caching`, `product`, and what else was measured, on all rows.
@@ -135,7 +133,7 @@ class Run:
         weights: dict[str, Tensor] = {}
         for name, path in self.files.items():
             if name.startswith(_WEIGHTS):
-                weights |= {key: _whole(part) for key, part in tensors_from_bytes(path.read_bytes(), path=path).items()}
+                weights |= {key: _whole(part) for key, part in tensors_from_bytes(read_file(path), path=path).items()}
         if not weights:
             raise self._lacks(f"{_WEIGHTS}*.safetensors")
         network = self._network()
@@ -151,12 +149,9 @@ class Run:
         if self.folder is None:
             return self._measured[split]
         path = self._file(f"{split}-metrics.json")
-        try:
-            document = json.loads(path.read_text(), parse_constant=_no_number)
-            if _is_evaluation(document):
-                return document  # type: ignore[no-any-return]
-        except ValueError:
-            pass
+        document = read_json(path, expected="a document of `anytime evaluate --json`", fix="publish the run again")
+        if _is_evaluation(document):
+            return document  # type: ignore[no-any-return]
         raise self._lacks(f"document of `anytime evaluate --json` in {split}-metrics.json")
 
     @cached_property
@@ -349,17 +344,11 @@ def read_run(folder: str | Path) -> Run:
     """
     folder = Path(folder).resolve()
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
+    expected, fix = "JSON with data, model and a recipe with objective and seed", "publish the run again, or move its folder"
+    config = read_json(path, expected=expected, fix=fix)
+    with parsing(path, expected=expected, fix=fix, kind=FormatError, what="cannot be read as the settings of a run"):
         seed = int(config["recipe"]["seed"])
         return Run(folder.name, network_of(config), data_of(config), seed, folder, str(config["model"]))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError) as error:
-        raise FormatError(
-            f"{path} cannot be read as the settings of a run ({type(error).__name__}: {error})",
-            expected="JSON with `data`, `model` and a `recipe` with `objective` and `seed`",
-            fix="publish the run again, or take its folder away",
-            path=path,
-        ) from None
 
 
 def _is_evaluation(document: object) -> bool:
@@ -372,11 +361,6 @@ def _is_evaluation(document: object) -> bool:
         and isinstance(rules, dict)
         and all(isinstance(found, dict) for found in rules.values())
     )
-
-
-def _no_number(text: str) -> NoReturn:
-    """Python reads NaN and Infinity, which JSON has not; a figure that is none of the numbers cannot be compared."""
-    raise ValueError(text)
 
 
 def _whole(tensor: Tensor) -> Tensor:

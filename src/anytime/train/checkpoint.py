@@ -20,11 +20,13 @@ from anytime.data.base import ImageData
 from anytime.data.text import TokenData
 from anytime.errors import FormatError, OptionError
 from anytime.models import load_weights
+from anytime.reading import json_from, parsing
 from anytime.train.config import TrainConfig
 from anytime.train.step import TrainStep
 
 _STATE, _MODEL, _OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
 _PREFIX = "optimizer."
+_FIX = "remove the folder checkpoint to begin anew, or copy it again"
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,13 @@ def load(folder: Path, training: TrainStep) -> Place:
     files = read_bundle(folder)
     state = _state(files, folder)
     _check_same(state, training.config, training.data)
-    load_weights(training.model, tensors_from_bytes(files[_MODEL], path=folder / _MODEL))
+    weights = tensors_from_bytes(files[_MODEL], path=folder / _MODEL)
     stored = tensors_from_bytes(files[_OPTIMIZER], path=folder / _OPTIMIZER)
     memory = {name.removeprefix(_PREFIX): values for name, values in stored.items() if name.startswith(_PREFIX)}
-    training.adopt(memory, stored["losses"])
-    _set_random_state(stored, training.machine.device)
+    with parsing(folder / _OPTIMIZER, expected="the memory of this recipe's optimiser", fix=_FIX, kind=FormatError):
+        load_weights(training.model, weights)
+        training.adopt(memory, stored["losses"])
+        _set_random_state(stored, training.machine.device)
     return Place(step=state["step"], seconds=state["seconds"])
 
 
@@ -83,7 +87,14 @@ def _state(files: dict[str, bytes], folder: Path) -> dict[str, Any]:
             fix="resume from the folder an earlier run wrote",
             path=folder,
         )
-    state: dict[str, Any] = json.loads(files[_STATE])
+    path, expected = folder / _STATE, "step, seconds, config and data, as a training run writes them"
+    state: dict[str, Any] = json_from(files[_STATE], path, expected=expected, fix=_FIX)
+    with parsing(path, expected=expected, fix=_FIX, kind=FormatError):
+        step, seconds = state["step"], state["seconds"]
+        if type(step) is not int or not 0 <= step <= 2**62 or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e18:
+            raise ValueError(f"it has come to step {step!r} in {seconds!r} seconds")
+        if not isinstance(state["config"], dict) or not isinstance(state["data"], dict):
+            raise ValueError("its config or data are not tables")
     return state
 
 

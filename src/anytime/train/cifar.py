@@ -30,6 +30,7 @@ from anytime.data import ImageData, Split, hold_out, load_cifar
 from anytime.errors import AnytimeError
 from anytime.models.base import MultiExit
 from anytime.outputs import lock_run
+from anytime.process import run_program
 from anytime.safe_text import print_safely as print
 from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, OptimizerName, Schedule, TrainConfig
 from anytime.train.log import EpochLog
@@ -38,6 +39,7 @@ from anytime.train.loop import Habits, Outcome, fit
 from anytime.train.plan import learnt_rule
 from anytime.train.run import check_finished, check_new, finish, is_finished
 from anytime.train.start import start_network
+from anytime.train.stopping import CTRL_C
 
 _SUMMARY = "summary.json"
 _FILES = ("config.json", "split.json", "log.csv", "val.npz", "test.npz", "model.safetensors", _SUMMARY)
@@ -128,6 +130,8 @@ def _train_locked(
     outcome = fit(model, train, config, val=val, machine=machine, habits=habits)
     if not outcome.finished:
         print(f"stopped at step {outcome.step} of {outcome.steps}: {outcome.stopped}; go on with --resume", flush=True)
+        if outcome.stopped == CTRL_C:
+            raise KeyboardInterrupt
         return False
     _finish(folder, model, {"val": val, "test": test}, outcome, config, machine)
     shutil.rmtree(folder / "checkpoint", ignore_errors=True)
@@ -276,4 +280,4 @@ def _add_objective_settings(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
+from anytime.checks import check_count, check_seed
 from anytime.errors import OptionError
 
 Schedule = Literal["step", "cosine", "linear"]
@@ -17,7 +19,8 @@ Objective = Literal["joint", "product", "joint-then-product", "sdn", "distillati
 Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
-_LARGEST_SEED = 2**64 - 1
+_MOST = 2**53
+"""More epochs or rows in a batch than these no float counts."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class L2W:
         _number("strength", self.strength, 0, math.inf)
         _choice("centring", self.centring, get_args(Centring))
         _number("ratio", self.ratio, 0, math.inf, above=True)
-        _whole("meta_every", self.meta_every, 1)
+        check_count(self.meta_every, "meta_every")
         _number("meta_lr", self.meta_lr, 0, math.inf)
         _number("meta_weight_decay", self.meta_weight_decay, 0, math.inf)
 
@@ -123,10 +126,9 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch", 1), ("seed", 0)):
-            _whole(name, getattr(self, name), low)
-        if self.seed > _LARGEST_SEED:
-            raise OptionError(f"seed is {self.seed}", expected=f"at most {_LARGEST_SEED}, as torch takes it", fix="lower seed")
+        check_count(self.epochs, "epochs", most=_MOST)
+        check_count(self.batch, "batch", most=_MOST)
+        check_seed(self.seed)
         for name in ("lr", "head_rate"):
             _number(name, getattr(self, name), 0, math.inf, above=True)
         _number("momentum", self.momentum, 0, 1)
@@ -243,13 +245,9 @@ def _known(kind: type[Any], values: dict[str, Any]) -> None:
         )
 
 
-def _whole(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise OptionError(f"{name} is {value!r}", expected=f"a whole number, at least {low}", fix=f"correct {name}")
-
-
 def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+    # Compared, not converted: a whole number may be beyond all floats.
+    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= min(high, sys.float_info.max)
     if not good or (above and value == low):
         upto = "" if math.isinf(high) else f" and at most {high:g}"
         expected = f"a number {'above' if above else 'of at least'} {low:g}{upto}"

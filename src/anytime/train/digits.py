@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from anytime.checks import check_seed
 from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models import MSDNet, MSDNetConfig, measure_cost
@@ -70,7 +71,7 @@ def train_digits(
         )
     train, test = whole.take(torch.arange(rows)), whole.take(torch.arange(rows, len(whole)))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(check_seed(seed))
         model = MSDNet(NETWORK)
     recipe = TrainConfig(epochs=epochs, batch=32, lr=0.1, schedule="cosine", augment=False, seed=seed)
     fit(model, train, recipe, habits=Habits(on_epoch=on_epoch))

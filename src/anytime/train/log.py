@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 from anytime.artifacts import write_text
+from anytime.errors import FormatError
+from anytime.reading import parsing, read_file
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class CsvLog:
         """Drop lines of epochs that ended after `step`: they will be run again."""
         if self.path is None or not self.path.exists():
             return
-        with self.path.open(newline="") as file:
-            # A line cut short by a kill lacks values; its epoch will be run again.
-            lines = [line for line in csv.DictReader(file) if None not in line.values() and int(line["step"]) <= step]
+        fix = f"move {self.path.name} away: the run goes on with a new one"
+        with parsing(self.path, expected="the log of a training run", fix=fix, kind=FormatError):
+            lines = [line for line in read_log(self.path) if int(line["step"]) <= step]
         write_text(self.path, _table(lines) if lines else "")
 
     def add(self, epoch: EpochLog) -> None:
@@ -65,6 +67,14 @@ class CsvLog:
             if file.tell() == 0:
                 writer.writeheader()
             writer.writerow(columns)
+
+
+def read_log(path: Path) -> list[dict[str, str]]:
+    """The lines of a log that are whole: one cut short by a kill lacks values, and its epoch will be run again."""
+    text = read_file(path, expected="the log of a training run").decode()
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    names = reader.fieldnames or []
+    return [line for line in reader if set(line) == set(names) and all(isinstance(value, str) for value in line.values())]
 
 
 class Progress:

@@ -16,14 +16,16 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -35,6 +37,7 @@ from anytime.train.plan import Phase
 from anytime.train.step import TrainStep
 from anytime.train.stream import StreamedStep
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END, _STATE, _BEGIN, _STEP = range(4)
 # Objectives that do more in a step than descend a mean over the batch.
 _ALONE = ("l2w",)
@@ -202,8 +205,9 @@ def launch(processes: int, function: Callable[..., Any], *arguments: Any, device
         arguments: What it is called with.
         device: `cpu` or `cuda`.
     """
-    with _left_to_the_leader():
-        ended = _meet(processes, device, partial(function, *arguments))
+    work = partial(function, *arguments)
+    listens = not _started() and threading.current_thread() is threading.main_thread()
+    ended = _listen(processes, device, work) if listens else _meet(processes, device, work)
     if ended.error is not None:
         came, expected, fix = ended.error
         raise AnytimeError(came, expected=expected, fix=fix)
@@ -260,10 +264,11 @@ class _Ended:
 
 
 def _work(fabric: Any, function: Callable[[Team], Any]) -> _Ended:
-    if fabric.global_rank:
+    if not _started():
         # Only the leader stops at a signal, between two steps; the others stop when it says so.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _SIGNALS if fabric.global_rank else (signal.SIGINT,):
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         ended = _Ended(function(Team(fabric.global_rank, fabric.world_size, fabric.device)))
         # All leave together: one whose partners have gone before may fail while it takes its connections down.
@@ -304,26 +309,49 @@ def _on_this_machine() -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _left_to_the_leader() -> Iterator[None]:
-    """Leave Ctrl-C, which a terminal sends to all processes, to the leader, and hand a request to terminate on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _listen(processes: int, device: str, work: Callable[[Team], Any]) -> _Ended:
+    """Begin the processes from a thread, and hand on to them what this process is told by signals meanwhile.
 
-    def hand_on(number: int, frame: object) -> None:
-        for child in active_children():
-            child.terminate()
-
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, hand_on),
-    }
+    A terminal sends Ctrl-C to all processes of a program. They are born with it blocked, and hear of it from here alone: one
+    that has not begun to train ends at once, and the leader of those that have stops after its step.
+    """
+    heard: list[int] = []
+    told: set[int | None] = set()
+    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in _SIGNALS}
     try:
-        yield
+        with ThreadPoolExecutor(1, initializer=_block_interrupts) as threads:
+            ended = threads.submit(_meet, processes, device, work)
+            while not wait((ended,), timeout=0.1).done:
+                for child in active_children() if heard else ():
+                    if len(heard) > 1:
+                        child.kill()
+                    elif child.pid not in told:
+                        _tell(child, heard[0])
+                        told.add(child.pid)
+            try:
+                return ended.result()
+            except (ProcessRaisedException, ProcessExitedException):
+                if not heard:
+                    raise
+                if signal.SIGINT in heard:
+                    raise KeyboardInterrupt from None
+                came = "training was asked to terminate before it had begun"
+                raise AnytimeError(came, expected="time to train", fix="begin again") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _block_interrupts() -> None:
+    # A thread's processes are born with what it blocks.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _tell(child: BaseProcess, number: int) -> None:
+    if number == signal.SIGINT and child.pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGINT)  # for the leader's words on why it stopped
+    child.terminate()
 
 
 class _JoinedSum(torch.autograd.Function):

@@ -20,7 +20,6 @@ A process that trains holds a lock on the folder. A run that is finished is not 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -32,10 +31,11 @@ from torch import Tensor
 
 from anytime.artifacts import bundle_kind, seal, verify_bundle, write_bytes, write_json, write_text
 from anytime.data.text import TokenData, save_tokenizer
-from anytime.errors import AnytimeError, MissingFileError, OptionError
+from anytime.errors import AnytimeError, FormatError, MissingFileError, OptionError
 from anytime.models import save
 from anytime.models.base import MultiExit
 from anytime.outputs import check_new_folder, join_run, lock_run
+from anytime.reading import parsing, read_json
 from anytime.train.config import Machine
 from anytime.train.log import EpochLog
 from anytime.train.logits import exit_accuracy
@@ -154,13 +154,27 @@ def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda l
         if is_finished(folder):
             if leads():
                 check_finished(folder)
-            summary = json.loads((folder / _SUMMARY).read_text())
-            return RunResult(folder, summary["steps"], summary["steps"], None, summary)
+            return _ended(folder)
         if config.processes == 1:
             return _train(config, folder, on_epoch)
         usable_device(config.machine.device)
         found: RunResult = launch(config.processes, _train, config, folder, on_epoch, device=config.machine.device)
         return found
+
+
+def _ended(folder: Path) -> RunResult:
+    """What a run that came to its end left behind."""
+    path, fix = folder / _SUMMARY, f"remove {_SUMMARY} to train the rest again from the checkpoint"
+    summary = read_json(path, expected="the summary that a training run writes", fix=fix)
+    with parsing(path, expected="steps, test_accuracy and the like, as a training run writes them", fix=fix, kind=FormatError):
+        steps, shares = summary["steps"], summary["test_accuracy"]
+        if type(steps) is not int or not all(isinstance(share, int | float) for share in shares):
+            raise ValueError("its steps or accuracies are not numbers")
+        if "missed_exits" in summary:
+            missed, expected, tolerance = summary["missed_exits"], summary["expected_accuracy"], summary["tolerance"]
+            if not all(isinstance(number, int | float) for number in (*missed, *expected, tolerance)):
+                raise ValueError("what was expected of it is not in numbers")
+    return RunResult(folder, steps, steps, None, summary)
 
 
 def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None) -> RunResult:

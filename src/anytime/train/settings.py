@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from anytime.artifacts import write_text
+from anytime.checks import LARGEST_OLD_SEED, check_count, check_seed, check_threads
 from anytime.data.text import TextName
-from anytime.errors import FormatError, MissingFileError, OptionError
+from anytime.errors import FormatError, OptionError
+from anytime.reading import parsing, read_file
 from anytime.train.config import Machine, TrainConfig
 
 DataName = Literal["cifar10", "cifar100", "digits", "imagenet", TextName]
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # Settings that change nothing about what is learnt, or only its luck: the expected accuracy holds whatever they are.
 _HARMLESS = {"about", "root", "seed", "minutes", "processes", "workers", "checkpoint_every", "evaluate_every", "expected"}
-_WHOLE = {"length": 2, "held_out": 0, "split_seed": 0, "checkpoint_every": 1, "evaluate_every": 1, "processes": 1, "workers": 1}
+_WHOLE = {"length": 2, "held_out": 0, "checkpoint_every": 1, "evaluate_every": 1}
+_LARGEST_FILE, _MOST = 1 << 20, 2**53
 
 
 class Source(NamedTuple):
@@ -100,8 +103,9 @@ class RunConfig:
         for name in ("model", "about"):
             _check(isinstance(getattr(self, name), str), name, getattr(self, name), "a word or a sentence")
         for name, low in _WHOLE.items():
-            value = getattr(self, name)
-            _check(type(value) is int and value >= low, name, value, f"a whole number, at least {low}")
+            check_count(getattr(self, name), name, low=low, most=_MOST)
+        for name in ("processes", "workers"):
+            check_threads(getattr(self, name), name=name)
         classes, minutes = self.classes, self.minutes
         _check(classes is None or (self.texts and type(classes) is int), "classes", classes, "a number, with texts alone")
         _check(minutes is None or (type(minutes) in (int, float) and minutes > 0), "minutes", minutes, "a number above 0")
@@ -111,7 +115,7 @@ class RunConfig:
         _check("classes" not in self.options, "options", dict(self.options), "no classes: the data set says how many there are")
         for name in ("root", "init"):
             _check(isinstance(getattr(self, name), str | None), name, getattr(self, name), "a path")
-        _check(self.split_seed < 2**32, "split_seed", self.split_seed, f"at most {2**32 - 1}, as NumPy takes it")
+        check_seed(self.split_seed, most=LARGEST_OLD_SEED, name="split_seed")
         needs_root = not isinstance(self.root, str) and self.data != "digits" and not (self.texts and self.root is None)
         _check(not needs_root, "root", self.root, f"the folder with {self.data}", fix="give --root FOLDER")
 
@@ -167,10 +171,8 @@ def resolve(*sources: Source) -> RunConfig:
 def read_settings(path: str | Path) -> Source:
     """The settings in a YAML file."""
     path = Path(path)
-    if not path.is_file():
-        fix = f"check the path, or name a recipe: {', '.join(recipe_names())}"
-        raise MissingFileError(f"there is no file {path}", expected="a YAML file with settings", fix=fix, path=path)
-    return Source(str(path), _parse(path.read_bytes(), path))
+    fix = f"check the path, or name a recipe: {', '.join(recipe_names())}"
+    return Source(str(path), _parse(read_file(path, most=_LARGEST_FILE, expected="a YAML file with settings", fix=fix), path))
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -226,18 +228,24 @@ def _learns_otherwise(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool
 
 
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        loaded = plain_number(yaml.safe_load(data))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as a date that is none: 2020-13-45
-        why = " ".join(str(error).split())
-        raise FormatError(
-            f"{path} is not YAML: {why}", expected="lines of `name: value`", fix="correct it", path=path
-        ) from error
+    with parsing(path, expected="YAML: lines of `name: value`", fix="correct it", kind=FormatError, what="is not YAML"):
+        loaded = load_yaml(data)
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise FormatError(f"{path} holds no settings", expected="lines of `name: value`", fix="see a recipe's", path=path)
     return loaded
+
+
+def load_yaml(data: bytes | str) -> Any:
+    """The plain values in a YAML text; one with an alias is refused: a few of them can stand for terabytes."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("it has an alias (*name): write the value out")
+            return super().compose_node(parent, index)
+
+    return plain_number(yaml.load(data, Loader))
 
 
 def plain_number(value: Any) -> Any:
@@ -259,16 +267,11 @@ def read_pair(text: str) -> tuple[str, Any]:
     >>> read_pair("head-rate=20"), read_pair("options={layers: [6], head: plain}")
     (('head_rate', 20), ('options', {'layers': [6], 'head': 'plain'}))
     """
-    import yaml
-
     name, sign, value = text.partition("=")
-    try:
-        loaded = plain_number(yaml.safe_load(value))
-    except (yaml.YAMLError, ValueError, RecursionError):
-        sign = ""
     if not sign or not name:
         raise OptionError(f"--set {text}", expected="NAME=VALUE, such as nesterov=true", fix="correct it")
-    return name.strip().replace("-", "_"), loaded
+    with parsing(f"--set {text}", expected="NAME=VALUE with a value of YAML, such as nesterov=true", kind=FormatError):
+        return name.strip().replace("-", "_"), load_yaml(value)
 
 
 def _check_known(values: Mapping[str, Any], where: str) -> None:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import bundle_names, read_sealed, tensors_from_bytes
-from anytime.errors import MissingFileError, OptionError
+from anytime.errors import OptionError
 from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
 from anytime.models.encoder import PRESETS as ENCODERS
 from anytime.models.encoder import EncoderExits
 from anytime.models.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
+from anytime.reading import is_file, read_file
 from anytime.train.config import TrainConfig
 
 MINILM = "minilm"
@@ -74,7 +75,7 @@ def find_pretrained(init: str | Path) -> Pretrained | None:
     for place in (Path(init), Path(init) / "model"):
         config = place / "config.json"
         # Runs and networks of this library have such a file as well.
-        if config.is_file() and b'"model_type"' in config.read_bytes():
+        if is_file(config) and b'"model_type"' in read_file(config, most=1 << 24):
             return load_pretrained(place)
     return None
 
@@ -104,8 +105,5 @@ def _weights(path: Path) -> dict[str, Tensor]:
         if place.is_dir() and _WEIGHTS in bundle_names(place):
             return tensors_from_bytes(read_sealed(place, _WEIGHTS), path=place / _WEIGHTS)
     file = path / _WEIGHTS if path.is_dir() else path
-    if not file.is_file():
-        raise MissingFileError(
-            f"there is no file {file}", expected="the weights of an earlier run", fix="give a run's folder or file", path=file
-        )
-    return tensors_from_bytes(file.read_bytes(), path=file)
+    data = read_file(file, expected="the weights of an earlier run", fix="give a run's folder or file")
+    return tensors_from_bytes(data, path=file)

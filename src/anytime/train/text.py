@@ -16,10 +16,12 @@ from typing import Any, get_args
 
 from anytime.data.text import TextName
 from anytime.errors import AnytimeError
+from anytime.process import run_program
 from anytime.safe_text import print_safely as print
 from anytime.train.log import EpochLog
 from anytime.train.run import RunResult, claim, is_finished, stored_config, train
 from anytime.train.settings import RunConfig, Source, read_pair, read_recipe, resolve
+from anytime.train.stopping import CTRL_C
 
 # Seconds kept back for the last evaluation and for writing.
 _RESERVE = 25.0
@@ -68,6 +70,8 @@ def _train_one(config: RunConfig, folder: Path, *, keep: bool) -> bool:
     result: RunResult = train(config, folder, on_epoch=lambda line: _say(line, config.recipe.epochs))
     if result.summary is None:
         print(f"stopped at step {result.step} of {result.steps}: {result.stopped}; go on with --resume", flush=True)
+        if result.stopped == CTRL_C:
+            raise KeyboardInterrupt
         return False
     print(json.dumps(result.summary), flush=True)
     if not keep:
@@ -108,4 +112,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

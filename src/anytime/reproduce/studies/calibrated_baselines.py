@@ -16,6 +16,7 @@ from anytime.errors import OverlapError
 from anytime.evaluation import evaluate
 from anytime.models.base import MultiExit
 from anytime.models.features import collect_features, last_layers
+from anytime.reading import read_file
 from anytime.reproduce.catalogue import Context
 from anytime.reproduce.finding import Claim, Finding, Line, Measured, Panel
 from anytime.reproduce.measure import Figures, curve, limits, line, looks, names_of, plain_numbers, rows_in_words
@@ -140,7 +141,7 @@ def _laplace(run: Run, images: Path) -> Tensor:
     """Log-probabilities of the kept test rows from last-layer Laplace."""
     model = run.load()
     sets = load_cifar("cifar100", images)
-    split = Split.from_json(run.files["split.json"].read_text())
+    split = Split.from_json(read_file(run.files["split.json"]).decode(), path=run.files["split.json"])
     train, _ = split.apply(sets["train"])
     fitted, labels = collect_features(model, _batches(train.take(torch.arange(_FIT_ROWS))))
     tuning, wanted = collect_features(model, _batches(sets["train"].take(run.indices("val"))))

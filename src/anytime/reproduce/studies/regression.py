@@ -101,7 +101,7 @@ def _member(train: PointData, seed: int, steps: int) -> IntervalMLP:
 def _intersect(members: list[IntervalMLP], x: Tensor, *, backwards: bool = False) -> Interval:
     """Of every ensemble at once, `(members, ensembles, x)`."""
     ends = torch.stack([torch.stack(member.intervals(x))[:, -1] for member in members])  # (members, lower and upper, x)
-    lower, upper = ends.unflatten(0, (-1, MEMBERS)).permute(2, 1, 0, 3)
+    lower, upper = ends.view(-1, MEMBERS, *ends.shape[1:]).permute(2, 1, 0, 3)  # (members, ensembles, x) each
     return Intersection()(lower.flip(0), upper.flip(0)) if backwards else Intersection()(lower, upper)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytime.checks import check_threads
 from anytime.errors import AnytimeError, CheckError, OptionError
 from anytime.models.base import ExitModel, is_staged
 from anytime.run.engines.base import Engine
@@ -158,9 +159,6 @@ def _measure(engines: dict[str, Engine], example: Tensor) -> dict[str, float]:
 
 
 def _set_threads(threads: int) -> None:
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise OptionError(
-            f"threads is {threads!r}", expected="a whole number, at least 1, or None", fix="1 keeps the tail short"
-        )
+    check_threads(threads)
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

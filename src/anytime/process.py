@@ -1,0 +1,150 @@
+"""How a program of this library begins and ends: its exit code, Ctrl-C at any moment, and output that cannot be written.
+
+Exit codes are 0 (done), 1 (a check failed), 2 (wrong call or input) and 130 (interrupted). Results that do not reach stdout are
+an error, save where the reader has left, as in `anytime ... | head -1`. Messages that do not reach stderr are dropped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from anytime.errors import AnytimeError
+from anytime.safe_text import print_safely
+
+INTERRUPTED = 130
+_WORDS = "anytime: interrupted"
+
+
+def run_program(call: Callable[[], int]) -> NoReturn:
+    """Run a program as a process of its own and leave with its exit code."""
+    code = INTERRUPTED
+    try:
+        _interrupt_by_exception()
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        _open_streams()
+        code = exit_code(call)
+    except KeyboardInterrupt:  # in the few lines around the call
+        _say(_WORDS)
+    finally:
+        # What is left is to wait for threads, and then the interpreter's own end, which is not to be cut short.
+        with suppress(ValueError, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, _leave_at_once)
+    sys.exit(code)
+
+
+def exit_code(call: Callable[[], int]) -> int:
+    """Call a program and write out what it printed; failures that a user can mend are said on stderr and become exit codes."""
+    try:
+        code = call()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except AnytimeError as error:
+        _say(f"anytime: {error}")
+    except KeyboardInterrupt:
+        _say(_WORDS)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has left, as in `anytime ... | head`
+        _drop_stdout()
+        return 0
+    except OSError as error:
+        _say(f"anytime: {_explained(error)}")
+        _drop_stdout()
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+            raise
+        why = " ".join(str(error).split())[:200] or "no more of it was given"
+        fix = "use fewer rows, a smaller batch or network, or a machine with more memory"
+        _say(f"anytime: {AnytimeError(f'the memory is full: {why}', expected='room for the data and the network', fix=fix)}")
+    return 2
+
+
+def quiet_imports(program: str) -> None:
+    """Leave with 130 and without a traceback if Ctrl-C comes while `python -m PROGRAM...` still imports its modules."""
+    words = getattr(sys, "orig_argv", [])
+    # Python puts "-m" there until it has found the module, whose packages it imports for that.
+    if sys.argv[:1] == ["-m"] and "-m" in words[:-1] and words[words.index("-m") + 1].startswith(program):
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, _leave_at_once)
+
+
+def _interrupt_by_exception() -> None:
+    """The first Ctrl-C raises, so that files are closed and processes ended; the second leaves at once."""
+
+    def interrupt(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGINT, _leave_at_once)
+        raise KeyboardInterrupt
+
+    # A program in the background of a shell ignores Ctrl-C, and goes on doing so.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def _leave_at_once(number: int, frame: Any) -> NoReturn:
+    with suppress(OSError):
+        os.write(2, f"{_WORDS}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+class _Messages(io.FileIO):
+    """The file of stderr, which takes everything: what cannot be written is dropped."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return len(data)
+
+
+def _open_streams() -> None:
+    """Give a program its three streams, whatever it was started with."""
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file that is opened would take its place
+            os.open(os.devnull, flags)  # as nobody can write to the stdout that this makes, results are not lost silently
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a sign the terminal does not know becomes a question mark
+        sys.stdout.reconfigure(errors="replace")
+    if sys.stderr is None or isinstance(sys.stderr, io.TextIOWrapper):
+        encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
+        file: Any = _Messages(2, "w", closefd=False)
+        sys.stderr = io.TextIOWrapper(file, encoding=encoding, errors="replace", line_buffering=True, write_through=True)
+
+
+def _drop_stdout() -> None:
+    """Let what is still to be written go nowhere: Python would complain about it at its end."""
+    with suppress(OSError, ValueError, AttributeError):
+        handle = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(handle, sys.stdout.fileno())
+        os.close(handle)
+        sys.stdout.flush()
+
+
+def _explained(error: OSError) -> AnytimeError:
+    why = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return AnytimeError(
+            f"the result could not be written: {why}",
+            expected="a stdout that takes all of it",
+            fix="send it to a file on a disk with room, or to a program that reads it",
+        )
+    return AnytimeError(
+        f"{str(error.filename)[:500]!r} cannot be used: {why}",
+        expected="a path that can be read or written",
+        fix="check the path and its permissions",
+    )
+
+
+def _say(text: str) -> None:
+    with suppress(OSError, ValueError, AttributeError):
+        print_safely(text, file=sys.stderr, flush=True)
