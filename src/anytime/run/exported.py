@@ -55,7 +55,7 @@ class ExportedModel:
         self.rule: str = description["rule"]
         self.class_names: list[str] | None = description["class_names"]
         self.macs: list[float] | None = description["macs"]
-        self.why = f"{description['kind']} stages in {path.parent.name}"
+        self.why = f"{description['kind']} stages"
         self._stages, self._path = stages, path
 
     def begin(self, x: Tensor) -> ExportedRun:
