@@ -307,7 +307,7 @@ def read_image(path: Path, *, channels: int = 3) -> Image:
         raise MissingExtraError(
             "pictures are decoded by Pillow, which is not installed",
             expected="the package pillow",
-            fix="pip install 'anytime[images]', or give the pixels as .npy",
+            fix="pip install 'anytime-nn[images]', or give the pixels as .npy",
         ) from error
     try:
         with Image.open(path) as image:
