@@ -25,6 +25,7 @@ from anytime.artifacts import bundle_kind, tensors_from_bytes, tensors_to_bytes,
 from anytime.combine import Rule
 from anytime.errors import AnytimeError, MissingFileError
 from anytime.evaluation import evaluate
+from anytime.outputs import check_folder
 from anytime.reproduce.runs import document_of_one
 from anytime.reproduce.studies.text import text_rules
 from anytime.train.run import stored_config
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weights", action="store_true")
     options = parser.parse_args(arguments)
     try:
+        check_folder(options.folder, kind="", inputs=(options.run,))
         files = publish(options.run, rows=options.rows, costs=options.costs, weights=options.weights)
         write_bundle(options.folder, files)
     except AnytimeError as error:

@@ -62,10 +62,10 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
     A symbolic link is followed, and permission bits of the replaced file are kept.
     """
-    with _typed_errors(path):
+    with typed_errors(path):
         target = Path(path).resolve()
         mode = _mode(target)
-        _make_folder(target.parent)
+        make_folder(target.parent)
         with _lock(target.parent) as alone:
             if alone:
                 _clear(target.parent, "file")
@@ -80,13 +80,13 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Replace a file by `text` in UTF-8, as `write_bytes` does; line ends stay as they are."""
-    with _typed_errors(path):
+    with typed_errors(path):
         write_bytes(path, text.encode())
 
 
 def write_json(path: str | Path, document: Any) -> None:
     """Replace a file by a JSON document, as `write_bytes` does; NaN and infinity, which JSON lacks, are refused."""
-    with _typed_errors(path):
+    with typed_errors(path):
         write_text(path, json_text(document))
 
 
@@ -108,9 +108,9 @@ def write_bundle(folder: str | Path, files: Mapping[str, bytes], *, kind: str = 
         kind: What the bundle is, such as `model`, for the manifest.
     """
     _check_names(files)
-    with _typed_errors(folder):
+    with typed_errors(folder):
         place = Path(folder).resolve()
-        _make_folder(place)
+        make_folder(place)
         with _lock(place) as alone:
             _finish(place, _pending(place))
             before = _replaceable(place, kind, files)
@@ -123,7 +123,7 @@ def write_bundle(folder: str | Path, files: Mapping[str, bytes], *, kind: str = 
 
 def seal(folder: str | Path, names: Iterable[str], *, kind: str) -> None:
     """Write the manifest of files that are in a folder already, so that a later change to one of them is noticed."""
-    with _typed_errors(folder):
+    with typed_errors(folder):
         place = Path(folder).resolve()
         files = {}
         for name in names:
@@ -138,7 +138,7 @@ def seal(folder: str | Path, names: Iterable[str], *, kind: str) -> None:
 
 def bundle_kind(folder: str | Path) -> str | None:
     """What the manifest of a folder says it is, the empty text where it does not say; None where there is no manifest."""
-    with _typed_errors(folder, verb="read"):
+    with typed_errors(folder, verb="read"):
         place = Path(folder).resolve()
         found = _present(place)
         return None if found is None else str(found.get("kind", ""))
@@ -146,7 +146,7 @@ def bundle_kind(folder: str | Path) -> str | None:
 
 def bundle_names(folder: str | Path) -> set[str]:
     """The names in the manifest of a folder; none where there is no manifest."""
-    with _typed_errors(folder, verb="read"):
+    with typed_errors(folder, verb="read"):
         return {name for name in (_present(Path(folder).resolve()) or {"files": ()})["files"] if _is_plain(name)}
 
 
@@ -318,7 +318,7 @@ def _pending(folder: Path) -> dict[str, str]:
 @contextmanager
 def _entries(folder: str | Path) -> Iterator[dict[str, _Entry]]:
     """What the manifest says of each file, and where that file lies now."""
-    with _typed_errors(folder, verb="read"):
+    with typed_errors(folder, verb="read"):
         place = Path(folder).resolve()
         with _lock(place, shared=True):
             where = _where(place)
@@ -494,9 +494,10 @@ def _wait_for_lock(handle: int, folder: Path, kind: int) -> bool:
     raise FileError(came, expected="one writer at a time", fix="wait for it or end it, then try again", path=folder)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they are there after a loss of power."""
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
 
@@ -528,7 +529,8 @@ def _mode(target: Path) -> int | None:
 
 
 @contextmanager
-def _typed_errors(path: str | Path, *, verb: str = "written") -> Iterator[None]:
+def typed_errors(path: str | Path, *, verb: str = "written") -> Iterator[None]:
+    """Turn what the system says about a path into an error of this library."""
     try:
         yield
     except AnytimeError:

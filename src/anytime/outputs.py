@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from anytime.artifacts import bundle_kind, bundle_names, overwrites
+from anytime.artifacts import bundle_kind, bundle_names, make_folder, overwrites, typed_errors
 from anytime.errors import FileError, LockedError
 
 if sys.platform != "win32":
@@ -35,7 +35,7 @@ def check_folder(folder: str | Path, *, kind: str, inputs: Iterable[str | Path |
     _refuse_inputs(place, given)
     if not os.path.lexists(place):
         return
-    if not place.is_dir():
+    if not exists(place, Path.is_dir):
         raise FileError(f"{place} is a file", expected="a folder", fix="give another folder with --out", path=place)
     if not _names(place):
         return
@@ -50,8 +50,8 @@ def check_folder(folder: str | Path, *, kind: str, inputs: Iterable[str | Path |
 def check_new_folder(folder: str | Path, *, fix: str) -> None:
     """Refuse a folder that has anything in it but a lock."""
     place = Path(folder)
-    if os.path.lexists(place) and (not place.is_dir() or _names(place)):
-        error = overwrites(place, "is a file" if not place.is_dir() else "is not empty")
+    if os.path.lexists(place) and (not exists(place, Path.is_dir) or _names(place)):
+        error = overwrites(place, "is not empty" if exists(place, Path.is_dir) else "is a file")
         error.expected, error.fix = "a new or an empty folder", fix
         raise error
 
@@ -66,9 +66,9 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
     """
     place = Path(path)
     _refuse_inputs(place, _existing(inputs))
-    if place.is_dir():
+    if exists(place, Path.is_dir):
         raise FileError(f"{place} is a folder", expected="the path of a file", fix=f"give {place / 'NAME'}", path=place)
-    if not place.is_file():
+    if not exists(place, Path.is_file):
         return
     try:
         with place.open("rb") as file:
@@ -88,12 +88,16 @@ def lock_run(folder: str | Path) -> Iterator[None]:
     It can be taken again inside itself, and by the processes that this one starts (`join_run`). Where the file system has no
     locks it does nothing.
     """
-    place = Path(folder).resolve()
-    if place in _held or sys.platform == "win32":
+    with typed_errors(folder):
+        place = Path(folder).resolve()
+        if place in _held or sys.platform == "win32":
+            handle = None
+        else:
+            make_folder(place)
+            handle = _take(place)
+    if handle is None:
         yield
         return
-    place.mkdir(parents=True, exist_ok=True)
-    handle = _take(place)
     _held.add(place)
     try:
         yield
@@ -162,19 +166,20 @@ def _names(folder: Path) -> list[str]:
         ) from error
 
 
-def _existing(inputs: Iterable[str | Path | None]) -> list[Path]:
-    return [Path(path) for path in inputs if path is not None and _exists(path)]
-
-
-def _exists(path: str | Path) -> bool:
+def exists(path: str | Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
+    """Whether there is such a path, of a kind; false for what cannot be one, too long or with a NUL, which its user says."""
     try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # too long, or with a NUL: its reader says so
+        return kind(Path(path))
+    except (OSError, ValueError):
         return False
 
 
+def _existing(inputs: Iterable[str | Path | None]) -> list[Path]:
+    return [Path(path) for path in inputs if path is not None and exists(path)]
+
+
 def _refuse_inputs(place: Path, inputs: Iterable[Path]) -> None:
-    if not _exists(place):
+    if not exists(place):
         return
     for path in inputs:
         if place.samefile(path):

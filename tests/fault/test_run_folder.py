@@ -104,6 +104,16 @@ def test_a_process_of_the_run_keeps_the_lock_when_the_first_is_killed(tmp_path: 
             pass
 
 
+def test_a_place_where_no_run_can_be_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / ("x" * 5000)):
+        assert run(["train", *SMALL, "--out", str(place)]) == 2
+        said = capsys.readouterr().err
+        assert "expected: " in said
+        assert "Traceback" not in said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_of_two_trainings_at_once_one_wins_and_its_run_is_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "anytime.cli", "train", *SMALL, "--out", str(tmp_path / "run")]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]

@@ -255,7 +255,7 @@ def test_wrong_calls_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(MissingExtraError, match=r"anytime\[engines\]"):
+    with pytest.raises(MissingExtraError, match=r"anytime-nn\[engines\]"):
         export(mlp(), tmp_path, rule="latest", example=points())
 
 

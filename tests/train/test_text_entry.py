@@ -118,6 +118,19 @@ def test_a_run_that_died_goes_on_to_the_same_bits(root: Path, tmp_path: Path, mo
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_a_finished_run_says_so_and_is_not_trained_again(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(root, tmp_path / "run") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run(root, tmp_path / "run", "--resume") == 0
+    assert "is finished" in capsys.readouterr().out
+    assert run(root, tmp_path / "run") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
 def test_heads_on_the_frozen_encoder_of_a_run_with_a_single_head(root: Path, tmp_path: Path) -> None:
     single = "options={width: 16, heads: 2, intermediate: 32, layers: [3], head: plain}"
     assert run(root, tmp_path / "single", options=single) == 0

@@ -407,7 +407,7 @@ def _read(path: Path, names: tuple[str, ...]) -> list[list[Any]]:
         raise MissingExtraError(
             "texts are stored as parquet, which pyarrow reads, and it is not installed",
             expected="the package pyarrow",
-            fix="pip install 'anytime[text]', or pip install pyarrow",
+            fix="pip install 'anytime-nn[text]', or pip install pyarrow",
         ) from error
     if not is_file(path):
         raise MissingFileError(

@@ -244,7 +244,7 @@ def _fabric(processes: int, device: str) -> Any:
         raise MissingExtraError(
             "several processes were asked for, and lightning-fabric is not installed",
             expected="the package lightning-fabric",
-            fix="pip install 'anytime[train]', or leave processes at 1",
+            fix="pip install 'anytime-nn[train]', or leave processes at 1",
         ) from error
     local = int(os.environ["LOCAL_WORLD_SIZE"]) if _started() else processes
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)

@@ -34,7 +34,7 @@ from anytime.data.text import TokenData, save_tokenizer
 from anytime.errors import AnytimeError, FormatError, MissingFileError, OptionError
 from anytime.models import save
 from anytime.models.base import MultiExit
-from anytime.outputs import check_new_folder, join_run, lock_run
+from anytime.outputs import check_new_folder, exists, join_run, lock_run
 from anytime.reading import parsing, read_json
 from anytime.train.config import Machine
 from anytime.train.log import EpochLog
@@ -109,14 +109,14 @@ def claim(config: RunConfig, folder: str | Path, *, resume: bool) -> Iterator[Ru
 
 def check_new(folder: Path) -> None:
     """Refuse a folder that is not new or empty."""
-    begun = (folder / _CONFIG).exists() or (folder / "config.json").exists()
+    begun = exists(folder / _CONFIG) or exists(folder / "config.json")
     fix = f"go on with --resume --out {folder}, or choose another folder" if begun else "choose another folder with --out"
     check_new_folder(folder, fix=fix)
 
 
 def is_finished(folder: str | Path) -> bool:
     """Whether the run in a folder has come to its end."""
-    return (Path(folder) / _SUMMARY).exists()
+    return exists(Path(folder) / _SUMMARY)
 
 
 def finish(folder: Path, names: Iterable[str] = _SEALED) -> None:

@@ -216,7 +216,7 @@ def require(package: str) -> Any:
         raise MissingExtraError(
             f"{package} is not installed",
             expected=f"the package {package}",
-            fix="pip install 'anytime[engines]', or use engine='eager'",
+            fix="pip install 'anytime-nn[engines]', or use engine='eager'",
         ) from error
 
 
