@@ -21,7 +21,7 @@ from anytime.run.engines.running import Running, check_inputs
 
 DESCRIPTION = "exported.json"
 FORMAT = "anytime exported stages"
-VERSION = 1
+VERSION = 2
 
 Stage = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """What a stage's file does: tensors in, tensors out, in the order of the description."""
@@ -95,8 +95,8 @@ class ExportedRun(Running[Prediction]):
         self._values: Sequence[Tensor] = [x]
 
     def _run(self, exit: int) -> Prediction:
-        _, log_probs, fell_back, *self._values = self._stages[exit](self._values)
-        return Prediction(log_probs, fell_back)
+        _, log_probs, fell_back, labels, *self._values = self._stages[exit](self._values)
+        return Prediction(log_probs, fell_back, labels)
 
     def _select(self, rows: Tensor) -> None:
         self._values = [value[rows] for value in self._values]
