@@ -367,8 +367,8 @@ def decide(log_evidence: Tensor, logits: Tensor) -> Prediction:
 
 def top_class(scores: Tensor) -> Tensor:
     """The class with the largest score, `(..., batch)`; the first of equals."""
-    few = scores.numel() < _MANY or scores.device.type != "cpu"
-    if few or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    if traced or scores.device.type != "cpu" or scores.numel() < _MANY:
         return scores.argmax(-1)
     return torch.from_numpy(scores.detach().numpy().argmax(-1))  # vectorised, ten to thirty times faster here
 

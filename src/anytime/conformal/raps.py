@@ -141,7 +141,7 @@ def warn_of_few_rows(raps: Raps, rows: int, *, stacklevel: int = 2) -> None:
         rows: How many calibration rows there are.
         stacklevel: Of the caller that the warning is for, as `warnings.warn` counts from here.
     """
-    if _least(rows, raps.alpha) <= rows:
+    if rows == 0 or _least(rows, raps.alpha) <= rows:
         return
     needed = math.ceil(1 / raps.alpha - 1 - _NEAR / raps.alpha)
     what = "all sets hold all classes" if raps.quantile == "exact" else "coverage is lower than asked for"
