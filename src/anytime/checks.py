@@ -32,6 +32,9 @@ from anytime.errors import (
 MOST_SHARED = 0.01
 """From this fraction on, rows that two sets share mean that the sets are not disjoint."""
 _FINGERPRINT_NUMBERS = 1 << 22
+_ENOUGH, _FEW = 2048, 32
+"""Rows that are looked at for their scale, and below how many of them they could look like probabilities by accident."""
+_ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
 _ALWAYS_FREE = 1 << 28
 LARGEST_SEED = 2**64 - 1
@@ -99,28 +102,28 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
 
     Args:
         values: A tensor or array.
-        exit: Index of this exit, from 0, for the message.
+        exit: Index of this exit, from 0; messages count exits from 1.
         like: A `(batch, classes)` tensor of an earlier exit, if there was one.
         name: What to call it in an error.
     """
     logits = as_tensor(values, name)
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ShapeError(
-            f"{name} of exit {exit} has shape {tuple(logits.shape)}",
+            f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
             expected=f"{_STEP_SHAPE} with at least one class",
-            fix="call step once an exit; the rule itself takes all exits at once: rule(logits)",
+            fix="call step once per exit; the rule itself takes all exits at once: rule(logits)",
         )
     if like is not None:
         if logits.shape != like.shape:
             raise ShapeError(
-                f"{name} of exit {exit} has shape {tuple(logits.shape)}",
+                f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
                 expected=f"{tuple(like.shape)}, as the exits before it",
                 fix="step all exits of the same inputs; begin other inputs with rule.start(exits)",
             )
         if logits.device != like.device:
             raise DeviceError(
-                f"{name} of exit {exit} lies on {logits.device}",
-                expected=f"{like.device}, where the exits before it lie",
+                f"{name} of exit {exit + 1} is on {logits.device}",
+                expected=f"{like.device}, where the exits before it are",
                 fix=f"move it there: logits.to('{like.device}')",
             )
     logits = _as_float(logits, name)
@@ -162,7 +165,8 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
             row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
             one_based = low >= 1 and high == classes
             raise LabelError(
-                f"labels range from {low} to {high} with {classes} classes (first misfit: row {row}, {int(labels[row])})",
+                f"labels range from {low} to {high} with {classes} classes (first misfit: row {row}, counted from 0: "
+                f"{int(labels[row])})",
                 expected=f"class indices from 0 to {classes - 1}",
                 fix="these look counted from 1: subtract 1"
                 if one_based
@@ -171,29 +175,42 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
     return labels
 
 
-def check_scale(logits: Tensor, *, name: str = "logits") -> None:
+def check_scale(logits: Tensor, *, log_probs: bool = False, name: str = "logits", first_exit: int = 1) -> None:
     """Refuse probabilities and log-probabilities where logits belong, `(exits, batch, classes)`.
 
     Rows of probabilities lie in [0, 1] and sum to one; rows of log-probabilities are at most zero and their exponentials
-    sum to one. Real logits do neither in every row of an exit, save by accident.
+    sum to one. Real logits do neither in every row of an exit, except by accident: a few rows must sum to one up to rounding.
+
+    Args:
+        logits: Of some exits. The first rows suffice.
+        log_probs: Whether log-probabilities will do, as for rules that read differences of logits only.
+        name: What to call them in an error.
+        first_exit: The number of the first of these exits.
     """
-    if logits.shape[1] == 0 or logits.shape[2] < 2:
+    some = logits[:, :_ENOUGH].detach()
+    if some.shape[1] == 0 or some.shape[2] < 2:
         return
-    for exit, rows in enumerate(logits):
-        low, high = float(rows.min()), float(rows.max())
+    for exit, rows in enumerate(some, first_exit):
+        low, high = (float(end) for end in rows.aminmax())
+        if low < 0 < high:
+            continue
         if low >= 0 and high <= 1:
             kind, sums = "probabilities", rows.sum(-1)
-        elif high <= 0:
+        elif high <= 0 and not log_probs:
             kind, sums = "log-probabilities", rows.exp().sum(-1)
         else:
             continue
-        if bool((sums - 1.0).abs().max() < 0.01):
+        few = len(rows) < _FEW
+        if few and kind == "probabilities" and bool(((rows == 0) | (rows == 1)).all()):
+            continue  # a handful of zeros and ones was written by hand
+        if bool((sums - 1.0).abs().max() < (_ROUNDING if few else 0.01)):
             raise ScaleError(
-                f"{name} of exit {exit} look like {kind}: from {low:.4g} to {high:.4g}, and each row "
+                f"{name} of exit {exit} look like {kind}: they range from {low:.4g} to {high:.4g}, and each row "
                 f"{'sums' if kind == 'probabilities' else 'of exponentials sums'} to 1",
                 expected="logits, the raw scores before any softmax: the product reads their sign and size",
-                fix="save the scores from before the softmax; where only probabilities are left, say so with "
-                "probabilities=True (--probabilities): the ReLU product then collapses, the other rules work",
+                fix="give the scores from before the softmax. Where there are none, rules that only read differences of logits "
+                "(Latest, Caching, Powers, Product(Exponential())) work on log-probabilities, and probabilities=True "
+                "(--probabilities) lets any rule take both: a ReLU product then collapses",
             )
 
 
@@ -365,10 +382,10 @@ def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int)
         return
     exit, row, column = (int(i) for i in bad.nonzero()[0])
     value = float(logits[exit, row, column])
-    exit, row = first_exit + exit, first_row + row
+    exit, row = first_exit + exit + 1, first_row + row
     raise NonFiniteError(
         f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first {value} at exit {exit}, row {row}, "
-        f"class {column} (counted from 0)",
+        f"class {column} (rows and classes count from 0)",
         expected="finite logits",
         fix="look for overflow in half precision or a diverged training run; mask a class with a large negative number",
         exit=exit,

@@ -1,4 +1,4 @@
-"""Every error this library raises on purpose, and the one thing it warns of.
+"""Every error this library raises on purpose, and what it warns of.
 
 ```
 AnytimeError
@@ -26,9 +26,10 @@ AnytimeError
 └── CheckError          `anytime.testing` found a broken law (also an AssertionError)
 
 FewClassesWarning       the product alone, where it has too few classes to be the best choice (a UserWarning)
+FewRowsWarning          too few calibration rows for the coverage asked for (a UserWarning)
 ```
 
-Each error says what came, what was expected and what to do about it.
+Each error says what it got, what was expected and what to do about it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class DeviceError(InputError):
 
 
 class NonFiniteError(InputError):
-    """NaN or infinity among the logits; `exit` and `row` say where (counted from 0)."""
+    """NaN or infinity among the logits; `exit`, counted from 1, and `row`, counted from 0, say where."""
 
     def __init__(self, came: str, *, expected: str, fix: str, exit: int, row: int) -> None:
         super().__init__(came, expected=expected, fix=fix)
@@ -181,3 +182,7 @@ class CheckError(AnytimeError, AssertionError):
 
 class FewClassesWarning(UserWarning):
     """The product answers alone, and there are fewer than five classes."""
+
+
+class FewRowsWarning(UserWarning):
+    """There are too few calibration rows for the coverage asked for."""

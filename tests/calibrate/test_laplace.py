@@ -125,13 +125,13 @@ def test_probit_and_samples_follow_their_formulas(structure: Any) -> None:
     logits = phi @ theta.T
     covariances = dense_covariance(phi, dense_curvature(phi, theta, structure), 0.3, CLASSES)
     probit = log_softmax(logits / np.sqrt(1 + np.pi / 8 * np.diagonal(covariances, axis1=1, axis2=2)))
-    assert np.allclose(posterior.predict_at(1, features[1]), probit, atol=1e-5)
+    assert np.allclose(posterior.predict_at(2, features[1]), probit, atol=1e-5)
     sampled = []
     for mean, covariance in zip(logits, covariances, strict=True):
         values, vectors = np.linalg.eigh(covariance)
         root = vectors @ np.diag(np.sqrt(values)) @ vectors.T
         sampled.append(np.log(np.exp(log_softmax(mean + draws @ root)).mean(0)))
-    found = posterior.predict_at(1, features[1], method="sampled", samples=40, seed=5)
+    found = posterior.predict_at(2, features[1], method="sampled", samples=40, seed=5)
     assert np.allclose(found, np.array(sampled), atol=1e-5)
 
 
@@ -227,8 +227,8 @@ def test_a_shift_of_all_logits_widens_probit_but_not_samples() -> None:
     shift = (phi**2).sum(1) / 0.01 / CLASSES
     assert bool((posterior.variance_at(1, features[1]).numpy() > shift[:, None]).all())
     plain = F.linear(features[1], layers[1][0].double(), layers[1][1].double()).softmax(-1)  # type: ignore[union-attr]
-    sampled = posterior.predict_at(1, features[1], method="sampled").exp()
-    probit = posterior.predict_at(1, features[1]).exp()
+    sampled = posterior.predict_at(2, features[1], method="sampled").exp()
+    probit = posterior.predict_at(2, features[1]).exp()
     assert float((sampled - plain).abs().mean()) < 0.1 < float((probit - plain).abs().mean())
 
 
@@ -252,10 +252,10 @@ def test_samples_have_the_stated_covariance(structure: Any) -> None:
 def test_a_row_alone_is_answered_as_in_its_batch(structure: Any, method: Any) -> None:
     features, labels, layers = rows(20, 10)
     posterior = fit_laplace(features, labels, layers, structure=structure)
-    together = posterior.predict_at(0, features[0], method=method)
-    alone = torch.cat([posterior.predict_at(0, row[None], method=method) for row in features[0]])
+    together = posterior.predict_at(1, features[0], method=method)
+    alone = torch.cat([posterior.predict_at(1, row[None], method=method) for row in features[0]])
     assert torch.allclose(together, alone, atol=1e-12)
-    assert posterior.predict_at(0, features[0][:0], method=method).shape == (0, CLASSES)
+    assert posterior.predict_at(1, features[0][:0], method=method).shape == (0, CLASSES)
 
 
 def test_draws_are_seeded_and_the_random_state_is_left_alone() -> None:
@@ -465,11 +465,11 @@ def test_other_exits_classes_and_widths_are_refused() -> None:
     posterior = fit_laplace(features, labels, layers)
     with pytest.raises(ShapeError, match="fitted"):
         posterior.predict(features[:1])
-    with pytest.raises(ShapeError, match="exit 1"):
+    with pytest.raises(ShapeError, match="exit 2"):
         posterior.predict([features[0], features[0]])
-    with pytest.raises(ShapeError, match="exit 0"):
-        posterior.predict_at(0, features[0][0])
-    for exit in (-1, 2, True, 0.0):
+    with pytest.raises(ShapeError, match="exit 1"):
+        posterior.predict_at(1, features[0][0])
+    for exit in (-1, 0, 3, True, 1.0):
         with pytest.raises(OptionError, match="exit is"):
             posterior.predict_at(exit, features[0])  # type: ignore[arg-type]
     posterior.check_fits(2, CLASSES)
@@ -582,4 +582,4 @@ def test_the_package_finds_the_same(structure: Any, bias: bool) -> None:
         found.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(now, labels), batch_size=40))
         assert theirs.log_evidence[exit] == pytest.approx(float(found.log_marginal_likelihood()), rel=1e-4)
         wanted = found(now, pred_type="glm", link_approx="probit").log()
-        assert torch.allclose(theirs.predict_at(exit, now), wanted, atol=1e-4)
+        assert torch.allclose(theirs.predict_at(exit + 1, now), wanted, atol=1e-4)

@@ -92,13 +92,13 @@ def test_each_exit_follows_the_formulas(total: int | None) -> None:
             temperature=mixture.temperatures[exit],
             draws=draws(20, 3),
         )
-        assert np.allclose(mixture.predict_at(exit, test[exit]).exp(), wanted, atol=1e-5)
+        assert np.allclose(mixture.predict_at(exit + 1, test[exit]).exp(), wanted, atol=1e-5)
 
 
 def test_the_mixture_is_the_mean_weighted_by_cost() -> None:
     test, _ = rows(8, 1)
     mixture = fit()
-    first, second = (mixture.predict_at(exit, now).exp() for exit, now in enumerate(test))
+    first, second = (mixture.predict_at(exit, now).exp() for exit, now in enumerate(test, 1))
     found = mixture.predict(test).probs
     assert mixture.costs == (0.25, 1.0)
     assert torch.allclose(found[0], first)
@@ -109,7 +109,7 @@ def test_the_mixture_is_the_rule_of_that_name() -> None:
     test, _ = rows(8, 1)
     mixture = fit()
     assert mixture.rule == anytime.Mixture(anytime.Exponential(), weights=(0.25, 1.0))
-    alone = torch.stack([mixture.predict_at(exit, now) for exit, now in enumerate(test)])
+    alone = torch.stack([mixture.predict_at(exit, now) for exit, now in enumerate(test, 1)])
     torch.testing.assert_close(mixture.predict(test).log_probs, mixture.rule(alone).log_probs)
     # The scale of the costs does not matter.
     same = anytime.Mixture(anytime.Exponential(), weights=COSTS)(alone)
@@ -149,7 +149,7 @@ def test_variance_and_temperature_are_the_best_of_the_grid_one_exit_after_the_ot
         chosen = mixture.variances[exit], mixture.temperatures[exit]
         assert losses[chosen] == pytest.approx(min(losses.values()), rel=1e-6)
         assert mixture.losses[exit] == pytest.approx(losses[chosen], rel=1e-5)
-        total += mixture.costs[exit] * mixture.predict_at(exit, tuning[exit]).exp().numpy()
+        total += mixture.costs[exit] * mixture.predict_at(exit + 1, tuning[exit]).exp().numpy()
 
 
 def test_running_factors_follow_their_recursion_and_are_near_the_exact_ones() -> None:
@@ -191,7 +191,7 @@ def test_a_row_alone_is_answered_as_in_its_batch_and_draws_are_shared() -> None:
     alone = torch.cat([mixture.predict([now[row : row + 1] for now in test]).probs for row in range(8)], 1)
     assert torch.allclose(alone, mixture.predict(test).probs, atol=1e-12)
     torch.testing.assert_close(mixture.predict(test).probs, fit().predict(test).probs)
-    assert mixture.predict_at(0, test[0][:0]).shape == (0, CLASSES)
+    assert mixture.predict_at(1, test[0][:0]).shape == (0, CLASSES)
 
 
 def test_rows_in_blocks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

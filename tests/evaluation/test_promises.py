@@ -106,9 +106,9 @@ def test_the_budget_curve_is_that_of_the_policy(found: Promises, halves: tuple[P
     (logits, labels), _ = halves
     _, (held, _) = shared_out(halves)
     for each in found.rules.values():
-        wanted = budget_curve(each.rule(held).log_probs, each.rule(logits).log_probs, labels, costs=found.costs)
+        wanted = budget_curve(each.rule(held), each.rule(logits), labels, costs=found.costs)
         assert each.budget.q == wanted.q
-        assert each.budget.thresholds == near(wanted.thresholds)
+        assert each.budget.log_odds == near(wanted.log_odds)
         assert each.budget.shares == near(wanted.shares)
         assert each.budget.cost == pytest.approx(wanted.cost)
         assert each.budget.accuracy == pytest.approx(wanted.accuracy)

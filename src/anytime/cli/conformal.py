@@ -112,7 +112,7 @@ def _fit(
     known, tune = read_rule(rule), variant == "original"
     raps = Raps(alpha)
     if variant == "aps":
-        raps = Raps(alpha, penalty=0.0, quantile="exact")
+        raps = Raps(alpha, penalty=0.0)
     if variant == "original":
         # The rows that choose λ and k_reg fit the temperature too: those of the quantile must not have been seen.
         chosen, _ = tuning_split(len(labels), seed)

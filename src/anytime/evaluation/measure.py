@@ -169,7 +169,7 @@ def open_rows(logits: Any, labels: Any, probabilities: bool) -> Rows:
     known = None if labels is None else check_labels(labels, batch=samples, classes=classes, device=device)
     rows = Rows(values, known, probabilities)
     if not probabilities:
-        check_scale(rows.block(slice(0, 2048), 0))
+        check_scale(rows.block(slice(0, 2048), 0))  # whatever the rules are: these are to be compared as logits
     return rows
 
 

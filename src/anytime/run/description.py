@@ -39,10 +39,8 @@ def read_description(data: bytes) -> dict[str, Any]:
         raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError("does not describe exported stages")
-    if document.get("version") == 1:  # MACs were called costs, and nothing was said about the data
-        document |= {"version": VERSION, "macs": document.pop("costs", None), "data": None}
     if document.get("version") != VERSION:
-        raise ValueError(f"has version {str(document.get('version'))[:20]}, and this release reads versions 1 and {VERSION}")
+        raise ValueError(f"has version {str(document.get('version'))[:20]}, and this release reads version {VERSION}")
     check_description(document)
     return document
 
@@ -92,7 +90,7 @@ def tensors_of(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tupl
 
 def _check_chain(stages: Sequence[Mapping[str, Any]], classes: int) -> None:
     """The first stage is given `x`, and each one gives an answer and what the next is given."""
-    answer = [("float32", ("batch", classes)), ("float32", ("batch", classes)), ("bool", ("batch",))]
+    answer = [("float32", ("batch", classes)), ("float32", ("batch", classes)), ("bool", ("batch",)), ("int64", ("batch",))]
     left: list[Any] | None = None
     for number, stage in enumerate(stages, 1):
         inputs, outputs = tensors_of(stage, "inputs"), tensors_of(stage, "outputs")
@@ -100,11 +98,11 @@ def _check_chain(stages: Sequence[Mapping[str, Any]], classes: int) -> None:
         _require(
             given == left if left is not None else len(given) == 1, f"gives stage {number} what the one before does not leave"
         )
-        _require([name for name, _, _ in outputs[:3]] == list(GIVES), f"has no answer of stage {number}")
-        _require(
-            [(dtype, shape) for _, dtype, shape in outputs[:3]] == answer, f"has an answer of stage {number} of another kind"
-        )
-        left = [(dtype, shape) for _, dtype, shape in outputs[3:]]
+        answers, states = outputs[: len(GIVES)], outputs[len(GIVES) :]
+        _require([name for name, _, _ in answers] == list(GIVES), f"has no answer of stage {number}")
+        of_kind = [(dtype, shape) for _, dtype, shape in answers] == answer
+        _require(of_kind, f"has an answer of stage {number} of another kind")
+        left = [(dtype, shape) for _, dtype, shape in states]
     _require(not left, "has a last stage that leaves something for a next one")
 
 

@@ -6,7 +6,7 @@ and what the next one needs. Who drives them need not know the method, and needs
 ```
 values = [x]
 for each stage:
-    probs, log_probs, fell_back, *values = the outputs of the stage, given `values` as its inputs, in order
+    probs, log_probs, fell_back, labels, *values = the outputs of the stage, given `values` as its inputs, in order
     stop here, or go on
 ```
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.checks import check_costs
+from anytime.checks import check_costs, check_scale
 from anytime.combine.named import rule as rule_from_text
 from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
@@ -62,8 +62,8 @@ _HOW = (
     "values = [x]",
     "for stage in stages:",
     "    inputs = the names in stage.inputs with the values, in order",
-    "    probs, log_probs, fell_back, *values = run stage.file with these inputs",
-    "    answer with probs; stop when time is up, or go on",
+    "    probs, log_probs, fell_back, labels, *values = run stage.file with these inputs",
+    "    answer with labels and probs; stop when time is up, or go on",
 )
 
 
@@ -158,7 +158,9 @@ class _Plan:
 def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
     assert isinstance(model, nn.Module)
     carry: Carry = (x,)
-    classes = model.stage(0, carry)[1].shape[1]
+    first = model.stage(0, carry)[1]
+    check_scale(first[None], log_probs=not rule.reads_scale)
+    classes = first.shape[1]
     plans = []
     for exit, (logits, state) in enumerate(typical_states(rule, exits=model.num_exits, classes=classes)):
         last = exit + 1 == model.num_exits
@@ -187,8 +189,8 @@ class _StageAndStep(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         *left, logits = self.stage(*values[: self.given])
-        probs, log_probs, fell_back, *state = self.step(logits, *values[self.given :])
-        return probs, log_probs, fell_back, *left, *state
+        gave = self.step(logits, *values[self.given :])
+        return *gave[: len(GIVES)], *left, *gave[len(GIVES) :]
 
 
 def _onnx_file(plan: _Plan) -> bytes:

@@ -102,7 +102,7 @@ class ExportedRun(Running[Prediction]):
 
     def _run(self, exit: int) -> Prediction:
         try:
-            _, log_probs, fell_back, *values = self._stages[exit](self._values)
+            _, log_probs, fell_back, labels, *values = self._stages[exit](self._values)
         except Exception as error:  # the runtimes have no common type of error
             shape = tuple(self._values[0].shape)
             raise InputError(
@@ -110,16 +110,16 @@ class ExportedRun(Running[Prediction]):
                 expected="inputs like the example that the model was exported with: for a text model, tokens of its vocabulary",
                 fix="check the range and the length of the inputs; if they are right, export the model again",
             ) from error
-        self._check_given(exit, log_probs, fell_back, values)
+        self._check_given(exit, log_probs, fell_back, labels, values)
         self._values = values
-        return Prediction(log_probs, fell_back)
+        return Prediction(log_probs, fell_back, labels)
 
-    def _check_given(self, exit: int, log_probs: Tensor, fell_back: Tensor, values: Sequence[Tensor]) -> None:
+    def _check_given(self, exit: int, log_probs: Tensor, fell_back: Tensor, labels: Tensor, values: Sequence[Tensor]) -> None:
         """A file may declare one shape and give another."""
         rows = self._batch
-        sound = log_probs.shape == (rows, self._classes) and fell_back.shape == (rows,)
+        sound = log_probs.shape == (rows, self._classes) and fell_back.shape == labels.shape == (rows,)
         if not sound or not all(value.ndim and len(value) == rows for value in values):
-            shapes = [tuple(value.shape) for value in (log_probs, fell_back, *values)]
+            shapes = [tuple(value.shape) for value in (log_probs, fell_back, labels, *values)]
             raise FormatError(
                 f"stage {exit + 1} gives tensors of the shapes {shapes} for {rows} inputs and {self._classes} classes",
                 expected="one row per input in each of them",

@@ -16,13 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from anytime.combine.rules import Rule, State
 
-GIVES = ("probs", "log_probs", "fell_back")
+GIVES = ("probs", "log_probs", "fell_back", "labels")
 """What a step gives besides the new state."""
 _ROWS = 4
 
 
 class RuleStep(nn.Module):
-    """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, *state)` out.
+    """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, labels, *state)` out.
 
     It computes in float64 and gives float32. Tools that quantise a graph leave float64 alone: a step of eight bits would answer
     with other classes, and the infinities of log space have no scale.
@@ -43,7 +43,7 @@ class RuleStep(nn.Module):
         with Exportable():
             after, prediction = self.rule._update(_filled(self.state, iter(state)), logits)
         left = () if self.last else flat(after).values()
-        given = (prediction.probs, prediction.log_probs, prediction.fell_back, *left)
+        given = (prediction.probs, prediction.log_probs, prediction.fell_back, prediction.labels, *left)
         return tuple(_of_type(value, torch.float32) for value in given)
 
 
@@ -56,7 +56,7 @@ def flat(state: State) -> dict[str, Tensor]:
 
     >>> from anytime.combine import Caching
     >>> list(flat(Caching().step(Caching().start(3), torch.zeros(2, 4))[0]))
-    ['state_memory', 'state_margin']
+    ['state_memory', 'state_margin', 'state_labels']
     """
     return dict(_named("state", state))
 

@@ -73,6 +73,8 @@ class Runner:
         example: Inputs to make the engine ready with at once. Without it an engine that needs some is made from the first
             request's, which then waits for that.
         forecast: How stage times are foreseen.
+        probabilities: Whether the exits yield probabilities or log-probabilities. Otherwise the first batch refuses them:
+            rules that read the sign and size of a logit, such as the ReLU product, collapse on them.
         seed: Of the draws of randomised prediction sets.
         clock: Tells the time.
 
@@ -102,6 +104,7 @@ class Runner:
         costs: Sequence[float] | None = None,
         example: Tensor | None = None,
         forecast: Forecast | None = None,
+        probabilities: bool = False,
         seed: int = 0,
         clock: Clock | None = None,
     ) -> None:
@@ -128,7 +131,7 @@ class Runner:
         self._forecast = _check_forecast(forecast)
         self._clock = clock or MonotonicClock()
         self._draws = torch.Generator().manual_seed(seed)
-        self._profile, self._engine = known, engine
+        self._profile, self._engine, self._probabilities = known, engine, probabilities
         self._setup: Setup | None = None
         self._making = threading.Lock()
         self._cut_off, self._grace = cut_off, seconds(grace)
@@ -293,7 +296,7 @@ class Runner:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
-        begin, combiner = _make_combiner(self._rule, engine)
+        begin, combiner = _make_combiner(self._rule, engine, self._probabilities)
         return Setup(
             engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior, self._grace
         )
@@ -334,16 +337,18 @@ def _end(workers: Workers, threads: _Threads, *, patience: float | None = None) 
         threads.restore()
 
 
-def _make_combiner(rule: Rule[Any] | Intersection, engine: Engine) -> tuple[Callable[[Tensor], Any], Combiner]:
+def _make_combiner(
+    rule: Rule[Any] | Intersection, engine: Engine, probabilities: bool
+) -> tuple[Callable[[Tensor], Any], Combiner]:
     """How stages are begun, and what combines what they give."""
     if isinstance(engine, ExportedModel):
         return engine.begin, AsGiven()
     if isinstance(rule, Intersection):
         return engine.begin, ByIntersection(rule)
-    if isinstance(engine, OnnxRuntimeEngine):
+    if isinstance(engine, OnnxRuntimeEngine) and not probabilities:
         combiner = by_graph(rule, engine.num_exits, engine.classes)
         return engine.begin_arrays if isinstance(combiner, ByGraph) else engine.begin, combiner
-    return engine.begin, ByRule(rule)
+    return engine.begin, ByRule(rule, probabilities=probabilities)
 
 
 def _count_exits(model: Any, engine: str | Engine) -> int:
@@ -352,7 +357,7 @@ def _count_exits(model: Any, engine: str | Engine) -> int:
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="a model with num_exits and exits(x), or an engine",
-            fix="put exits on a network with anytime.models.attach, or make members an anytime.models.Ensemble",
+            fix="put exits on a network with anytime.models.attach_exits, or make members an anytime.models.Ensemble",
         )
     if isinstance(engine, str):
         if engine not in (*ENGINES, "auto"):

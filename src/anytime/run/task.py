@@ -325,8 +325,7 @@ class Task:
 
     def _prediction(self, used: int) -> Any:
         if self._rows:
-            kept = self._rows[used - 1].prediction
-            return Prediction(kept.log_probs.clone(), kept.fell_back.clone())
+            return self._rows[used - 1].prediction.clone()
         return self._setup.combiner.after(self._seen[:used], self._setup.engine.num_exits)
 
     def _make(self, used: int, prediction: Any, members: Tensor | None, now: float, reason: Reason | None) -> Answer:
@@ -355,7 +354,7 @@ class Task:
         for exit in sorted(set(source.tolist())):
             rows = source == exit
             draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit]
-            members[rows] = sets.set_at(exit, log_probs[rows], draw)
+            members[rows] = sets.set_at(exit + 1, log_probs[rows], draw)
         return members
 
     def _nothing(self) -> Answer:

@@ -104,8 +104,8 @@ def _checked(logits: object, exit: int, rows: int) -> Tensor:
         return logits
     came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
     raise ShapeError(
-        f"exit {exit} of the model gave {came} (counted from 0)",
-        expected=f"logits of shape ({rows}, classes), a row an input",
+        f"exit {exit + 1} of the model gave {came}",
+        expected=f"logits of shape ({rows}, classes), one row per input",
         fix="correct the model, or give its inputs with the batch first",
     )
 
