@@ -8,9 +8,9 @@ The CIFAR MSDNet, one input per request. Every caller makes its next request as 
 pause. The rival has no runner: every caller runs the engine's stages in its own thread and looks at the clock after each exit.
 Both take turns, number of threads by number of threads. The rival has as many of torch's threads per stage as the runner, one.
 
-An answer is in time if its caller has it at most 0.5 ms after the deadline, by the caller's own clock. "Refused in a row" is the
-longest run of requests of any one caller that were not answered in time, "longest without" the longest time that any one caller
-went without an answer in time, in deadlines. The ratio is that of answers in time per second to the rival's.
+An answer is in time if its caller has it at most 0.5 ms after the deadline, by the caller's own clock. "Refused in a row" is
+the longest run of requests of any one caller that were not answered in time, "longest without" the longest time that any one
+caller went without an answer in time, in deadlines. The ratio is that of answers in time per second to the rival's.
 """
 
 from __future__ import annotations

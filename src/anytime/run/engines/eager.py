@@ -39,7 +39,7 @@ class EagerEngine:
         self.why = "asked for"
         self.num_exits = model.num_exits
         self._model = model.eval() if isinstance(model, nn.Module) else model
-        self._device, self._dtype = device_of(model), _dtype_of(model)
+        self.device, self._dtype = device_of(model), _dtype_of(model)
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
@@ -49,7 +49,7 @@ class EagerEngine:
         return _ByGenerator(self._model, inputs)
 
     def _prepared(self, x: Tensor) -> Tensor:
-        return x.to(self._device, self._dtype if x.is_floating_point() else None)
+        return x.to(self.device, self._dtype if x.is_floating_point() else None)
 
 
 class _ByStages(Running[Tensor]):
