@@ -1,10 +1,10 @@
 """Threads that take turns at the stages of all requests: the unit is one stage, not one request.
 
-At most `slots` stages run at once, as many as the machine can truly run side by side. The others wait, and the time they wait
-is not counted as theirs. The next stage is that of the request with the fewest exits, the earliest deadline first among
-equals: while there are more requests than the machine can serve in full, everybody gets a first exit in turn before anybody
-gets a second. A request that nobody else waits behind goes on in its thread without a hand-over, so a single caller pays
-nothing for this.
+Only as many stages run at once as gets the most done (`anytime.run.pace`). The others wait, and the time they wait is not
+counted as theirs. The next stage is that of the request with the fewest exits; among equals that of a caller who was refused
+before, then of the earliest deadline. So while there are more requests than the machine can serve in full, everybody gets a
+first exit in turn before anybody gets a second. A request that nobody else waits behind goes on in its thread without a
+hand-over: a single caller pays nothing for this.
 
 A stage cannot be stopped. One whose request was given up, or that takes far longer than the next one in line, keeps its thread
 but not its slot: another thread takes over, up to `limit` threads in all.
@@ -20,6 +20,7 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -28,6 +29,7 @@ from anytime.errors import StateError
 from anytime.models.modes import Modes
 from anytime.run.clock import Clock
 from anytime.run.forks import renew_in_children
+from anytime.run.pace import Pace
 from anytime.run.prompt import be_patient
 
 _LOOK_AT = 64
@@ -53,14 +55,18 @@ class Work(Protocol):
     more: bool
     """Whether there is another stage to run."""
 
-    @property
-    def rank(self) -> tuple[float, ...]:
+    def rank(self, now: float) -> tuple[float, ...]:
         """Whose turn it is: the least."""
         ...
 
     @property
     def patience(self) -> float:
         """For how many seconds it is worth waiting for a running stage."""
+        ...
+
+    @property
+    def done(self) -> float | None:
+        """The seconds that its last stage takes at best, if that is known."""
         ...
 
     @property
@@ -97,17 +103,28 @@ class Work(Protocol):
         ...
 
 
+class Caller(threading.local):
+    """How many requests in a row of a thread were refused."""
+
+    refused = 0
+
+
 class Executor:
-    """Up to `limit` threads, begun when they are needed, of which `slots` run stages.
+    """Up to `limit` threads, begun when they are needed.
 
     Args:
         limit: How many threads, those included whose stages were given up.
         clock: Tells the time.
+
+    Attributes:
+        pace: How many of them run stages at once.
+        caller: What is known of the calling thread: how many of its requests in a row were `refused`.
     """
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._limit, self._clock = limit, clock
-        self.slots = limit
+        self.pace = Pace(limit)
+        self.caller = Caller()
         self._closed = False
         self._reset()
         renew_in_children(self)
@@ -138,7 +155,7 @@ class Executor:
         with self._lock:
             if self._closed:
                 raise StateError("the runner is closed", expected="an open one", fix="make a new Runner")
-            idle, free = self._idle(), self.slots - self._busy(self._clock.now(), work.patience)
+            idle, free = self._idle(), self.pace.level - self._busy(self._clock.now(), work.patience)
             work.waited = len(self._waiting) >= min(idle, free)
             expired = self._look_through() if len(self._waiting) >= self._look_at else []
             self._waiting[work] = None
@@ -222,7 +239,7 @@ class Executor:
         with self._lock:
             now = self._clock.now()
             # Without a deadline there is no need to wait for a slot: a machine with idle cores should use them.
-            if self._waiting or (work.deadline is not None and self._busy(now, work.patience) >= self.slots):
+            if self._waiting or (work.deadline is not None and self._busy(now, work.patience) >= self.pace.level):
                 return False
             work.picked, work.at_work = now, True
             self._here.add(work)
@@ -241,8 +258,8 @@ class Executor:
         """Whose stage is next, if a slot is free for it."""
         if not self._waiting:
             return None
-        work = choose(self._waiting, next(self._turns))
-        if self._busy(now, work.patience) >= self.slots:
+        work = choose(self._waiting, next(self._turns), now)
+        if self._busy(now, work.patience) >= self.pace.level:
             return None
         del self._waiting[work]
         work.picked = now
@@ -255,7 +272,7 @@ class Executor:
         with self._lock:
             idle, now = self._idle(), self._clock.now()
             patience = min((work.patience for work in self._waiting), default=0.0)
-            free = self._waiting and self._busy(now, patience) < self.slots
+            free = self._waiting and self._busy(now, patience) < self.pace.level
             wanted = free and (idle > 0 or len(self._at) < self._limit)
         if wanted:
             self._call(idle)
@@ -297,7 +314,7 @@ class Executor:
         work: Work | None = None
         more = False
         while True:
-            last, (work, wait) = work, self._next(me, work if more else None)
+            last, (work, wait) = work, self._next(me, work, more)
             # The slot is free before the caller hears of it: its next request finds this thread, and needs no other.
             if last is not None and not more:
                 self._hand_back(last, own)
@@ -310,23 +327,36 @@ class Executor:
                 with suppress(Empty):
                     wakes.get(timeout=wait)
 
-    def _next(self, me: int, unfinished: Work | None) -> tuple[Work | None, float | None]:
+    def _next(self, me: int, last: Work | None, more: bool) -> tuple[Work | None, float | None]:
         """What a thread does next. Where it has to wait for a slot: for how long, before it looks again."""
         with self._lock:
+            now = self._clock.now()
             self._at[me], self._watched = None, False
             if not self._closed:
-                if unfinished is not None:
-                    unfinished.waited = True
-                    self._waiting[unfinished] = None
-                self._at[me] = work = self._pick(self._clock.now())
+                if last is not None:
+                    self._measure(last, more, now)
+                if last is not None and more:
+                    last.waited = True
+                    self._waiting[last] = None
+                self._at[me] = work = self._pick(now)
+                if work is not None:
+                    work.waited = work.waited and work is not last
                 if work is not None or not self._waiting:
                     return work, None
                 self._watched = True
                 return None, max(min(each.patience for each in self._waiting), _SOONEST)
-        if unfinished is not None:
-            unfinished.drop()
-            unfinished.finish()
+        if last is not None and more:
+            last.drop()
+            last.finish()
         return None, None
+
+    def _measure(self, last: Work, more: bool, now: float) -> None:
+        """A stage has ended: how much gets done counts where all that may run does run."""
+        done = last.done
+        if done is None or len(self._waiting) + more + self._busy(now, math.inf) < self.pace.level:
+            self.pace.pause()
+        else:
+            self.pace.note(done, now)
 
     def _run(self, work: Work, own: Modes) -> bool:
         """Stages of one request: until it ends or others wait, or one where no more is wanted; whether it is to go on."""
@@ -346,9 +376,13 @@ class Executor:
         more = work.step()
         if work.turn is not None:
             return False
-        while more and not self._waiting:
+        while more and not (self._waiting or self._others()):
             more = work.step()
         return more
+
+    def _others(self) -> bool:
+        """Whether other requests are on their way, so that what gets done is to be measured."""
+        return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(None) > 1
 
     def _hand_back(self, work: Work, own: Modes) -> None:
         turn, work.turn = work.turn, None
@@ -360,15 +394,16 @@ class Executor:
             own.restore()
 
 
-def choose(waiting: dict[Work, None], turn: int) -> Work:
-    """Whose stage is next: the fewest exits, then the earliest deadline; every so often one without a deadline.
+def choose(waiting: Iterable[Work], turn: int, now: float) -> Work:
+    """Whose stage is next: the least by `Work.rank`, but every so often one without a deadline.
 
     Args:
         waiting: Those that wait, in the order in which they began to.
         turn: The number of this turn.
+        now: The time.
     """
     if turn % _FAIR == 0:
         for work in waiting:
             if work.deadline is None:
                 return work
-    return min(waiting, key=lambda work: work.rank)
+    return min(waiting, key=lambda work: work.rank(now))

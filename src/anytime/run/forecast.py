@@ -148,6 +148,7 @@ class Outlook(NamedTuple):
         usual: As `waking`, where that is usual.
         least: The seconds below which not even a usual first stage and a usual awakening fit.
         likely: The seconds in which a first stage most likely ends.
+        quick: The seconds that each stage takes at best.
     """
 
     waking: float
@@ -156,10 +157,11 @@ class Outlook(NamedTuple):
     usual: float = 0.0
     least: float = 0.0
     likely: float = 0.0
+    quick: tuple[float, ...] = ()
 
     def of_a_try(self, left: float) -> Outlook:
         """What to go by where it is tried all the same whether the first stage can be had in the seconds left."""
-        return self._replace(waking=self.at_best if self.at_best < left else 0.0, likely=0.0)
+        return self._replace(waking=self.at_best if self.at_best < left else 0.0, least=0.0)
 
     def of_the_usual(self) -> Outlook:
         """What to go by where a slow awakening would leave no time for the first stage, and a usual one does."""
@@ -308,13 +310,14 @@ def _outlook(handing: Window, stages: Sequence[tuple[Window, float]], grace: flo
     usually = handing.usual
     waking = max(0.0, min(handing.slow, handing.at(_RARELY) - grace))
     slowly = max(usually, waking)
+    quick = tuple(known.quickest * times for known, times in stages)
     first, times = stages[0]
     if safe:
         needed = [known.usual * times + slowly for known, times in stages]
         likely = min(first.at(_LIKELY), 2 * first.usual) * times + usually  # one spike among a few is not likely
-        return Outlook(waking, tuple(needed), handing.quickest, usually, first.usual * times + usually, likely)
+        return Outlook(waking, tuple(needed), handing.quickest, usually, first.usual * times + usually, likely, quick)
     needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
-    return Outlook(usually, tuple(needed), handing.quickest, usually, needed[0], needed[0])
+    return Outlook(usually, tuple(needed), handing.quickest, usually, needed[0], needed[0], quick)
 
 
 def _nearest(known: Mapping[int, Window], batch: int) -> int | None:

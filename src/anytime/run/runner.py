@@ -41,6 +41,7 @@ from anytime.run.executor import Executor
 from anytime.run.exported import ExportedModel, load_exported
 from anytime.run.forecast import Forecast
 from anytime.run.forks import renew_in_children
+from anytime.run.pace import Pace
 from anytime.run.profile import Profile
 from anytime.run.rule_graph import ByGraph, by_graph
 from anytime.run.task import Setup, Task, limit_exits
@@ -325,7 +326,7 @@ class Runner:
         if self._profile is not None:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
-        self._executor.slots = _count_slots(engine, self._workers, self._threads.wanted)
+        self._executor.pace = Pace(_count_slots(engine, self._workers, self._threads.wanted))
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
         begin, combiner = _make_combiner(self._rule, engine)
         return Setup(

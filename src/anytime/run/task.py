@@ -92,7 +92,8 @@ class Task:
         self._seen: list[Tensor] = []
         self._rows: list[RowAnswers] = []
         self._stages: Generator[None, None, None] | None = None
-        self._interrupted = self._begun = False
+        self._interrupted = self._begun = self._ran = False
+        self._refused = executor.caller.refused
         self._reason: Reason | None = None
         self._outcome: dict[None, _Outcome] = {}
         self._gates: list[Gate] = []
@@ -238,6 +239,8 @@ class Task:
         settled = self._outcome[None]
         if settled.failure is not None:
             raise settled.failure
+        caller = self._executor.caller
+        caller.refused = 0 if settled.used else caller.refused + 1
         if not settled.used:
             return self._nothing()
         answer = self._answer(settled.used, settled.reason, at=at)
@@ -247,16 +250,27 @@ class Task:
 
     # For the executor.
 
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Whose turn it is: the fewest exits first, then the earliest deadline, then who came first."""
-        return len(self._seen) or len(self._rows), math.inf if self.deadline is None else self.deadline, self._began
+    def rank(self, now: float) -> tuple[float, ...]:
+        """Whose turn it is, the least first: the fewest exits, then who was refused most, then the earliest deadline.
+
+        A first stage that is not likely to end in time comes after all others: it would be at their cost.
+        """
+        exits = len(self._seen) or len(self._rows)
+        if self.deadline is None:
+            return 0, exits, 0, math.inf, self._began
+        return not exits and self.deadline - now < self._outlook.likely, exits, -self._refused, self.deadline, self._began
 
     @property
     def patience(self) -> float:
         """For how many seconds it is worth waiting for another's running stage."""
         needed = self._outlook.needed
         return max(_PATIENCE, _STAGES * needed[min(self._used(), len(needed) - 1)])
+
+    @property
+    def done(self) -> float | None:
+        """The seconds that the last stage takes at best, if that is known."""
+        quick, last = self._outlook.quick, len(self._seen) or len(self._rows)
+        return quick[last - 1] if self._ran and 0 < last <= len(quick) else None
 
     def holds(self, now: float, patience: float) -> bool:
         """Whether its running stage is worth waiting for."""
@@ -266,12 +280,12 @@ class Task:
 
     def step(self) -> bool:
         """Run the next stage, in whichever thread; whether there is another to run."""
-        self._begun = True
+        self._begun, self._ran = True, False
         try:
             if self._stages is None:
                 self._stages = self._run_stages()
             next(self._stages)
-            self.more = self._reason is None
+            self._ran, self.more = True, self._reason is None
         except StopIteration:
             self.more = False
         except BaseException as error:  # it comes out where the caller waits
@@ -363,9 +377,8 @@ class Task:
         if left <= outlook.waking:
             self._reason = "deadline"
         elif exit == 0:
-            # Its times count from the call on, and its forecast was looked at there, unless it had to wait since. Then others
-            # wait as well, and a first stage that may not end in time would be at the cost of theirs.
-            if self.waited and left < outlook.likely:
+            # Its times count from the call on, and its forecast was looked at there, unless it had to wait since.
+            if self.waited and left < outlook.least:
                 self._reason = "forecast"
         elif outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._way, left=left):
             self._reason = "forecast"
