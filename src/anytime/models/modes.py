@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.overrides import _pop_mode as _pop_function_mode
-from torch.overrides import _push_mode as _push_function_mode
+from torch import overrides
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 _KINDS = ("cpu", "cuda")
+_functions: Any = overrides._get_current_function_mode_stack
 
 
 class Modes(NamedTuple):
@@ -44,7 +43,7 @@ class Modes(NamedTuple):
             torch.is_inference_mode_enabled(),
             tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _KINDS),
             torch.is_autocast_cache_enabled(),
-            tuple(_get_current_function_mode_stack()) if torch._C._len_torch_function_stack() else (),
+            tuple(_functions()) if torch._C._len_torch_function_stack() else (),
             tuple(_get_current_dispatch_mode_stack()) if torch._C._len_torch_dispatch_stack() else (),
             _gpu(),
         )
@@ -69,9 +68,9 @@ class Modes(NamedTuple):
             torch.set_autocast_dtype(kind, dtype)
         torch.set_autocast_cache_enabled(self.cached)
         for _ in range(torch._C._len_torch_function_stack()):
-            _pop_function_mode()
+            overrides._pop_mode()  # type: ignore[no-untyped-call]
         for mode in self.functions:  # not entered again: a counter would begin anew
-            _push_function_mode(mode)
+            overrides._push_mode(mode)  # type: ignore[no-untyped-call]
         for _ in range(torch._C._len_torch_dispatch_stack()):
             _pop_mode()
         for mode in self.watching:
@@ -83,7 +82,16 @@ class Modes(NamedTuple):
 
 
 def _gpu() -> Any:
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     stream = torch.cuda.current_stream()
     return torch.cuda.current_device(), None if stream == torch.cuda.default_stream() else stream
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Inside, tensors have the types that the modules give them."""
+    with ExitStack() as stack:
+        for kind in _KINDS:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

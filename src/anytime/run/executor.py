@@ -130,7 +130,7 @@ class Executor:
         renew_in_children(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection may close a runner while this thread holds it
         self._waiting: dict[Work, None] = {}
         self._look_at = _LOOK_AT
         self._at: dict[int, Work | None] = {}
@@ -181,8 +181,6 @@ class Executor:
         gate.acquire()
         self.run(work)
         self._clock.wait(gate, None)
-        if work.modes != Modes.now():  # as if the stage had run here
-            work.modes.restore()
         return work.more
 
     def at_work(self) -> bool:
@@ -317,7 +315,7 @@ class Executor:
             last, (work, wait) = work, self._next(me, work, more)
             # The slot is free before the caller hears of it: its next request finds this thread, and needs no other.
             if last is not None and not more:
-                self._hand_back(last, own)
+                self._hand_back(last)
             last = None  # a runner lives as long as its last task
             if work is not None:
                 more = self._run(work, own)
@@ -359,18 +357,11 @@ class Executor:
             self.pace.note(done, now)
 
     def _run(self, work: Work, own: Modes) -> bool:
-        """Stages of one request: until it ends or others wait, or one where no more is wanted; whether it is to go on."""
+        """Stages of one request, until it ends or others are on their way, or one where no more is wanted; whether to go on."""
         if work.modes == own:
-            more = self._stages(work)
-            if more or work.turn is not None:
-                work.modes = Modes.now()  # a generator may have left some on between its exits
-                if work.modes != own:
-                    own.restore()
-        else:
-            with work.modes.again():
-                more = self._stages(work)
-                work.modes = Modes.now()
-        return more
+            return self._stages(work)
+        with work.modes.again():
+            return self._stages(work)
 
     def _stages(self, work: Work) -> bool:
         more = work.step()
@@ -384,14 +375,12 @@ class Executor:
         """Whether other requests are on their way, so that what gets done is to be measured."""
         return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(None) > 1
 
-    def _hand_back(self, work: Work, own: Modes) -> None:
+    def _hand_back(self, work: Work) -> None:
         turn, work.turn = work.turn, None
         if turn is None:
             work.finish()
         else:
             turn.release()
-        if Modes.now() != own:
-            own.restore()
 
 
 def choose(waiting: Iterable[Work], turn: int, now: float) -> Work:

@@ -21,7 +21,7 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 from anytime.errors import OptionError
@@ -188,12 +188,12 @@ class Forecast:
         self._noted: deque[tuple[tuple[int, int, float], ...]] = deque()
         self._handed: deque[tuple[str, float]] = deque()
         self._outlooks: dict[tuple[int, int, str, float], Outlook] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a collection may end a request, and so note its times, while this thread holds it
         renew_in_children(self)
 
     def renew(self) -> None:
         """The lock anew, in a forked process."""
-        self._lock = Lock()
+        self._lock = RLock()
 
     def seed(self, exit: int, batch: int, values: Iterable[float]) -> None:
         """Begin with these durations, which newer ones replace one by one."""

@@ -181,6 +181,7 @@ class Runner:
             return task.run_here() if here or task.settled else task.wait()
         except BaseException:  # Ctrl-C above all: let no thread begin another stage
             task.interrupt()
+            task.drop()
             raise
 
     def stream(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Iterator[Answer]:

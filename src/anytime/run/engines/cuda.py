@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from anytime.errors import DeviceError, OptionError
 from anytime.models.base import Carry, StagedModel
 from anytime.models.branches import run_paths_side_by_side
+from anytime.models.modes import without_autocast
 from anytime.run.engines.folding import apart, folded_copy, logits_of_stages, rounded_factors
 from anytime.run.engines.packed import PackedMSDNet, Run, can_be_packed, run_with_torch
 from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
@@ -396,7 +397,7 @@ class _Run(Running[Tensor]):
     def _run_without_graph(self, exit: int, carry: Carry) -> Tensor:
         engine = self._engine
         there = tuple(tensor.to(engine._recorder.device) for tensor in carry)
-        with engine._recorder.exact():
+        with engine._recorder.exact(), without_autocast():  # as the graphs, which were captured so
             self._carry, logits = self._way.model.stage(exit, there)
             return as_answer(logits)
 
