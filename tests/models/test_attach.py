@@ -482,6 +482,15 @@ def test_the_callers_modes_hold_inside(method: Any) -> None:
     assert all(logits.requires_grad for logits in model.exits(VECTORS))
 
 
+@METHODS
+def test_heads_that_were_made_inside_autocast_work_outside(method: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model = attach_exits(InPlace(), ["first"], example=VECTORS, classes=3, method=method)
+        assert [logits.dtype for logits in model.exits(VECTORS)] == [torch.bfloat16] * 2
+    assert {parameter.dtype for parameter in model.heads.parameters()} == {torch.float32}
+    assert [logits.dtype for logits in model.exits(VECTORS)] == [torch.float32] * 2
+
+
 # Frozen.
 
 

@@ -162,9 +162,7 @@ def test_a_runner_that_refuses_finds_out_that_the_load_has_gone(make: Make) -> N
         except DeadlineTooShort:
             exits.append(0)
     assert exits.index(1) == 99
-    assert sum(exit == 0 for exit in exits) == 4 * 99
-    assert exits.index(2) == 396 + 99
-    assert 2 in exits[396 + 4 * 100 : 396 + 4 * 100 + 16]
+    assert sum(exit == 0 for exit in exits) == 99  # a quick try is followed by others at once
     assert exits[-1] == 5
 
 
@@ -475,8 +473,9 @@ def test_closing_interrupts_what_runs_and_what_waits(make: Make) -> None:
             assert go_on.wait(20)
 
     clock.sleep = sleep
-    running, waiting = runner.submit(engine.rows), runner.submit(engine.rows)
+    running = runner.submit(engine.rows)
     assert reached.wait(20)
+    waiting = runner.submit(engine.rows)
     closer = threading.Thread(target=runner.close)
     closer.start()
     assert (running.result().exit, running.result().reason) == (1, "interrupted")
@@ -546,7 +545,7 @@ def test_a_task_that_waits_for_a_thread_is_interrupted_at_once_and_not_kept(make
         waiting.interrupt()
         with pytest.raises(StateError, match="interrupted"):
             waiting.result(20)
-    assert len(runner._workers._queue) <= 65
+    assert len(runner._executor._waiting) <= 65
     running.interrupt()
     go_on.set()
 

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.heads import PooledHead
+from anytime.models.modes import without_autocast
 from anytime.models.paused import make_pausable, run_paused
 from anytime.models.probe import Probe, Visit, evaluating, logits_of, probe
 from anytime.models.traced import Cuts, Trace, UntraceableError, traced_through
@@ -82,6 +83,7 @@ class AttachedExits(MultiExit):
         method: `trace` or `thread`.
     """
 
+    @without_autocast()  # heads take the module's own type, whatever types features have where it is made
     def __init__(
         self,
         module: nn.Module,
