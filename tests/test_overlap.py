@@ -43,6 +43,13 @@ def test_a_fingerprint_is_the_same_in_every_precision_that_can_hold_the_row(scal
         assert torch.equal(fingerprints(logits.half().double()), known)
 
 
+@pytest.mark.parametrize("scale", [1e300, 1e-300, 5e-310])
+def test_rows_beyond_float32_are_told_apart(scale: float) -> None:
+    logits = scale * some(400)[0].double()
+    assert len(fingerprints(logits).unique()) == 400
+    assert torch.equal(fingerprints(logits.flip(1)), fingerprints(logits).flip(0))
+
+
 def test_a_fingerprint_is_of_all_exits_and_does_not_know_the_sign_of_zero() -> None:
     logits, _ = some(50)
     for exit in range(3):

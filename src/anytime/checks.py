@@ -246,13 +246,11 @@ def fingerprints(rows: Tensor | Sequence[Tensor]) -> Tensor:
     digests = bytearray()
     for first in range(0, len(parts[0]), max(1, _FINGERPRINT_NUMBERS // width)):
         block = slice(first, first + max(1, _FINGERPRINT_NUMBERS // width))
-        values = torch.cat([part[block].cpu().double() for part in parts], 1)
-        size = values.abs().masked_fill(values.isinf(), 0.0).amax(1, keepdim=True)
-        ordinary = (size >= 2.0**-6) & (size <= torch.finfo(torch.float16).max)
-        exponent = torch.where(ordinary, 0, torch.frexp(size).exponent)
-        # Two steps: 2 ** -exponent alone overflows for the smallest numbers. Adding zero makes -0 and 0 alike.
-        scaled = torch.ldexp(torch.ldexp(values, -(exponent // 2)), -(exponent - exponent // 2))
-        for row in (scaled.float().half() + 0.0).numpy():
+        values = torch.cat([part[block].cpu().double() for part in parts], 1).numpy()
+        size = np.abs(np.where(np.isinf(values), 0.0, values)).max(1, initial=0.0, keepdims=True)
+        ordinary = (size >= 2.0**-6) & (size <= np.finfo(np.float16).max)
+        scaled = np.ldexp(values, np.where(ordinary, 0, -np.frexp(size)[1]))
+        for row in scaled.astype(np.float32).astype(np.float16) + np.float16(0):  # which makes -0 and 0 alike
             digests += hashlib.blake2b(row.tobytes(), digest_size=8).digest()
     return torch.frombuffer(digests, dtype=torch.int64) if digests else torch.zeros(0, dtype=torch.int64)
 
