@@ -77,7 +77,8 @@ def test_ctrl_c_is_130_at_any_moment(program: str) -> None:
         words = program.split()
         code = (
             f"import sys, runpy; words = {words}; sys.argv[:], sys.orig_argv = ['-m'], ['python', '-m', *words]\n"
-            "import anytime; print('begun', flush=True); sys.argv[:] = words; runpy.run_module(words[0], run_name='__main__', alter_sys=True)"
+            "import anytime; print('begun', flush=True); sys.argv[:] = words\n"
+            "runpy.run_module(words[0], run_name='__main__', alter_sys=True)"
         )
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
