@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -98,3 +99,27 @@ def test_without_fabric_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
     with pytest.raises(MissingExtraError, match="lightning-fabric"):
         launch(2, print)
+
+
+@needs_fabric
+@pytest.mark.parametrize("everybody", [False, True], ids=["the program", "all processes, as a terminal does"])
+@pytest.mark.parametrize("where", ["start", "loop"])
+def test_ctrl_c_ends_the_start_of_training_and_stops_the_loop(where: str, everybody: bool) -> None:
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("waiting.py"), where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    (os.killpg if everybody else os.kill)(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    if where == "start":
+        assert process.returncode == 130
+        assert "interrupted" in err
+    else:
+        assert process.returncode == 1
+        assert "Ctrl-C: it was asked to terminate" in out

@@ -52,6 +52,7 @@ _PRESETS: dict[str, Any] = {
 }
 _TOKENS = 128
 _SHOWN = 60
+_MOST = 1 << 20
 _ROOM = 32  # bytes per number
 _LARGEST_INPUT, _LARGEST_TEXT = 1 << 32, 1 << 26
 _NUMBERS = "a picture, or .npy or .npz with one input or a batch of them"
@@ -429,6 +430,7 @@ def counts(text: str, name: str, *, example: str) -> tuple[int, ...]:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = ()
-    if not found or min(found) < 1:
-        raise OptionError(f"--{name} is {text!r}", expected=f"whole numbers above 0, such as {example}", fix="correct it")
+    if not found or min(found) < 1 or max(found) > _MOST:
+        expected = f"whole numbers from 1 to {_MOST:,}, such as {example}"
+        raise OptionError(f"--{name} is {text!r}", expected=expected, fix="correct it")
     return found

@@ -14,6 +14,8 @@ from anytime.artifacts import write_text
 from anytime.errors import FormatError
 from anytime.reading import parsing, read_file
 
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True)
 class EpochLog:
@@ -51,9 +53,7 @@ class CsvLog:
         """Drop lines of epochs that ended after `step`: they will be run again."""
         if self.path is None or not self.path.exists():
             return
-        fix = f"move {self.path.name} away: the run goes on with a new one"
-        with parsing(self.path, expected="the log of a training run", fix=fix, kind=FormatError):
-            lines = [line for line in read_log(self.path) if int(line["step"]) <= step]
+        lines = [line for line in read_log(self.path) if int(line["step"]) <= step]
         write_text(self.path, _table(lines) if lines else "")
 
     def add(self, epoch: EpochLog) -> None:
@@ -71,10 +71,26 @@ class CsvLog:
 
 def read_log(path: Path) -> list[dict[str, str]]:
     """The lines of a log that are whole: one cut short by a kill lacks values, and its epoch will be run again."""
-    text = read_file(path, expected="the log of a training run").decode()
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    names = reader.fieldnames or []
-    return [line for line in reader if set(line) == set(names) and all(isinstance(value, str) for value in line.values())]
+    expected, fix = "the log of a training run", f"move {path.name} away: the run goes on with a new one"
+    with parsing(path, expected=expected, fix=fix, kind=FormatError):
+        text = read_file(path, expected=expected).decode()
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        names = set(reader.fieldnames or ())
+        if names and not {"epoch", "step", "loss_1"} <= names:
+            raise ValueError("it has no column epoch, step or loss_1")
+        lines = [line for line in reader if set(line) == names and all(isinstance(value, str) for value in line.values())]
+        for line in lines:
+            if (
+                int(line["epoch"]) < 0
+                or int(line["step"]) < 0
+                or not all(_is_number(value) for value in line.values() if value)
+            ):
+                raise ValueError(f"the line of step {line['step'][:20]} has a value that is not a number")
+        return lines
+
+
+def _is_number(text: str) -> bool:
+    return abs(float(text)) < _LARGEST
 
 
 class Progress:

@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import active_children
-from multiprocessing.process import BaseProcess
+from multiprocessing import active_children, resource_tracker
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed, multiprocessing, nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -193,7 +192,13 @@ def joined_sum(values: Tensor, team: Team) -> Tensor:
     return total
 
 
-def launch(processes: int, function: Callable[..., Any], *arguments: Any, device: str = "cpu") -> Any:
+def launch(
+    processes: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    device: str = "cpu",
+    after_ctrl_c: Callable[[Any], Any] = lambda found: found,
+) -> Any:
     """Run `function(*arguments, team)` in several processes at once; gives what the leader's call returns.
 
     That has to be small, a few kilobytes: Fabric reads it when all have ended, and a process with more to say never ends.
@@ -204,14 +209,18 @@ def launch(processes: int, function: Callable[..., Any], *arguments: Any, device
         function: At the top of a module, as are all classes of its arguments: they are sent to the processes.
         arguments: What it is called with.
         device: `cpu` or `cuda`.
+        after_ctrl_c: Called in this process on what the leader's call returned, where Ctrl-C made it return.
     """
     work = partial(function, *arguments)
-    listens = not _started() and threading.current_thread() is threading.main_thread()
-    ended = _listen(processes, device, work) if listens else _meet(processes, device, work)
+    heard: list[int] = []
+    if _started() or threading.current_thread() is not threading.main_thread():
+        ended = _meet(processes, device, work)
+    else:
+        ended = _listen(processes, device, work, heard)
     if ended.error is not None:
         came, expected, fix = ended.error
         raise AnytimeError(came, expected=expected, fix=fix)
-    return ended.found
+    return after_ctrl_c(ended.found) if signal.SIGINT in heard else ended.found
 
 
 def _meet(processes: int, device: str, function: Callable[[Team], Any]) -> _Ended:
@@ -264,11 +273,13 @@ class _Ended:
 
 
 def _work(fabric: Any, function: Callable[[Team], Any]) -> _Ended:
-    if not _started():
+    if fabric.global_rank:
         # Only the leader stops at a signal, between two steps; the others stop when it says so.
-        for number in _SIGNALS if fabric.global_rank else (signal.SIGINT,):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    elif not _started() and hasattr(multiprocessing, "_prctl_pr_set_pdeathsig"):
+        # If the program that began it is killed, the leader is to stop; torch would send Ctrl-C, which is blocked.
+        multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)
     try:
         ended = _Ended(function(Team(fabric.global_rank, fabric.world_size, fabric.device)))
         # All leave together: one whose partners have gone before may fail while it takes its connections down.
@@ -309,24 +320,25 @@ def _on_this_machine() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _listen(processes: int, device: str, work: Callable[[Team], Any]) -> _Ended:
+def _listen(processes: int, device: str, work: Callable[[Team], Any], heard: list[int]) -> _Ended:
     """Begin the processes from a thread, and hand on to them what this process is told by signals meanwhile.
 
-    A terminal sends Ctrl-C to all processes of a program. They are born with it blocked, and hear of it from here alone: one
-    that has not begun to train ends at once, and the leader of those that have stops after its step.
+    A terminal sends Ctrl-C to all processes of a program. These are born with it blocked, and are asked to terminate from here
+    alone: one that has not begun to train ends at once, and the leader of those that have stops after its step.
     """
-    heard: list[int] = []
     told: set[int | None] = set()
     before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in _SIGNALS}
     try:
         with ThreadPoolExecutor(1, initializer=_block_interrupts) as threads:
             ended = threads.submit(_meet, processes, device, work)
             while not wait((ended,), timeout=0.1).done:
+                if heard:  # torch would warn of the processes that are ended on purpose
+                    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
                 for child in active_children() if heard else ():
                     if len(heard) > 1:
                         child.kill()
                     elif child.pid not in told:
-                        _tell(child, heard[0])
+                        child.terminate()
                         told.add(child.pid)
             try:
                 return ended.result()
@@ -343,15 +355,9 @@ def _listen(processes: int, device: str, work: Callable[[Team], Any]) -> _Ended:
 
 
 def _block_interrupts() -> None:
-    # A thread's processes are born with what it blocks.
+    # A thread's processes are born with what it blocks. Python's tracker of semaphores unblocks Ctrl-C when it begins.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _tell(child: BaseProcess, number: int) -> None:
-    if number == signal.SIGINT and child.pid is not None:
-        with suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGINT)  # for the leader's words on why it stopped
-    child.terminate()
 
 
 class _JoinedSum(torch.autograd.Function):

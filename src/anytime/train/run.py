@@ -46,6 +46,7 @@ from anytime.train.sets import Rows, Sets, measure, open_sets
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
 from anytime.train.start import MINILM, start_network
 from anytime.train.step import TrainStep, usable_device
+from anytime.train.stopping import CTRL_C
 from anytime.train.stream import StreamedStep
 
 _CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
@@ -158,8 +159,13 @@ def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda l
         if config.processes == 1:
             return _train(config, folder, on_epoch)
         usable_device(config.machine.device)
-        found: RunResult = launch(config.processes, _train, config, folder, on_epoch, device=config.machine.device)
+        options: Any = {"device": config.machine.device, "after_ctrl_c": _after_ctrl_c}
+        found: RunResult = launch(config.processes, _train, config, folder, on_epoch, **options)
         return found
+
+
+def _after_ctrl_c(found: RunResult) -> RunResult:
+    return replace(found, stopped=found.stopped and CTRL_C)
 
 
 def _ended(folder: Path) -> RunResult:

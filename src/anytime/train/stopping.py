@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stopping:
     """Turns signals into a flag that the loop reads between steps, so that a step is never cut in two.
 
-    A second Ctrl-C, or a second request to terminate, ends the program at once.
+    A second Ctrl-C ends the program at once.
 
     Args:
         seconds: Stop when this many have passed since the block was entered; none for no limit.
@@ -47,10 +47,8 @@ class Stopping:
         return time.monotonic() - self._began
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.reason is None:
-            self.reason = CTRL_C if number == signal.SIGINT else "it was asked to terminate"
-        # Only this one: `launch` sends both, and the second must not cut the end short.
-        signal.signal(number, self._before.pop(number))
+        self.reason = CTRL_C if number == signal.SIGINT else "it was asked to terminate"
+        self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
