@@ -309,6 +309,22 @@ def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes:
         assert not runner._executor._waiting
 
 
+def test_who_is_interrupted_while_it_drops_expired_requests_loses_none_of_them(fakes: Any, logits: Tensor) -> None:
+    clock = fakes.FakeClock()
+    engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
+    held = Held(clock, engine, at=1)
+    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
+        tasks = [runner.submit(engine.rows, deadline=1.0)]
+        assert held.reached.wait(20)
+        for place in range(0, 400, 7):
+            tasks += [runner.submit(engine.rows, deadline=1.0) for _ in range(60)]
+            clock.time += 2.0
+            runner._executor._look_at = 64
+            interrupt_at(place, lambda: runner.submit(engine.rows, deadline=1.0))
+            assert all(task.settled or task in runner._executor._waiting for task in tasks[1:])
+        held.go_on.set()
+
+
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_process_forked_while_every_lock_is_held_answers(fakes: Any, logits: Tensor) -> None:

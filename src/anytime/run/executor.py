@@ -51,7 +51,7 @@ class Work(Protocol):
     at_work: bool
     """Whether a stage runs in the caller's own thread."""
     turn: threading.Lock | None
-    """Where one stage is wanted and no more: opened after it."""
+    """Where one stage is wanted and no more: opened after it, and when it is settled."""
     more: bool
     """Whether there is another stage to run."""
 
@@ -87,7 +87,7 @@ class Work(Protocol):
         ...
 
     def expire(self) -> None:
-        """Its time is up."""
+        """Its time is up: settle it, and withdraw it only then, so that nothing is lost if that is interrupted."""
         ...
 
     def drop(self) -> None:
@@ -162,8 +162,6 @@ class Executor:
             wanted = (free > 0 or not self._watched) and (idle > 0 or len(self._at) < self._limit)
         for each in expired:
             each.expire()
-            each.finish()
-            each.drop()
         if wanted:
             self._call(idle)
 
@@ -207,12 +205,8 @@ class Executor:
         """
         with self._lock:
             self._closed = True
-            waiting, running = list(self._waiting), [work for work in self._at.values() if work is not None]
-            self._waiting.clear()
-        for work in waiting:
-            work.interrupt()
-            work.finish()
-        for work in running:
+            left = [*self._waiting, *(work for work in self._at.values() if work is not None)]
+        for work in left:
             work.interrupt()
         for _ in range(2 * self._limit + len(self._begun)):  # more than there can be threads, as none must be left out
             self._wakes.put(None)
@@ -247,9 +241,7 @@ class Executor:
         """Those that nobody will ever fetch must not fill the memory while threads hang."""
         now = self._clock.now()
         expired = [work for work in self._waiting if work.settled or (work.deadline is not None and work.deadline < now)]
-        for work in expired:
-            del self._waiting[work]
-        self._look_at = max(_LOOK_AT, 2 * len(self._waiting))
+        self._look_at = max(_LOOK_AT, 2 * (len(self._waiting) - len(expired)))
         return expired
 
     def _pick(self, now: float) -> Work | None:
@@ -376,11 +368,11 @@ class Executor:
         return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(None) > 1
 
     def _hand_back(self, work: Work) -> None:
-        turn, work.turn = work.turn, None
-        if turn is None:
+        if work.turn is None:
             work.finish()
         else:
-            turn.release()
+            with suppress(RuntimeError):  # it is open
+                work.turn.release()
 
 
 def choose(waiting: Iterable[Work], turn: int, now: float) -> Work:

@@ -43,9 +43,7 @@ _QUICK = 0.8
 _YOUNG = 20
 """Durations below which a window knows little: its high quantile is no more than its largest value."""
 _STALE = 1.0
-_REFUSED = 5
-"""It is tried whether refusals are still right after this many seconds of nothing else, or sooner: after so many times the time
-that was asked for, or that it would take."""
+"""Seconds of nothing but refusals after which it is tried whether they are still right."""
 _BATCHES = 64
 """Batch sizes remembered for each stage; the one that was used least recently makes room."""
 _TOGETHER = 8
@@ -101,24 +99,19 @@ class Window:
         """The smallest duration that such a share of them does not exceed; 0 without any."""
         return self._ordered[math.ceil(share * len(self._ordered)) - 1] if self._ordered else 0.0
 
-    def decline(
-        self, *, every: int = _TRY_EVERY, doubtful: bool = False, now: float | None = None, left: float = math.inf
-    ) -> bool:
+    def decline(self, *, every: int = _TRY_EVERY, doubtful: bool = False, now: float | None = None) -> bool:
         """Something is not to be begun because of these durations; true where it should be tried all the same.
 
         Args:
             every: Which one in a row to try.
-            doubtful: Whether to try it at once where they are few, or where the last try was quick.
+            doubtful: Whether to try it at once where they are few.
             now: The time, where it is to be tried after a while.
-            left: The seconds there are.
         """
         self._declined += 1
         if now is not None and self._since is None:
             self._since = now
-        stale = (
-            now is not None and self._since is not None and now - self._since >= min(_STALE, _REFUSED * max(left, self.usual))
-        )
-        unsure = doubtful and self._hopeful and (len(self) < _YOUNG or bool(self._quick))
+        stale = now is not None and self._since is not None and now - self._since >= _STALE
+        unsure = doubtful and self._hopeful and len(self) < _YOUNG
         if not (unsure or stale or self._declined >= every):
             return False
         self._trying, self._hopeful = True, False  # there is hope again when this was quick
@@ -163,9 +156,9 @@ class Outlook(NamedTuple):
         """What to go by where it is tried all the same whether the first stage can be had in the seconds left."""
         return self._replace(waking=self.at_best if self.at_best < left else 0.0, least=0.0)
 
-    def of_the_usual(self) -> Outlook:
+    def of_the_usual(self, left: float) -> Outlook:
         """What to go by where a slow awakening would leave no time for the first stage, and a usual one does."""
-        return self._replace(waking=min(self.waking, self.usual))
+        return self._replace(waking=min(self.waking, max(self.usual, left - self.likely + self.usual)))
 
 
 class Forecast:
@@ -299,8 +292,7 @@ class Forecast:
             moment = now if exit == 0 and safe and may_fit else None
             doubtful = [exit == 0 and (may_fit or len(window) == 1) for window in blamed]
             tries = [
-                window.decline(every=every, doubtful=doubt, now=moment, left=left)
-                for window, doubt in zip(blamed, doubtful, strict=True)
+                window.decline(every=every, doubtful=doubt, now=moment) for window, doubt in zip(blamed, doubtful, strict=True)
             ]
             return True in tries  # every one of them has been told
 

@@ -266,8 +266,9 @@ class Runner:
 
     def close(self) -> None:
         """End the threads, those at work after the stage they are in, and put torch's number of threads back."""
-        if self._finalizer.detach() is not None:
+        if self._finalizer.alive:
             _end(self._executor, self._threads)
+            self._finalizer.detach()  # last: one that was interrupted can be called again
 
     @property
     def engine(self) -> Engine:

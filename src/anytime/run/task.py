@@ -161,8 +161,9 @@ class Task:
         if self.deadline is None or self.expected() <= self.budget.time:
             return True
         setup, left = self._setup, self.budget.time
-        if left > 0 and self._outlook.least <= left:  # woken as usual it is in time
-            self._outlook = self._outlook.of_the_usual()
+        # Where others are served, to be woken slowly is what they have in common: nobody could be refused for it but all.
+        if 0 < self._outlook.least <= left and self._way != "here" and self._executor.at_work():
+            self._outlook = self._outlook.of_the_usual(left)
             return True
         if left <= 0 or not setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now()):
             return False
@@ -223,11 +224,8 @@ class Task:
 
     def finish(self) -> None:
         """Tell who waits; the thread is free for other work."""
-        self.more, self._x = False, None
+        self._x = None
         self._settle("interrupted")
-        turn, self.turn = self.turn, None
-        if turn is not None:
-            turn.release()
 
     def collect(self, *, since: float | None = None, at: float | None = None) -> Answer:
         """The answer of a settled task.
@@ -401,9 +399,11 @@ class Task:
         # What fails later, in a stage that was given up, is nobody's concern.
         outcome = _Outcome(used, self._setup.clock.now(), self._reason or reason, self._error)
         first = self._outcome.setdefault(None, outcome) is outcome
-        for gate in tuple(self._gates):
+        self.more = False
+        for gate in (*self._gates, self.turn):
             with suppress(RuntimeError):  # it is open
-                gate.release()
+                if gate is not None:
+                    gate.release()
         if first and self._notify is not None:
             self._notify()
 
