@@ -79,7 +79,7 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Te
             expected=f"{_SHAPE} with at least one exit and one class",
             fix="check how the logits were collected",
         )
-    logits = _as_float(logits, name)
+    logits = as_float(logits, name)
     _check_finite(logits, name, first_exit=0, first_row=first_row)
     return logits
 
@@ -113,7 +113,7 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
                 expected=f"{like.device}, where the exits before it are",
                 fix=f"move it there: logits.to('{like.device}')",
             )
-    logits = _as_float(logits, name)
+    logits = as_float(logits, name)
     _check_finite(logits[None], name, first_exit=exit, first_row=0)
     return logits
 
@@ -251,7 +251,8 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
     return costs
 
 
-def _as_float(logits: Tensor, name: str) -> Tensor:
+def as_float(logits: Tensor, name: str) -> Tensor:
+    """Logits as float32 or float64; whole numbers, truth values and complex numbers are refused."""
     if not logits.is_floating_point():
         raise DtypeError(
             f"{name} have element type {logits.dtype}",

@@ -180,4 +180,4 @@ def _read(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def _unreadable(path: Path, came: str) -> FormatError:
-    return FormatError(f"{path} {came}", expected="a folder that anytime.run.export wrote", fix="export it again", path=path)
+    return FormatError(f"{path} {came}", expected="a folder that 'anytime export' wrote", fix="export it again", path=path)
