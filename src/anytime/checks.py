@@ -92,7 +92,7 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Te
             expected=f"{_SHAPE} with at least one exit and one class",
             fix="check how the logits were collected",
         )
-    logits = _as_float(logits, name)
+    logits = as_float(logits, name)
     _check_finite(logits, name, first_exit=0, first_row=first_row)
     return logits
 
@@ -126,7 +126,7 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
                 expected=f"{like.device}, where the exits before it are",
                 fix=f"move it there: logits.to('{like.device}')",
             )
-    logits = _as_float(logits, name)
+    logits = as_float(logits, name)
     _check_finite(logits[None], name, first_exit=exit, first_row=0)
     return logits
 
@@ -322,12 +322,8 @@ def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None)
     >>> check_count(3, "exits")
     3
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Integral)
-        or int(value) < low
-        or (most is not None and int(value) > most)
-    ):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or int(value) < low or (most is not None and int(value) > most):
         upto = "" if most is None else f" and at most {most}"
         expected = f"a whole number, at least {low}{upto}"
         raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"give {name} such a number")
@@ -361,7 +357,8 @@ def free_memory() -> int | None:
     return max(0, min(found)) if found else None
 
 
-def _as_float(logits: Tensor, name: str) -> Tensor:
+def as_float(logits: Tensor, name: str) -> Tensor:
+    """Logits as float32 or float64; whole numbers, truth values and complex numbers are refused."""
     if not logits.is_floating_point():
         raise DtypeError(
             f"{name} have element type {logits.dtype}",

@@ -274,7 +274,7 @@ def test_other_exits_and_widths_are_refused() -> None:
     mixture = fit()
     with pytest.raises(ShapeError, match="fitted"):
         mixture.predict(test[:1])
-    with pytest.raises(ShapeError, match="exit 1"):
+    with pytest.raises(ShapeError, match="exit 2"):
         mixture.predict([test[0], test[0]])
     mixture.check_fits(2, CLASSES)
     with pytest.raises(ShapeError):

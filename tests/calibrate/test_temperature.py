@@ -178,7 +178,7 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(LabelError, match="400 labels came with"):
         fit_temperature(logits[:, 1:], labels)
     never = torch.tensor([[[1.0, -1.0]], [[1.0, -1.0]]])
-    with pytest.raises(LabelError, match="at exit 0 the rule gives probability 0 to every label"):
+    with pytest.raises(LabelError, match="at exit 1 the rule gives probability 0 to every label"):
         fit_temperature(never, torch.tensor([1]), Product())
 
 

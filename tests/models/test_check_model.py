@@ -316,7 +316,7 @@ def test_an_eager_model_without_lists_is_found() -> None:
         def exits(self, x: Tensor) -> Iterator[Tensor]:
             yield from list(super().exits(x))
 
-    with pytest.raises(CheckError, match="nothing ran for exit 1"):
+    with pytest.raises(CheckError, match="nothing ran for exit 2"):
         check_model(Eager(), X)
 
 

@@ -83,6 +83,7 @@ def check_same(found: list[Prediction], expected: Prediction) -> None:
     torch.testing.assert_close(log_probs.exp(), expected.probs, rtol=1e-4, atol=1e-4)
     assert torch.equal(log_probs.isinf(), expected.log_probs.isinf())
     assert torch.equal(torch.stack([each.fell_back for each in found]), expected.fell_back)
+    assert torch.equal(torch.stack([each.labels for each in found]), expected.labels)
 
 
 def drive(folder: Path, x: np.ndarray) -> list[tuple[np.ndarray, ...]]:
@@ -93,8 +94,8 @@ def drive(folder: Path, x: np.ndarray) -> list[tuple[np.ndarray, ...]]:
     for stage in description["stages"]:
         session = runtime.InferenceSession(folder / stage["file"], providers=["CPUExecutionProvider"])
         names = [given["name"] for given in stage["inputs"]]
-        probs, log_probs, fell_back, *values = session.run(None, dict(zip(names, values, strict=True)))
-        answers.append((probs, log_probs, fell_back))
+        probs, log_probs, fell_back, labels, *values = session.run(None, dict(zip(names, values, strict=True)))
+        answers.append((probs, log_probs, fell_back, labels))
     return answers
 
 
@@ -112,10 +113,11 @@ def onnx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check_driven(folder: Path, model: MultiExit, rule: Rule[Any], x: Tensor) -> None:
     expected = wanted(model, rule, x)
-    for exit, (probs, log_probs, fell_back) in enumerate(drive(folder, x.numpy())):
+    for exit, (probs, log_probs, fell_back, labels) in enumerate(drive(folder, x.numpy())):
         np.testing.assert_allclose(probs, expected.probs[exit], rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(probs, np.exp(log_probs), rtol=1e-5)
         assert np.array_equal(fell_back, expected.fell_back[exit])
+        assert np.array_equal(labels, expected.labels[exit])
 
 
 def test_plain_calls_of_onnx_runtime_give_the_rules_answers(onnx_folder: Path) -> None:
@@ -144,13 +146,13 @@ def test_the_description_is_true_of_the_files(onnx_folder: Path) -> None:
         for described, real in ((stage["inputs"], session.get_inputs()), (stage["outputs"], session.get_outputs())):
             assert [each["name"] for each in described] == [each.name for each in real]
             assert [each["shape"][1:] for each in described] == [each.shape[1:] for each in real]
-            kinds = {"tensor(float)": "float32", "tensor(bool)": "bool"}
+            kinds = {"tensor(float)": "float32", "tensor(bool)": "bool", "tensor(int64)": "int64"}
             assert [each["dtype"] for each in described] == [kinds[each.type] for each in real]
             assert not any(isinstance(each.shape[0], int) for each in real)
     first, second = document["stages"]
     assert [each["name"] for each in first["inputs"]] == ["x"]
     assert [each["name"].removeprefix("next_") for each in first["outputs"][3:]] == [each["name"] for each in second["inputs"]]
-    assert [each["name"] for each in second["outputs"]] == ["probs", "log_probs", "fell_back"]
+    assert [each["name"] for each in second["outputs"]] == ["probs", "log_probs", "fell_back", "labels"]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)

@@ -59,6 +59,7 @@ def test_graphs_give_the_answers_of_the_rule(rule: Rule[State], classes: int) ->
                 wanted = plain.after(logits[:seen], EXITS)
                 torch.testing.assert_close(found.log_probs, wanted.log_probs, rtol=1e-5, atol=1e-5)
                 assert torch.equal(found.fell_back, wanted.fell_back)
+                assert torch.equal(found.labels, wanted.labels)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

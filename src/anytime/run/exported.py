@@ -209,5 +209,5 @@ def _first_line(error: Exception) -> str:
 
 def _unreadable(path: Path, got: str) -> FormatError:
     return FormatError(
-        f"{path} {got}", expected="a folder that anytime.run.export wrote", fix="export the model again", path=path
+        f"{path} {got}", expected="a folder that 'anytime export' wrote", fix="export the model again", path=path
     )
