@@ -1,7 +1,6 @@
 """Appendix B.6: anytime regression: the intervals of an ensemble's members are intersected, in two orders.
 
-Members are trained in float64: in float32 the steps amplify rounding until the processor decides which claims hold. Claims
-are about several ensembles, as a single one may be lucky.
+Claims are about several ensembles, as a single one may be lucky.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from anytime.models import IntervalMLP
 from anytime.models.mlp import interval_score
 from anytime.reproduce.catalogue import Context
 from anytime.reproduce.finding import Band, Claim, Finding, Line, Panel
+from anytime.reproduce.float64 import in_float64
 
 MEMBERS = 5
 _ENSEMBLES = {"smoke": 1, "small": 5, "full": 5}
@@ -83,9 +83,7 @@ def study(context: Context) -> Finding:
 
 
 def _member(train: PointData, seed: int, steps: int) -> IntervalMLP:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = IntervalMLP(width=48, exits=3).double()
+    model = in_float64(IntervalMLP(width=48, exits=3), seed)
     x, targets = train.inputs.double(), train.targets.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     for _ in range(steps):
@@ -101,7 +99,7 @@ def _member(train: PointData, seed: int, steps: int) -> IntervalMLP:
 def _intersect(members: list[IntervalMLP], x: Tensor, *, backwards: bool = False) -> Interval:
     """Of every ensemble at once, `(members, ensembles, x)`."""
     ends = torch.stack([torch.stack(member.intervals(x))[:, -1] for member in members])  # (members, lower and upper, x)
-    lower, upper = ends.view(-1, MEMBERS, *ends.shape[1:]).permute(2, 1, 0, 3)  # (members, ensembles, x) each
+    lower, upper = ends.reshape(-1, MEMBERS, 2, len(x)).permute(2, 1, 0, 3)
     return Intersection()(lower.flip(0), upper.flip(0)) if backwards else Intersection()(lower, upper)
 
 

@@ -1,7 +1,4 @@
-"""Appendix B.6: an ensemble as an anytime model, member by member, on a spiral with four arms.
-
-Members are trained in float64, so that rounding does not decide what is measured.
-"""
+"""Appendix B.6: an ensemble as an anytime model, member by member, on a spiral with four arms."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from anytime.metrics import follow
 from anytime.models import MLP, Ensemble, MLPConfig
 from anytime.reproduce.catalogue import Context
 from anytime.reproduce.finding import Claim, Field, Finding, Line, Panel
+from anytime.reproduce.float64 import in_float64
 
 MEMBERS, CLASSES = 5, 4
 _STEPS = {"smoke": 60, "small": 400, "full": 1000}
@@ -65,9 +63,7 @@ def study(context: Context) -> Finding:
 
 
 def _member(train: PointData, seed: int, steps: int) -> MLP:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = MLP(MLPConfig(classes=CLASSES, width=48, exits=3)).double()
+    model = in_float64(MLP(MLPConfig(classes=CLASSES, width=48, exits=3)), seed)
     inputs = train.inputs.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
