@@ -83,7 +83,10 @@ def find_pretrained(init: str | Path) -> Pretrained | None:
 def _on_pretrained(name: str, pretrained: Pretrained, options: Mapping[str, Any]) -> MultiExit:
     """A network by name with its exits and its way to pool, and with the shape and the weights of a pretrained encoder."""
     shape = {setting: value for setting, value in pretrained.settings.items() if setting not in ("layers", "pool")}
-    model = EncoderExits(replace(ENCODERS[name], **{**shape, **options}))
+    config = replace(ENCODERS[name], **{**shape, **options})
+    with torch.device("meta"):  # weights that do not fit are refused before there is memory for what the settings claim
+        take_encoder(EncoderExits(config), pretrained.weights, first_position=pretrained.first_position)
+    model = EncoderExits(config)
     take_encoder(model, pretrained.weights, first_position=pretrained.first_position)
     return model
 
