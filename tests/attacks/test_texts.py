@@ -132,8 +132,8 @@ def test_no_text_in_a_csv_is_a_formula_and_numbers_stay_numbers() -> None:
         "latest",
         "\x1b[2J",
     )
-    logits = torch.randn(2, 30, 3, generator=torch.Generator().manual_seed(0))
-    found = evaluate(logits, torch.arange(30) % 3, rules={name: anytime.Latest() for name in names})
+    logits = torch.randn(2, 120, 3, generator=torch.Generator().manual_seed(0))
+    found = evaluate(logits, torch.arange(120) % 3, rules={name: anytime.Latest() for name in names})
     head, *lines = csv.reader(io.StringIO(per_exit(found)))
     assert len(lines) == 2 * len(names)
     for line in lines:

@@ -28,6 +28,7 @@ from anytime.errors import (
     NonFiniteError,
     OptionError,
     OverlapError,
+    ScaleError,
     ShapeError,
 )
 from anytime.models import MLP, MLPConfig

@@ -22,7 +22,6 @@ from torch import Tensor
 from anytime.checks import check_logits, check_probabilities, fingerprints
 from anytime.combine import Prediction
 from anytime.conformal import Raps, rank_of, sort_rows
-from anytime.conformal.raps import warn_of_few_rows
 from anytime.evaluation.source import Mapped
 from anytime.metrics import Trajectories, follow
 
@@ -157,7 +156,6 @@ def set_thresholds(
 ) -> dict[str, Tensor]:
     """The threshold of the prediction sets at each exit, `(exits,)`, for each rule."""
     count = split.calibration.numel()
-    warn_of_few_rows(sets, count, stacklevel=3)
     blocks = [slice(start, min(start + block, count)) for start in range(0, count, block)]
 
     @torch.inference_mode()
