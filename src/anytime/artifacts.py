@@ -99,8 +99,8 @@ def write_bundle(folder: str | Path, files: Mapping[str, bytes], *, kind: str = 
     """Write files that belong together, and their manifest, so that a reader has all the old or all the new ones.
 
     An earlier bundle of the same kind is replaced. One of another kind is not, and neither is a file that no bundle has
-    written. Other files of the folder are not touched. A disk fault after the commit point is raised too, though readers
-    already get the new bundle then.
+    written; a caller who gives no kind answers for that. Other files of the folder are not touched. A disk fault after the
+    commit point is raised too, though readers already get the new bundle then.
 
     Args:
         folder: Where; it is made if there is none.
@@ -346,22 +346,19 @@ def _present(place: Path) -> dict[str, Any] | None:
 
 
 def _replaceable(place: Path, kind: str, files: Mapping[str, bytes]) -> set[str]:
-    """The names of the bundle that `files` may replace; refuses one of another kind, and files that are not of a bundle.
-
-    A writer that does not say its kind knows what it replaces; only bundles that say theirs are kept from it.
-    """
+    """The names of the bundle that `files` may replace; refuses one of another kind, and files that are not of a bundle."""
+    if not kind:
+        return set()
     try:
         found = bundle_kind(place)
     except FileError:
-        if not kind:
-            return set()
         raise overwrites(place, f"has a {_MANIFEST} that cannot be read") from None
-    foreign = [name for name in files if os.path.lexists(place / name) and not (place / name).is_dir()]
-    if found is None and kind and foreign:
-        raise overwrites(place / foreign[0], "was not written by this command")
     if found is not None and found != kind:
         raise overwrites(place, f"holds {f'files of kind {found!r}' if found else 'another bundle'}")
-    return bundle_names(place) if kind else set()
+    foreign = [name for name in files if os.path.lexists(place / name) and not (place / name).is_dir()]
+    if found is None and foreign:
+        raise overwrites(place / foreign[0], "was not written by this command")
+    return bundle_names(place)
 
 
 def overwrites(path: str | Path, why: str) -> OverwriteError:

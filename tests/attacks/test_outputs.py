@@ -169,7 +169,7 @@ def test_python_functions_do_not_write_one_kind_over_another(place: Path) -> Non
     with pytest.raises(OverwriteError, match="'evaluate'"):
         save(model, place / "report")
     with pytest.raises(OverwriteError, match="'evaluate'"):
-        write_bundle(place / "report", {"a": b""})
+        write_bundle(place / "report", {"a": b""}, kind="mine")
     assert read_bundle(place / "report") == {"metrics.json": b"{}"}
 
 
