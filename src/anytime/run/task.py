@@ -34,6 +34,7 @@ from anytime.run.rows import RowAnswers, Rows
 _PATIENCE = 0.01
 _STAGES = 4
 """Another's stage is waited for as long as so many of one's own are expected to take, and at least these seconds."""
+_HOLD = 0.01
 _TIMELESS = Outlook(0.0, (0.0,))
 
 
@@ -174,11 +175,11 @@ class Task:
         """Settle for nothing, as the first exit is not expected in time.
 
         Args:
-            hold: Whether to do so after half of the time only. Who asks again at once, and again, takes Python's lock from the
+            hold: Whether to do so after half of the time only, or 10 ms. Who asks again at once, and again, takes Python's lock from the
                 stages of others, which then look as slow as the refusal said they are.
         """
         if hold:
-            self._wait(self.budget.time / 2)
+            self._wait(min(self.budget.time / 2, _HOLD))
         self._settle("forecast")
 
     def wait(self) -> Answer:
