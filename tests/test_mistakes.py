@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -36,6 +37,8 @@ from anytime.errors import (
 
 GOOD = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)) * 3
 LABELS = torch.arange(40) % 5
+OTHER = {"logits": GOOD.numpy() + 1, "labels": LABELS.numpy()}
+LAUGHS = b"a: &a [x,x]\n" + b"".join(b"%c: &%c [%s]\n" % (c + 1, c + 1, b",".join([b"*%c" % c] * 9)) for c in range(97, 110))
 BAD = GOOD.clone()
 BAD[1, 7, 2] = math.nan
 
@@ -144,6 +147,10 @@ class Files:
         np.savez(self.folder / name, **arrays)
         return str(self.folder / name)
 
+    def pipe(self, name: str) -> str:
+        os.mkfifo(self.folder / name)
+        return str(self.folder / name)
+
     def path(self, name: str) -> str:
         return str(self.folder / name)
 
@@ -213,6 +220,32 @@ SHELL: dict[str, tuple[Callable[[Files], list[str]], str]] = {
     "no rules at all": (lambda f: ["evaluate", f.path("good.npz"), "--rules", ""], "rule"),
     "costs in words": (lambda f: ["evaluate", f.path("good.npz"), "--costs", "few,more,many"], "numbers"),
     "too many costs": (lambda f: ["evaluate", f.path("good.npz"), "--costs", "1,2,3,4"], "3 numbers"),
+    "a negative seed": (lambda f: ["evaluate", f.path("good.npz"), "--seed", "-1"], "seed is -1"),
+    "a seed beyond 64 bits": (lambda f: ["tune", f.path("good.npz"), "--seed", str(2**64)], "seed is"),
+    "a seed for sets": (lambda f: ["conformal", f.path("good.npz"), f.npz("b.npz", **OTHER), "--seed", "-1"], "seed is -1"),
+    "a seed for training": (lambda f: ["train", "digits-msdnet", "--seed", "-1", "--out", f.path("run")], "seed is -1"),
+    "a seed for the demo": (lambda f: ["demo", "--seed", "-1", "--out", f.path("run")], "seed is -1"),
+    "weights in words": (lambda f: ["evaluate", f.path("good.npz"), "--rules", "product(weights=(a,b,c))"], "weights"),
+    "a batch beyond all memory": (lambda f: ["profile", "mlp-toy", "--batch", "99999999999"], "--batch"),
+    "inputs beyond all memory": (lambda f: ["profile", "mlp-toy", "--input-shape", "1048576,1048576"], "GiB"),
+    "an input shape in words": (lambda f: ["profile", "mlp-toy", "--input-shape", "wide"], "--input-shape"),
+    "too many threads": (lambda f: ["profile", "mlp-toy", "--threads", "99999999999"], "threads"),
+    "too many repeats": (lambda f: ["profile", "mlp-toy", "--repeats", "99999999999"], "--repeats"),
+    "too many processes": (lambda f: ["train", "digits-msdnet", "--processes", "99999", "--out", f.path("run")], "processes"),
+    "a path that is too long": (lambda f: ["evaluate", f.path("x" * 5000 + ".npz")], "cannot be read"),
+    "a folder that is too long": (lambda f: ["predict", f.path("x" * 5000), "x.npy"], "x"),
+    "a rule's path that is too long": (lambda f: ["certify", f.path("good.npz"), "--rule", "x" * 5000 + ".json"], "read"),
+    "a pipe as logits": (lambda f: ["evaluate", f.pipe("pipe.npz")], "is a pipe"),
+    "a pipe as a rule": (lambda f: ["evaluate", f.path("good.npz"), "--rules", f.pipe("pipe.json")], "is a pipe"),
+    "a pipe as settings": (lambda f: ["train", "--config", f.pipe("pipe.yaml"), "--out", f.path("run")], "is a pipe"),
+    "settings that repeat themselves": (
+        lambda f: ["train", "--config", f.write("a.yaml", LAUGHS), "--out", f.path("run")],
+        "alias",
+    ),
+    "a setting that repeats itself": (
+        lambda f: ["train", "digits-msdnet", "--set", "options=&a [*a]", "--out", f.path("run")],
+        "alias",
+    ),
     "a file as the output folder": (lambda f: ["evaluate", f.path("good.npz"), "--out", f.path("labels.npy")], "labels.npy"),
     "an output folder inside a file": (
         lambda f: ["evaluate", f.path("good.npz"), "--out", f.path("labels.npy/run")],
@@ -250,3 +283,25 @@ def test_errors_are_also_what_python_programmers_catch() -> None:
         anytime.open_logits("nowhere.npz")
     for kind in (MissingFileError, IntegrityError, FormatError):
         assert issubclass(kind, AnytimeError)
+
+
+def test_a_threshold_beyond_float32_leaves_nothing(tmp_path: Path) -> None:
+    for mode in ("gate", "clamp"):
+        found = anytime.Product(anytime.ThresholdReLU(1e39, mode=mode))(GOOD)
+        assert bool(found.log_probs.exp().sum(-1).sub(1).abs().max() < 1e-5)
+    assert bool(anytime.Product(anytime.ThresholdReLU(1e39))(GOOD).fell_back.all())
+
+
+def test_logits_beyond_float32_can_be_calibrated_on(capsys: pytest.CaptureFixture[str]) -> None:
+    from anytime.calibrate import fit_powers
+
+    for scale in (1e30, 1e100, 1e299):
+        assert math.isfinite(fit_powers(GOOD.double() * scale, LABELS, steps=5).loss)
+
+
+def test_a_file_name_that_is_not_utf_8_is_read_and_reported(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.npz")
+    Path(name).write_bytes(files.good)
+    assert run(["evaluate", name, "--out", str(tmp_path / "run"), "--json"]) == 0
+    assert "b?.npz" in (tmp_path / "run" / "config.yaml").read_text()

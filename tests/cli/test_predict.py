@@ -18,7 +18,7 @@ from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_sets
 from anytime.data import load_digits
-from anytime.data.pictures import read_image
+from anytime.data.pictures import decode_image, read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
 from anytime.models import create, load, save
 from anytime.run import Answer
@@ -304,3 +304,24 @@ def test_a_training_run_says_what_its_pictures_and_classes_are(tmp_path: Path, c
     stored = np.load(tmp_path / "run" / "test.npz")
     assert [answer["label"] for answer in found["answers"]] == stored["logits"][-1].argmax(-1).tolist()
     assert found["answers"][0]["name"] in "0123456789"
+
+
+def test_only_named_formats_of_pictures_are_decoded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For PostScript Pillow starts Ghostscript, whatever the file is called."""
+    monkeypatch.setattr("subprocess.Popen", lambda *arguments, **options: pytest.fail("a program was started"))
+    (tmp_path / "evil.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n")
+    Image.new("RGB", (16, 16)).save(tmp_path / "other.tiff")
+    for name in ("evil.png", "other.tiff"):
+        assert run(["predict", str(folder), str(tmp_path / name)]) == 2
+    for name in ("a.jpg", "a.webp", "a.bmp", "a.gif"):
+        Image.new("RGB", (16, 16)).save(tmp_path / name)
+        assert read_image(tmp_path / name).size == (16, 16)
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
+    monkeypatch.setattr("anytime.data.pictures.decode_image.__kwdefaults__", {**decode_image.__kwdefaults__, "most": 100})
+    assert run(["predict", str(folder), str(folder / "pet.png")]) == 2
+    assert "at most 100 pixels" in capsys.readouterr().err

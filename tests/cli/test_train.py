@@ -3,10 +3,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from anytime.artifacts import read_bundle, write_bundle
 from anytime.cli import run
 from anytime.cli.curve import curve
 from anytime.cli.train import show
@@ -200,3 +203,59 @@ def test_a_long_run_is_drawn_with_few_points() -> None:
     ET.fromstring(picture)
     assert picture.count('class="dot"') < 100
     assert "Validation accuracy" in picture
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"steps": "x"}', '{"steps": 3, "test_accuracy": "abc"}', "NaN", "\x00"]
+)
+def test_a_damaged_summary_is_refused(finished: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text(text)
+    assert run(["train", "--resume", "--out", str(tmp_path / "run")]) == 2
+    assert "summary.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("log.csv", lambda text: text.replace("step", "stop", 1)),
+        ("log.csv", lambda text: text.replace("1,18,", "1,x,", 1)),
+        ("log.csv", lambda text: '"' + text),
+        ("log.csv", lambda text: text.replace("\n", "\udcff\n", 2)),
+        ("log.csv", lambda text: text.replace(",", ",1e999", 30)),
+        ("state.json", lambda text: text.replace('"step": 18', '"step": "x"')),
+        ("state.json", lambda text: text.replace('"step": 18', '"step": -1')),
+        ("state.json", lambda text: text.replace('"seconds"', '"second"')),
+        ("state.json", lambda text: "[]"),
+        ("state.json", lambda text: text[:-20]),
+        ("state.json", lambda text: '{"step": 18, "seconds": 1, "config": 3, "data": null}'),
+    ],
+)
+def test_a_run_whose_files_are_damaged_does_not_go_on(
+    stopped: Path, tmp_path: Path, file: str, change: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(stopped, tmp_path / "run")
+    path = tmp_path / "run" / ("checkpoint" if file == "state.json" else "") / file
+    text = path.read_text()
+    assert change(text) != text
+    if file == "state.json":
+        write_bundle(path.parent, {**read_bundle(path.parent), file: change(text).encode()})
+    else:
+        path.write_bytes(change(text).encode(errors="surrogateescape"))
+    assert run(["train", "--resume", "--out", str(tmp_path / "run")]) == 2
+    assert file in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its first epoch."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    def interrupt(self: Progress, step: int) -> None:
+        if step == 18:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "show", interrupt)
+        assert run(["train", *SMALL, "--out", str(folder)]) == 130
+    return folder

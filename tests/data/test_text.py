@@ -26,6 +26,7 @@ from anytime.data import (
 )
 from anytime.errors import (
     DtypeError,
+    FileError,
     FormatError,
     IntegrityError,
     LabelError,
@@ -161,6 +162,19 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trec.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(IntegrityError):
         load_text("trec", tmp_path)
+
+
+def test_any_bit_of_a_parquet_file_may_be_wrong(tmp_path: Path) -> None:
+    columns = {"split": ["train", "train", "test"], "text": ["a é", "b", "c"], "label": ["x", "y", "x"]}
+    write(tmp_path / "trec.parquet", **columns)
+    whole, refused = (tmp_path / "trec.parquet").read_bytes(), 0
+    for place in range(0, len(whole), 5):
+        (tmp_path / "trec.parquet").write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        try:
+            load_text("trec", tmp_path)
+        except FileError:
+            refused += 1
+    assert refused > 20
 
 
 def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,9 +197,9 @@ class Averaged(Short):
         (Plain(), OptionError, "Plain"),
         (nn.Linear(2, 2), OptionError, "Linear"),
         (Short(), ShapeError, "gave 1 exits"),
-        (Averaged(), OptionError, "exit 0"),
-        (IntervalMLP(inputs=2), OptionError, "exit 0"),
-        (Ensemble.averaged([MLP(MLPConfig(classes=3))]), OptionError, "exit 0"),
+        (Averaged(), OptionError, "exit 1"),
+        (IntervalMLP(inputs=2), OptionError, "exit 1"),
+        (Ensemble.averaged([MLP(MLPConfig(classes=3))]), OptionError, "exit 1"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )

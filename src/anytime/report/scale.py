@@ -65,7 +65,7 @@ def linear(values: Iterable[float], *, zero: bool = False, low: float = -math.in
     if least >= 0:
         low = max(low, 0.0)
     if most - least < 1e-9 * max(1.0, abs(most)):
-        margin = abs(most) / 10 or 1.0
+        margin = abs(most) / 10 if abs(most) > 1e-9 else 1.0
         least, most = max(least if zero else least - margin, low), min(most + margin, high)
     step = nice_step(most - least)
     floor, ceiling = math.floor(least / step + 1e-9) * step, math.ceil(most / step - 1e-9) * step

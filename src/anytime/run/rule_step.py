@@ -24,7 +24,7 @@ _ROWS = 4
 class RuleStep(nn.Module):
     """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, labels, *state)` out.
 
-    It computes in float64 and gives float32. Tools that quantise a graph leave float64 alone: a step of eight bits would answer
+    It computes in float64, keeps its state so, and gives answers in float32. Tools that quantise a graph leave float64 alone: a step of eight bits would answer
     with other classes, and the infinities of log space have no scale.
 
     Args:
@@ -39,16 +39,11 @@ class RuleStep(nn.Module):
         self.eval()
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        logits, *state = (_of_type(value, torch.float64) for value in values)
+        logits, *state = values
         with Exportable():
-            after, prediction = self.rule._update(_filled(self.state, iter(state)), logits)
+            after, prediction = self.rule._update(_filled(self.state, iter(state)), logits.double())
         left = () if self.last else flat(after).values()
-        given = (prediction.probs, prediction.log_probs, prediction.fell_back, prediction.labels, *left)
-        return tuple(_of_type(value, torch.float32) for value in given)
-
-
-def _of_type(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
+        return prediction.probs.float(), prediction.log_probs.float(), prediction.fell_back, prediction.labels, *left
 
 
 def flat(state: State) -> dict[str, Tensor]:
@@ -70,7 +65,7 @@ def typical_states(rule: Rule[Any], *, exits: int, classes: int) -> Iterator[tup
         logits[1] = -logits[1].abs() - 0.1
         logits[2] = logits[2].abs() if exit < exits // 2 else -logits[2].abs()
         yield logits, state
-        state, _ = rule._update(state, logits)
+        state, _ = rule._update(state, logits.double())
 
 
 class Exportable(TorchFunctionMode):
