@@ -163,7 +163,7 @@ class Simulation:
     """Callers that ask again as soon as they have an answer or a refusal, and one worker; time is made up."""
 
     def __init__(self, fakes: Any, logits: Tensor, seconds: list[float], *, callers: int, allowed: float) -> None:
-        self.time, self.allowed = 1000.0, allowed
+        self.time, self.allowed, self.others = 1000.0, allowed, False
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._draw = torch.Generator().manual_seed(0)
@@ -207,6 +207,8 @@ class Simulation:
 
     def _ask(self, caller: int) -> None:
         self.executor.caller.refused = self.refused[caller]  # each is a thread of its own
+        if self.others:
+            self.executor._refusal = None, self.executor._refusal[1]
         task = self.runner._task(self.engine.rows[:1], Budget(time=self.allowed))
         if task.fits():
             task._notify = lambda: self._at(5e-5, lambda: self._take(caller, task, True))
@@ -258,6 +260,17 @@ def test_a_single_caller_has_all_exits(fakes: Any, logits: Tensor) -> None:
     alone = in_time(fakes, logits, 1)
     assert set(alone.exits) == {5}
     assert len(alone.exits) > 0.95 * 20 / sum(SECONDS)
+
+
+def test_times_of_a_crowd_that_has_gone_refuse_nobody_for_long(fakes: Any, logits: Tensor) -> None:
+    """All stages looked ten times as slow for a while: every caller has an answer again within a few deadlines."""
+    simulation = Simulation(fakes, logits, SECONDS, callers=8, allowed=0.02)
+    for exit, seconds in enumerate(SECONDS):
+        simulation.runner._forecast.seed(exit, 1, [10 * seconds] * 100)
+    simulation.others = True
+    simulation.run(2.0)
+    assert max(simulation.longest) <= 10
+    assert len(simulation.exits) > 300
 
 
 # Nothing is lost.

@@ -138,6 +138,7 @@ class Executor:
         self._begun: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._watched = False
+        self._refusal: tuple[int | None, float] = (None, -math.inf)
         self._turns = itertools.count(1)
 
     def renew(self) -> None:
@@ -185,6 +186,15 @@ class Executor:
         """Whether stages of requests that somebody waits for are running, or wait for their turn."""
         with self._lock:
             return bool(self._waiting) or self._busy(self._clock.now(), math.inf) > 0
+
+    def note_refusal(self, now: float) -> None:
+        """A request of the calling thread was refused without a turn."""
+        self._refusal = threading.get_ident(), now
+
+    def refused_another(self, since: float) -> bool:
+        """Whether the last refusal was of another thread, and since then."""
+        thread, at = self._refusal
+        return thread != threading.get_ident() and at >= since
 
     def withdraw(self, work: Work) -> None:
         """Nobody waits for it any more."""

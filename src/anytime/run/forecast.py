@@ -139,7 +139,7 @@ class Outlook(NamedTuple):
         needed: The seconds there should be for each stage to be begun, and for its answer to be in the caller's hands.
         at_best: As `waking`, where that is quickest.
         usual: As `waking`, where that is usual.
-        least: The seconds below which not even a usual first stage and a usual awakening fit.
+        least: The seconds below which a first stage that had to wait for its turn is not begun: a usual one would not fit.
         likely: The seconds in which a first stage most likely ends.
         quick: The seconds that each stage takes at best.
     """
@@ -156,9 +156,11 @@ class Outlook(NamedTuple):
         """What to go by where it is tried all the same whether the first stage can be had in the seconds left."""
         return self._replace(waking=self.at_best if self.at_best < left else 0.0, least=0.0)
 
-    def of_the_usual(self, left: float) -> Outlook:
-        """What to go by where a slow awakening would leave no time for the first stage, and a usual one does."""
-        return self._replace(waking=min(self.waking, max(self.usual, left - self.likely + self.usual)))
+    def of_a_crowd(self, left: float) -> Outlook:
+        """What to go by where others compete for the same turns: the first stage is begun if it may fit at all."""
+        return self._replace(
+            waking=min(self.waking, max(self.at_best, min(self.usual, left / 2), left - self.likely)), least=0.0
+        )
 
 
 class Forecast:

@@ -162,22 +162,34 @@ class Task:
         if self.deadline is None or self.expected() <= self.budget.time:
             return True
         setup, left = self._setup, self.budget.time
-        # Where others are served, to be woken slowly is what they have in common: nobody could be refused for it but all.
-        if 0 < self._outlook.least <= left and self._way != "here" and self._executor.at_work():
-            self._outlook = self._outlook.of_the_usual(left)
+        if left > 0 and self._is_one_of_many(left):
+            self._outlook = self._outlook.of_a_crowd(left)
             return True
         if left <= 0 or not setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now()):
             return False
         self._outlook = self._outlook.of_a_try(left)
         return True
 
+    def _is_one_of_many(self, left: float) -> bool:
+        """Whether it is to be tried, as others compete for the same turns.
+
+        Times that were measured in a crowd are long for everybody. Who refuses all for them has nobody left to learn from that
+        they are shorter again: so everybody waits for a turn whose first exit ever was so quick, and where nobody is at work,
+        as all others were refused, it is tried.
+        """
+        at_work = self._executor.at_work()
+        if at_work and self._way != "here":
+            return self._outlook.quick[0] + self._outlook.at_best <= left
+        return not at_work and self._executor.refused_another(self._setup.clock.now() - left)
+
     def refuse(self, *, hold: bool = False) -> None:
         """Settle for nothing, as the first exit is not expected in time.
 
         Args:
-            hold: Whether to do so after half of the time only, or 10 ms. Who asks again at once, and again, takes Python's lock from the
-                stages of others, which then look as slow as the refusal said they are.
+            hold: Whether to do so after half of the time only, or 10 ms. Who asks again and again takes Python's lock from
+                the stages of others, which then look as slow as the refusal said they are.
         """
+        self._executor.note_refusal(self._setup.clock.now())
         if hold:
             self._wait(min(self.budget.time / 2, _HOLD))
         self._settle("forecast")
