@@ -24,8 +24,8 @@ _ROWS = 4
 class RuleStep(nn.Module):
     """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, labels, *state)` out.
 
-    It computes in float64, keeps its state so, and gives answers in float32. Tools that quantise a graph leave float64 alone: a step of eight bits would answer
-    with other classes, and the infinities of log space have no scale.
+    It computes in float64, keeps its state so, and gives answers in float32. Tools that quantise a graph leave float64 alone: a
+    step of eight bits would answer with other classes, and the infinities of log space have no scale.
 
     Args:
         rule: The rule.
