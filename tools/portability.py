@@ -76,22 +76,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     tests = options.tests or numeric_tests()
     failures: list[str] = []
-    for name in options.settings:
-        setting = SETTINGS[name]
-        with ExitStack() as stack:
-            variables = dict(setting.variables)
-            reason = _missing(setting)
-            if reason is None and setting.misaligned:
-                variables["LD_PRELOAD"] = str(stack.enter_context(_compiled()))
-            if reason is not None:
-                _say(name, f"skipped: {reason}")
-                continue
-            if setting.busy:
-                stack.enter_context(_spinning())
-            failures += _run(name, tests, variables, options.limit)
-    if failures:
-        print("\nFailed:", *failures, sep="\n  ")
+    try:
+        for name in options.settings:
+            failures += _try(name, tests, options.limit)
+    finally:  # what was found is said after Ctrl-C too
+        if failures:
+            print("\nFailed:", *failures, sep="\n  ")
     return bool(failures)
+
+
+def _try(name: str, tests: Sequence[str], limit: float) -> list[str]:
+    setting = SETTINGS[name]
+    reason = _missing(setting)
+    if reason is not None:
+        _say(name, f"skipped: {reason}")
+        return []
+    with ExitStack() as stack:
+        variables = dict(setting.variables)
+        if setting.misaligned:
+            variables["LD_PRELOAD"] = str(stack.enter_context(_compiled()))
+        if setting.busy:
+            stack.enter_context(_spinning())
+        return _run(name, tests, variables, limit)
 
 
 def numeric_tests() -> list[str]:
