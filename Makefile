@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check long bench wheel clean
+.PHONY: demo test check long portability bench wheel clean
 
 demo: $(STAMP)
 	$(BIN)/anytime demo
@@ -19,6 +19,10 @@ check: $(STAMP)
 
 long: check
 	$(BIN)/python -m pytest
+
+# The tests that compare floating-point numbers, as other processors, thread counts and loads would run them.
+portability: $(STAMP)
+	$(BIN)/python tools/portability.py
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/evaluate.py

@@ -37,9 +37,10 @@ class ByLot(Policy):
 
     rate: float
 
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
+    def stop(self, state: PolicyState, exit: int, prediction: anytime.Prediction) -> tuple[PolicyState, Tensor]:
         generator = torch.Generator().manual_seed(exit)
-        return state, (torch.rand(len(log_probs), generator=generator) < self.rate).to(log_probs.device)
+        labels = prediction.labels
+        return state, (torch.rand(len(labels), generator=generator) < self.rate).to(labels.device)
 
 
 def take_turns(jobs: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:

@@ -29,11 +29,11 @@ def main() -> None:
     logits, labels = torch.as_tensor(np.asarray(file.logits[:])).float(), file.labels
     first, second = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(2)
     for name in RULES:
-        answers = anytime.rule(name)(logits).log_probs
-        curve = budget_curve(answers[:, first], answers[:, second], labels[second], costs=COSTS)
+        held, answers = (anytime.rule(name)(logits[:, rows]) for rows in (first, second))
+        curve = budget_curve(held, answers, labels[second], costs=COSTS)
         order = np.argsort(curve.cost)
         stopping = np.interp(COSTS, np.asarray(curve.cost)[order], np.asarray(curve.accuracy)[order])
-        fixed = (answers[:, second].argmax(-1) == labels[second]).double().mean(-1)
+        fixed = (answers.labels == labels[second]).double().mean(-1)
         print(name, *(f"exit {exit + 1}: {fixed[exit]:.3f}, {stopping[exit]:.3f};" for exit in (1, 2, 3)))
     cut = 3 * len(labels) // 5
     found = tune(logits[:, :cut], labels[:cut])

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from anytime.artifacts import tensors_from_bytes, tensors_to_bytes, write_bundle
+from anytime.artifacts import bundle_kind, tensors_from_bytes, tensors_to_bytes, verify_bundle, write_bundle
 from anytime.combine import Rule
 from anytime.errors import AnytimeError, MissingFileError
 from anytime.evaluation import evaluate
+from anytime.outputs import check_folder
 from anytime.reproduce.runs import document_of_one
 from anytime.reproduce.studies.text import text_rules
 from anytime.train.run import stored_config
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--weights", action="store_true")
     options = parser.parse_args(arguments)
     try:
+        check_folder(options.folder, kind="", inputs=(options.run,))
         files = publish(options.run, rows=options.rows, costs=options.costs, weights=options.weights)
         write_bundle(options.folder, files)
     except AnytimeError as error:
@@ -67,6 +69,8 @@ def publish(
         costs: Cumulative cost up to each exit.
         weights: Whether to keep the network itself.
     """
+    if bundle_kind(run) is not None:
+        verify_bundle(run)
     config, texts = _config(run)
     files = {"config.json": json.dumps(config, indent=1).encode()}
     files |= {name: (run / name).read_bytes() for name in _PLAIN if (run / name).is_file()}

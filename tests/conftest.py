@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("ANYTIME_TEST_THREADS", "1")))
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
 

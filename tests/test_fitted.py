@@ -183,8 +183,10 @@ def test_another_kind_or_version_is_refused(tmp_path: Path) -> None:
         Sample.load(path)
     assert caught.value.expected == "a sample"
     assert read_document(path)["kind"] == "other"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(FormatError, match="has version 2"):
+    document = {**Other(exits=2, classes=None, limit=0.25).document(), "version": 2}
+    del document["sha256"]
+    path.write_text(json.dumps({**document, "sha256": _checksum(document)}))
+    with pytest.raises(FormatError, match="holds version 2"):
         Other.load(path)
 
 

@@ -86,7 +86,7 @@ def test_one_of_every_kind_is_read_back_as_it_was(tmp_path: Path) -> None:
     made = examples()
     assert {each.kind for each in made} == set(anytime._KINDS)
     for each in made:
-        again = anytime.load(each.save(tmp_path / "fitted.json"))
+        again = anytime.load(each.save(tmp_path / f"{each.kind}.json"))
         assert type(again) is type(each)
         assert again.document() == each.document()
         assert [field.name for field in fields(again)] == [field.name for field in fields(each)]

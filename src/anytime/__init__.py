@@ -144,7 +144,7 @@ def load(path: str | Path) -> Fitted:
         raise FormatError(
             f"{path} holds a {document['kind']!r}",
             expected=f"one of {', '.join(_KINDS)}",
-            fix="update anytime; an object of your own is read by its own class: Kind.load(path)",
+            fix="update anytime-nn; an object of your own is read by its own class: Kind.load(path)",
             path=path,
         )
     package, _, name = home.rpartition(".")

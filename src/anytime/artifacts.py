@@ -17,13 +17,22 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anytime.errors import AnytimeError, DtypeError, FileError, FormatError, IntegrityError, MissingFileError, OptionError
+from anytime.errors import (
+    AnytimeError,
+    DtypeError,
+    FileError,
+    FormatError,
+    IntegrityError,
+    MissingFileError,
+    OptionError,
+    OverwriteError,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -53,10 +62,10 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
     A symbolic link is followed, and permission bits of the replaced file are kept.
     """
-    with _typed_errors(path):
+    with typed_errors(path):
         target = Path(path).resolve()
         mode = _mode(target)
-        _make_folder(target.parent)
+        make_folder(target.parent)
         with _lock(target.parent) as alone:
             if alone:
                 _clear(target.parent, "file")
@@ -71,13 +80,13 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Replace a file by `text` in UTF-8, as `write_bytes` does; line ends stay as they are."""
-    with _typed_errors(path):
+    with typed_errors(path):
         write_bytes(path, text.encode())
 
 
 def write_json(path: str | Path, document: Any) -> None:
     """Replace a file by a JSON document, as `write_bytes` does; NaN and infinity, which JSON lacks, are refused."""
-    with _typed_errors(path):
+    with typed_errors(path):
         write_text(path, json_text(document))
 
 
@@ -86,31 +95,118 @@ def json_text(document: Any) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_bundle(folder: str | Path, files: Mapping[str, bytes]) -> None:
+def write_bundle(folder: str | Path, files: Mapping[str, bytes], *, kind: str = "") -> None:
     """Write files that belong together, and their manifest, so that a reader has all the old or all the new ones.
 
-    Other files of the folder are not touched. A disk fault after the commit point is raised too, though readers
-    already get the new bundle then.
+    An earlier bundle of the same kind is replaced. One of another kind is not, and neither is a file that no bundle has
+    written; a caller who gives no kind answers for that. Other files of the folder are not touched. A disk fault after the
+    commit point is raised too, though readers already get the new bundle then.
 
     Args:
         folder: Where; it is made if there is none.
         files: Contents by plain file name: ASCII, not hidden, not `manifest.json`.
+        kind: What the bundle is, such as `model`, for the manifest.
     """
     _check_names(files)
-    with _typed_errors(folder):
+    with typed_errors(folder):
         place = Path(folder).resolve()
-        _make_folder(place)
+        make_folder(place)
         with _lock(place) as alone:
             _finish(place, _pending(place))
+            before = _replaceable(place, kind, files)
             if alone:
                 _clear(place, "file", "bundle")
-            _finish(place, _commit(place, {**files, _MANIFEST: _manifest(files)}))
+            _finish(place, _commit(place, {**files, _MANIFEST: _manifest(files, kind)}))
+            for name in before - files.keys():
+                (place / name).unlink(missing_ok=True)
+
+
+def seal(folder: str | Path, names: Iterable[str], *, kind: str) -> None:
+    """Write the manifest of files that are in a folder already, so that a later change to one of them is noticed."""
+    with typed_errors(folder):
+        place = Path(folder).resolve()
+        files = {}
+        for name in names:
+            with _open_regular(place / name) as file:
+                files[name] = {
+                    "bytes": os.fstat(file.fileno()).st_size,
+                    "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+                }
+        _check_names(files)
+        write_bytes(place / _MANIFEST, _document(files, kind))
+
+
+def bundle_kind(folder: str | Path) -> str | None:
+    """What the manifest of a folder says it is, the empty text where it does not say; None where there is no manifest."""
+    with typed_errors(folder, verb="read"):
+        place = Path(folder).resolve()
+        found = _present(place)
+        return None if found is None else str(found.get("kind", ""))
+
+
+def bundle_names(folder: str | Path) -> set[str]:
+    """The names in the manifest of a folder; none where there is no manifest."""
+    with typed_errors(folder, verb="read"):
+        return {name for name in (_present(Path(folder).resolve()) or {"files": ()})["files"] if _is_plain(name)}
+
+
+def read_sealed(folder: str | Path, name: str) -> bytes:
+    """One file of a bundle, checked against the manifest; an error if the manifest does not name it."""
+    if bundle_kind(folder) is None:
+        raise IntegrityError(
+            f"{folder} has no {_MANIFEST}, so nobody can tell whether {name} was changed",
+            expected="a folder that was written with its manifest",
+            fix=f"copy it again, all files; for a run, `anytime train --resume --out {folder}` writes the manifest",
+            path=Path(folder) / name,
+        )
+    with _entries(folder) as entries:
+        if name not in entries:
+            raise IntegrityError(
+                f"{Path(folder) / name} is not in the manifest of its folder",
+                expected="a file that was written together with its folder",
+                fix="remove it, or copy the folder again",
+                path=Path(folder) / name,
+            )
+        return _check(entries[name], keep=True)
+
+
+def check_sealed(path: str | Path) -> None:
+    """Raise if the folder of a file has a manifest that names the file and the file was changed since."""
+    folder, name = Path(path).resolve().parent, Path(path).resolve().name
+    if not (folder / _MANIFEST).is_file() or not _is_plain(name):
+        return
+    try:
+        with _entries(folder) as entries:
+            entry = entries.get(name)
+    except FormatError:  # somebody else's manifest.json
+        return
+    if entry is not None:
+        _check(entry)
 
 
 def read_bundle(folder: str | Path) -> dict[str, bytes]:
     """The files of a bundle, each checked against the manifest."""
     with _entries(folder) as entries:
         return {name: _check(entry, keep=True) for name, entry in entries.items()}
+
+
+@contextmanager
+def bundle_reader(folder: str | Path) -> Iterator[Callable[[str, int], bytes]]:
+    """A function that reads one file of a bundle, checked: `read(name, largest)`. No file that nobody asks for is opened.
+
+    For bundles that may come from anybody: a file of more than `largest` bytes is refused before it is read.
+    """
+    with _entries(folder) as entries:
+
+        def read(name: str, largest: int) -> bytes:
+            if name not in entries:
+                raise _unusable(Path(folder) / _MANIFEST, f"does not name {name[:100]!r}", FormatError)
+            if entries[name].size > largest:
+                came = f"has {entries[name].size} bytes"
+                raise _unusable(entries[name].path, came, FormatError, expected=f"at most {largest} bytes")
+            return _check(entries[name], keep=True)
+
+        yield read
 
 
 def open_bundle(folder: str | Path) -> dict[str, Path]:
@@ -210,7 +306,7 @@ def _pending(folder: Path) -> dict[str, str]:
     path = folder / _JOURNAL
     if not os.path.lexists(path):
         return {}
-    moves = _load(path)
+    moves: dict[str, str] = _load(path)["files"]
     for name, temporary in moves.items():
         if not (_is_plain(name) or name == _MANIFEST) or not _TEMPORARY.fullmatch(str(temporary)):
             raise _unusable(path, f"would move {temporary!r} to {name!r}", FormatError)
@@ -222,31 +318,70 @@ def _pending(folder: Path) -> dict[str, str]:
 @contextmanager
 def _entries(folder: str | Path) -> Iterator[dict[str, _Entry]]:
     """What the manifest says of each file, and where that file lies now."""
-    with _typed_errors(folder, verb="read"):
+    with typed_errors(folder, verb="read"):
         place = Path(folder).resolve()
         with _lock(place, shared=True):
-            pending = ((name, place / temporary) for name, temporary in _pending(place).items())
-            moved = {name: path for name, path in pending if os.path.lexists(path)}
-            manifest = moved.get(_MANIFEST, place / _MANIFEST)
+            where = _where(place)
+            manifest = where(_MANIFEST)
             entries = {}
-            for name, entry in _load(manifest).items():
+            for name, entry in _load(manifest)["files"].items():
                 size, sha256 = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
                 if not _is_plain(name) or type(size) is not int or not isinstance(sha256, str):
                     raise _unusable(manifest, f"says {str(entry)[:100]} of {name!r}", FormatError)
-                entries[name] = _Entry(moved.get(name, place / name), size, sha256)
+                entries[name] = _Entry(where(name), size, sha256)
             yield entries
 
 
-def _manifest(files: Mapping[str, bytes]) -> bytes:
-    return _document({name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in files.items()})
+def _where(place: Path) -> Callable[[str], Path]:
+    """Where a file of a bundle lies now: a writer that was stopped may have left it under its temporary name."""
+    pending = ((name, place / temporary) for name, temporary in _pending(place).items())
+    moved = {name: path for name, path in pending if os.path.lexists(path)}
+    return lambda name: moved.get(name, place / name)
 
 
-def _document(files: Mapping[str, Any]) -> bytes:
-    return json_text({"version": _VERSION, "files": files}).encode()
+def _present(place: Path) -> dict[str, Any] | None:
+    """The manifest of a folder, or None; without a lock, which a writer has taken already."""
+    manifest = _where(place)(_MANIFEST)
+    return _load(manifest) if os.path.lexists(manifest) else None
+
+
+def _replaceable(place: Path, kind: str, files: Mapping[str, bytes]) -> set[str]:
+    """The names of the bundle that `files` may replace; refuses one of another kind, and files that are not of a bundle."""
+    if not kind:
+        return set()
+    try:
+        found = bundle_kind(place)
+    except FileError:
+        raise overwrites(place, f"has a {_MANIFEST} that cannot be read") from None
+    if found is not None and found != kind:
+        raise overwrites(place, f"holds {f'files of kind {found!r}' if found else 'another bundle'}")
+    foreign = [name for name in files if os.path.lexists(place / name) and not (place / name).is_dir()]
+    if found is None and foreign:
+        raise overwrites(place / foreign[0], "was not written by this command")
+    return bundle_names(place)
+
+
+def overwrites(path: str | Path, why: str) -> OverwriteError:
+    """The error for a path that must not be written over."""
+    return OverwriteError(
+        f"{path} {why}",
+        expected="a new path, an empty folder, or what an earlier call of the same command wrote",
+        fix="choose another place with --out (in Python, another path), or move the old files away",
+        path=path,
+    )
+
+
+def _manifest(files: Mapping[str, bytes], kind: str) -> bytes:
+    entries = {name: {"bytes": len(x), "sha256": hashlib.sha256(x).hexdigest()} for name, x in files.items()}
+    return _document(entries, kind)
+
+
+def _document(files: Mapping[str, Any], kind: str = "") -> bytes:
+    return json_text({"version": _VERSION, **({"kind": kind} if kind else {}), "files": files}).encode()
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """The `files` of a manifest or a journal."""
+    """A manifest or a journal, with a table of `files`."""
     with _open_regular(path) as file:
         data = file.read(_DOCUMENT_BYTES + 1)
     try:
@@ -258,7 +393,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise _unusable(path, f"has version {version}", FormatError, expected=f"version {_VERSION}")
     if not isinstance(document.get("files"), dict):
         raise _unusable(path, "has no table of files", FormatError)
-    return dict(document["files"])
+    return document
 
 
 def _open_regular(path: Path) -> BufferedReader:
@@ -356,9 +491,10 @@ def _wait_for_lock(handle: int, folder: Path, kind: int) -> bool:
     raise FileError(came, expected="one writer at a time", fix="wait for it or end it, then try again", path=folder)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, so that they are there after a loss of power."""
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
 
@@ -390,7 +526,8 @@ def _mode(target: Path) -> int | None:
 
 
 @contextmanager
-def _typed_errors(path: str | Path, *, verb: str = "written") -> Iterator[None]:
+def typed_errors(path: str | Path, *, verb: str = "written") -> Iterator[None]:
+    """Turn what the system says about a path into an error of this library."""
     try:
         yield
     except AnytimeError:
@@ -410,7 +547,7 @@ def _is_plain(name: object) -> bool:
     return isinstance(name, str) and bool(_PLAIN_NAME.fullmatch(name)) and name.lower() != _MANIFEST
 
 
-def _check_names(files: Mapping[str, bytes]) -> None:
+def _check_names(files: Collection[str]) -> None:
     bad = [name for name in files if not _is_plain(name)]
     if bad or len({name.lower() for name in files}) < len(files):
         raise OptionError(

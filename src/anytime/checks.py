@@ -6,7 +6,10 @@ error. They never change their input.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,12 @@ from anytime.errors import (
     ShapeError,
 )
 
+MOST_SHARED = 0.01
+"""From this fraction on, rows that two sets share mean that the sets are not disjoint."""
+_FINGERPRINT_NUMBERS = 1 << 22
+_ENOUGH, _FEW = 2048, 32
+"""Rows that are looked at for their scale, and below how many of them they could look like probabilities by accident."""
+_ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
 _ALWAYS_FREE = 1 << 28
 LARGEST_SEED = 2**64 - 1
@@ -83,7 +92,7 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Te
             expected=f"{_SHAPE} with at least one exit and one class",
             fix="check how the logits were collected",
         )
-    logits = _as_float(logits, name)
+    logits = as_float(logits, name)
     _check_finite(logits, name, first_exit=0, first_row=first_row)
     return logits
 
@@ -93,31 +102,31 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
 
     Args:
         values: A tensor or array.
-        exit: Index of this exit, from 0, for the message.
+        exit: Index of this exit, from 0; messages count exits from 1.
         like: A `(batch, classes)` tensor of an earlier exit, if there was one.
         name: What to call it in an error.
     """
     logits = as_tensor(values, name)
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ShapeError(
-            f"{name} of exit {exit} has shape {tuple(logits.shape)}",
+            f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
             expected=f"{_STEP_SHAPE} with at least one class",
-            fix="call step once an exit; the rule itself takes all exits at once: rule(logits)",
+            fix="call step once per exit; the rule itself takes all exits at once: rule(logits)",
         )
     if like is not None:
         if logits.shape != like.shape:
             raise ShapeError(
-                f"{name} of exit {exit} has shape {tuple(logits.shape)}",
+                f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
                 expected=f"{tuple(like.shape)}, as the exits before it",
                 fix="step all exits of the same inputs; begin other inputs with rule.start(exits)",
             )
         if logits.device != like.device:
             raise DeviceError(
-                f"{name} of exit {exit} lies on {logits.device}",
-                expected=f"{like.device}, where the exits before it lie",
+                f"{name} of exit {exit + 1} is on {logits.device}",
+                expected=f"{like.device}, where the exits before it are",
                 fix=f"move it there: logits.to('{like.device}')",
             )
-    logits = _as_float(logits, name)
+    logits = as_float(logits, name)
     _check_finite(logits[None], name, first_exit=exit, first_row=0)
     return logits
 
@@ -156,7 +165,8 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
             row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
             one_based = low >= 1 and high == classes
             raise LabelError(
-                f"labels range from {low} to {high} with {classes} classes (first misfit: row {row}, {int(labels[row])})",
+                f"labels range from {low} to {high} with {classes} classes (first misfit: row {row}, counted from 0: "
+                f"{int(labels[row])})",
                 expected=f"class indices from 0 to {classes - 1}",
                 fix="these look counted from 1: subtract 1"
                 if one_based
@@ -165,29 +175,42 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
     return labels
 
 
-def check_scale(logits: Tensor, *, name: str = "logits") -> None:
+def check_scale(logits: Tensor, *, log_probs: bool = False, name: str = "logits", first_exit: int = 1) -> None:
     """Refuse probabilities and log-probabilities where logits belong, `(exits, batch, classes)`.
 
     Rows of probabilities lie in [0, 1] and sum to one; rows of log-probabilities are at most zero and their exponentials
-    sum to one. Real logits do neither in every row of an exit, save by accident.
+    sum to one. Real logits do neither in every row of an exit, except by accident: a few rows must sum to one up to rounding.
+
+    Args:
+        logits: Of some exits. The first rows suffice.
+        log_probs: Whether log-probabilities will do, as for rules that read differences of logits only.
+        name: What to call them in an error.
+        first_exit: The number of the first of these exits.
     """
-    if logits.shape[1] == 0 or logits.shape[2] < 2:
+    some = logits[:, :_ENOUGH].detach()
+    if some.shape[1] == 0 or some.shape[2] < 2:
         return
-    for exit, rows in enumerate(logits):
-        low, high = float(rows.min()), float(rows.max())
+    for exit, rows in enumerate(some, first_exit):
+        low, high = (float(end) for end in rows.aminmax())
+        if low < 0 < high:
+            continue
         if low >= 0 and high <= 1:
             kind, sums = "probabilities", rows.sum(-1)
-        elif high <= 0:
+        elif high <= 0 and not log_probs:
             kind, sums = "log-probabilities", rows.exp().sum(-1)
         else:
             continue
-        if bool((sums - 1.0).abs().max() < 0.01):
+        few = len(rows) < _FEW
+        if few and kind == "probabilities" and bool(((rows == 0) | (rows == 1)).all()):
+            continue  # a handful of zeros and ones was written by hand
+        if bool((sums - 1.0).abs().max() < (_ROUNDING if few else 0.01)):
             raise ScaleError(
-                f"{name} of exit {exit} look like {kind}: from {low:.4g} to {high:.4g}, and each row "
+                f"{name} of exit {exit} look like {kind}: they range from {low:.4g} to {high:.4g}, and each row "
                 f"{'sums' if kind == 'probabilities' else 'of exponentials sums'} to 1",
                 expected="logits, the raw scores before any softmax: the product reads their sign and size",
-                fix="save the scores from before the softmax; where only probabilities are left, say so with "
-                "probabilities=True (--probabilities): the ReLU product then collapses, the other rules work",
+                fix="give the scores from before the softmax. Where there are none, rules that only read differences of logits "
+                "(Latest, Caching, Powers, Product(Exponential())) work on log-probabilities, and probabilities=True "
+                "(--probabilities) lets any rule take both: a ReLU product then collapses",
             )
 
 
@@ -208,19 +231,61 @@ def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tenso
     return log_probs.clamp(min=torch.finfo(torch.float32).min / 4)
 
 
-def check_disjoint(first: Tensor, second: Tensor, *, names: tuple[str, str]) -> None:
-    """Refuse two sets of logits, `(exits, batch, classes)`, that hold the same rows.
+def fingerprints(rows: Tensor | Sequence[Tensor]) -> Tensor:
+    """One 64-bit number per row, equal where rows are the same numbers at all exits, whatever precision they were saved in.
 
-    Rows count as the same if they agree to the last bit at the first exit.
+    A row is rounded to float32 and then to float16, so that copies in float64, float32 and float16 agree: the tolerance is
+    half a unit in the last place of float16, 0.05 % of each number. One exit alone is not enough: with two classes, different
+    inputs have equal logits by chance. A row whose largest number float16 cannot hold well is scaled by a power of two first.
+
+    Args:
+        rows: `(exits, batch, classes)`, or one tensor `(batch, ...)` per exit.
     """
-    known = {row.tobytes() for row in first[0].detach().cpu().numpy()}
-    again = sum(row.tobytes() in known for row in second[0].detach().cpu().numpy())
-    if again:
+    parts = [exit.detach().flatten(1) for exit in rows]
+    width = max(1, sum(part.shape[1] for part in parts))
+    digests = bytearray()
+    for first in range(0, len(parts[0]), max(1, _FINGERPRINT_NUMBERS // width)):
+        block = slice(first, first + max(1, _FINGERPRINT_NUMBERS // width))
+        values = torch.cat([part[block].cpu().double() for part in parts], 1).numpy()
+        size = np.abs(np.where(np.isinf(values), 0.0, values)).max(1, initial=0.0, keepdims=True)
+        ordinary = (size >= 2.0**-6) & (size <= np.finfo(np.float16).max)
+        scaled = np.ldexp(values, np.where(ordinary, 0, -np.frexp(size)[1]))
+        for row in scaled.astype(np.float32).astype(np.float16) + np.float16(0):  # which makes -0 and 0 alike
+            digests += hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+    return torch.frombuffer(digests, dtype=torch.int64) if digests else torch.zeros(0, dtype=torch.int64)
+
+
+def shared_rows(prints: Tensor, known: Tensor, *, names: tuple[str, str]) -> Tensor:
+    """Which rows are among others, `(rows,)`, by their `fingerprints`; refused from one in a hundred on.
+
+    Data sets hold the same input twice now and then, so a few shared rows do not mean that the same rows were given twice.
+
+    Args:
+        prints: Of the rows in question.
+        known: Of the others.
+        names: What the rows are for, and what the others are, for the message.
+    """
+    shared = torch.isin(prints, known)
+    count = int(shared.sum())
+    if count and count >= MOST_SHARED * len(prints):
         raise OverlapError(
-            f"{again} of the {second.shape[1]} rows for {names[1]} are among those for {names[0]}",
-            expected="different rows for each",
-            fix="split the held-out rows by lot, e.g. torch.randperm(rows).chunk(2)",
+            f"{count} of the {len(prints)} {names[0]} are among {names[1]}",
+            expected=f"different rows for each; under {100 * MOST_SHARED:g} % would be allowed, as data sets hold duplicates",
+            fix="keep them apart with a random split, e.g. torch.randperm(rows).chunk(2)",
         )
+    return shared
+
+
+def check_disjoint(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[Tensor], *, names: tuple[str, str]) -> None:
+    """Refuse two sets of rows, `(exits, batch, classes)` or one tensor per exit, that are the same rows at all exits."""
+    shared_rows(fingerprints(second), fingerprints(first), names=(f"rows for {names[1]}", f"those for {names[0]}"))
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """True or False itself: a text such as "false" counts as true in a condition."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}", expected="True or False", fix=f"pass {name}=True or {name}=False")
+    return value
 
 
 def check_costs(values: Any, *, exits: int) -> Tensor:
@@ -229,8 +294,8 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
     if costs.shape != (exits,):
         raise ShapeError(
             f"costs have shape {tuple(costs.shape)}",
-            expected=f"{exits} numbers, the cumulative cost (FLOPs, milliseconds) up to each exit",
-            fix="give one number an exit",
+            expected=f"{exits} numbers, the cumulative cost (MACs, milliseconds) up to each exit",
+            fix="give one number per exit",
         )
     if not bool(torch.isfinite(costs).all()) or bool((costs <= 0).any()) or bool((costs.diff() <= 0).any()):
         raise OptionError(
@@ -257,10 +322,12 @@ def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None)
     >>> check_count(3, "exits")
     3
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (most is not None and value > most):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or int(value) < low or (most is not None and int(value) > most):
         upto = "" if most is None else f" and at most {most}"
-        raise OptionError(f"{name} is {value!r}", expected=f"a whole number, at least {low}{upto}", fix=f"correct {name}")
-    return value
+        expected = f"a whole number, at least {low}{upto}"
+        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"give {name} such a number")
+    return int(value)
 
 
 def check_memory(size: int, what: str, *, fix: str = "use fewer rows, or a machine with more memory") -> None:
@@ -290,7 +357,8 @@ def free_memory() -> int | None:
     return max(0, min(found)) if found else None
 
 
-def _as_float(logits: Tensor, name: str) -> Tensor:
+def as_float(logits: Tensor, name: str) -> Tensor:
+    """Logits as float32 or float64; whole numbers, truth values and complex numbers are refused."""
     if not logits.is_floating_point():
         raise DtypeError(
             f"{name} have element type {logits.dtype}",
@@ -309,10 +377,10 @@ def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int)
         return
     exit, row, column = (int(i) for i in bad.nonzero()[0])
     value = float(logits[exit, row, column])
-    exit, row = first_exit + exit, first_row + row
+    exit, row = first_exit + exit + 1, first_row + row
     raise NonFiniteError(
         f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first {value} at exit {exit}, row {row}, "
-        f"class {column} (counted from 0)",
+        f"class {column} (rows and classes count from 0)",
         expected="finite logits",
         fix="look for overflow in half precision or a diverged training run; mask a class with a large negative number",
         exit=exit,

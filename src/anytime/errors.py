@@ -1,4 +1,4 @@
-"""Every error this library raises on purpose, and the one thing it warns of.
+"""Every error this library raises on purpose, and what it warns of.
 
 ```
 AnytimeError
@@ -18,19 +18,25 @@ AnytimeError
 │   ├── MissingFileError  (also a FileNotFoundError)
 │   │   └── MissingRunError  a trained network that a study needs
 │   ├── FormatError     readable, but not what was expected
-│   └── IntegrityError  damaged: checksum, length or structure is off
+│   ├── IntegrityError  damaged: checksum, length or structure is off
+│   ├── UntrustedError  reading it could run code, and nobody said that it is trusted
+│   ├── OverwriteError  a path that would be written over and holds something else
+│   └── LockedError     a folder that another process is using; knows `pid`
 ├── MissingExtraError   an optional dependency is absent (also an ImportError)
 └── CheckError          `anytime.testing` found a broken law (also an AssertionError)
 
 FewClassesWarning       the product alone, where it has too few classes to be the best choice (a UserWarning)
+FewRowsWarning          too few calibration rows for the coverage asked for (a UserWarning)
 ```
 
-Each error says what came, what was expected and what to do about it.
+Each error says what it got, what was expected and what to do about it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from anytime.safe_text import printable
 
 
 class AnytimeError(Exception):
@@ -49,7 +55,7 @@ class AnytimeError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}"
+        return printable(f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}", lines=True)
 
 
 class InputError(AnytimeError, ValueError):
@@ -69,7 +75,7 @@ class DeviceError(InputError):
 
 
 class NonFiniteError(InputError):
-    """NaN or infinity among the logits; `exit` and `row` say where (counted from 0)."""
+    """NaN or infinity among the logits; `exit`, counted from 1, and `row`, counted from 0, say where."""
 
     def __init__(self, came: str, *, expected: str, fix: str, exit: int, row: int) -> None:
         super().__init__(came, expected=expected, fix=fix)
@@ -148,6 +154,22 @@ class IntegrityError(FileError):
     """The file is damaged."""
 
 
+class UntrustedError(FileError):
+    """Reading the file could run any code, and the caller did not say that it is trusted."""
+
+
+class OverwriteError(FileError):
+    """The path holds something that this command did not write: an input, or the files of another command."""
+
+
+class LockedError(FileError):
+    """Another process is using the folder; `pid` is its number, where that is known."""
+
+    def __init__(self, came: str, *, expected: str, fix: str, path: str | Path, pid: int | None) -> None:
+        super().__init__(came, expected=expected, fix=fix, path=path)
+        self.pid = pid
+
+
 class MissingExtraError(AnytimeError, ImportError):
     """An optional dependency is not installed."""
 
@@ -160,3 +182,7 @@ class CheckError(AnytimeError, AssertionError):
 
 class FewClassesWarning(UserWarning):
     """The product answers alone, and there are fewer than five classes."""
+
+
+class FewRowsWarning(UserWarning):
+    """There are too few calibration rows for the coverage asked for."""

@@ -16,20 +16,21 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from anytime.artifacts import json_text, write_text
 from anytime.errors import AnytimeError, FormatError, IntegrityError, OptionError, ShapeError
+from anytime.outputs import check_file
 from anytime.reading import parsing, read_file
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _FORMAT = "anytime fitted object"
-_VERSION = 1
 _INLINE = 256
 """Tensors of up to so many numbers are written as numbers, larger ones as base64 of their bytes."""
 _DTYPES = ("float64", "float32", "int64", "bool")
@@ -46,12 +47,13 @@ class Fitted:
     """
 
     kind: ClassVar[str] = ""
+    version: ClassVar[int] = 1
     exits: int
     classes: int | None
 
-    def __init_subclass__(cls, kind: str = "", **more: Any) -> None:
+    def __init_subclass__(cls, kind: str = "", version: int = 1, **more: Any) -> None:
         super().__init_subclass__(**more)
-        cls.kind = kind or cls.kind
+        cls.kind, cls.version = kind or cls.kind, version
 
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):
@@ -69,7 +71,8 @@ class Fitted:
             )
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, all or nothing."""
+        """Write it to a file, all or nothing; a file that holds something else than an object of this kind is not replaced."""
+        check_saving(path, self.kind)
         write_text(path, json_text(self.document()))
         return Path(path)
 
@@ -89,12 +92,21 @@ class Fitted:
     def document(self) -> dict[str, Any]:
         """What `save` writes."""
         fields = {field.name: _encode(getattr(self, field.name)) for field in dataclasses.fields(self)}
-        body = {"format": _FORMAT, "version": _VERSION, "kind": self.kind, "fields": fields}
+        body = {"format": _FORMAT, "version": self.version, "kind": self.kind, "fields": fields}
         return {**body, "sha256": _checksum(body)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], *, path: str | Path = "the document") -> Self:
         """The object that a checked document describes."""
+        version = document.get("version")
+        if version != cls.version:
+            older = isinstance(version, int) and version < cls.version
+            raise FormatError(
+                f"{path} holds version {version!r} of a {cls.kind}",
+                expected=f"version {cls.version}",
+                fix="an earlier release wrote it: fit it again with this one" if older else "update anytime-nn",
+                path=path,
+            )
         names = {field.name for field in dataclasses.fields(cls)}
         fields = document.get("fields")
         if not isinstance(fields, dict) or set(fields) != names:
@@ -114,6 +126,14 @@ class Fitted:
             raise FormatError(f"{path}: {error.came}", expected=error.expected, fix="fit it anew", path=path) from None
 
 
+def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse a path for an object of a kind unless it is new or holds an older one; `inputs` are not written over either."""
+    begins = re.compile(
+        rb'\{\s*"format": "%s",\s*"version": \d+,\s*"kind": "%s"' % (_FORMAT.encode(), re.escape(kind).encode())
+    )
+    check_file(path, ours=lambda head: begins.match(head) is not None, inputs=inputs)
+
+
 def read_document(path: str | Path) -> dict[str, Any]:
     """The document in a file, with its checksum looked at; `kind` says what it describes."""
     fix = "check the path, or fit and save one"
@@ -125,10 +145,6 @@ def read_document(path: str | Path) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FormatError(
             f"{path} holds no fitted object", expected="a file that save() wrote", fix="check the path", path=path
-        )
-    if document.get("version") != _VERSION:
-        raise FormatError(
-            f"{path} has version {document.get('version')!r}", expected=f"version {_VERSION}", fix="update anytime", path=path
         )
     try:
         sound = document.pop("sha256", None) == _checksum(document) and isinstance(document.get("kind"), str)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from anytime.errors import AnytimeError
+from anytime.safe_text import print_safely
 
 INTERRUPTED = 130
 _WORDS = "anytime: interrupted"
@@ -154,4 +155,4 @@ def _explained(error: OSError) -> AnytimeError:
 
 def _say(text: str) -> None:
     with suppress(OSError, ValueError, AttributeError):
-        print(text, file=sys.stderr, flush=True)
+        print_safely(text, file=sys.stderr, flush=True)

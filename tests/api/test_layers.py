@@ -13,9 +13,11 @@ import anytime
 
 PACKAGE = Path(anytime.__file__).parent
 LAYERS = (
+    {"safe_text"},
     {"errors"},
     {"process", "reading"},
     {"checks", "artifacts"},
+    {"outputs"},
     {"arrays", "fitted"},
     {"combine"},
     {"models", "data", "metrics"},

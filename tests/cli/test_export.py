@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import anytime
+from anytime.artifacts import write_bundle
 from anytime.calibrate import TunedRule
 from anytime.cli import run
 from anytime.models import MLP, MLPConfig, ResNet, ResNetConfig, load, measure_cost, save
@@ -28,17 +29,17 @@ def test_a_saved_model_becomes_stages_that_run(folder: Path, tmp_path: Path, cap
     printed, talk = capsys.readouterr()
     assert printed.strip() == str(out)
     assert "2 stages" in talk
-    exported = load_exported(out)
+    exported = load_exported(out, trusted=True)
     assert exported.rule == "Caching(ties='earlier')"
-    assert exported.costs == list(measure_cost(load(folder), torch.zeros(1, 3)).macs)
+    assert exported.macs == list(measure_cost(load(folder), torch.zeros(1, 3)).macs)
     assert [prediction.probs.shape for prediction in exported.run(torch.zeros(5, 3))] == [(5, 4)] * 2
 
 
 def test_stages_of_an_earlier_export_are_not_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "stage_2.pt2").touch()
+    write_bundle(tmp_path / "out", {"stage_3.pt2": b""}, kind="export")
     assert run(["export", str(folder), "--format", "torch-export", "--out", str(tmp_path / "out")]) == 0
     assert "2 stages" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "stage_3.pt2").exists()
 
 
 def test_onnx_is_the_default(folder: Path, tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_size_of_images_comes_from_the_model(tmp_path: Path) -> None:
     save(ResNet(ResNetConfig(classes=4, depth=8, width=4, channels=2, image_size=8, at=(0.5,))), tmp_path / "model")
     words = ["export", str(tmp_path / "model"), "--format", "torch-export", "--rule", "latest", "--out", str(tmp_path / "out")]
     assert run(words) == 0
-    assert load_exported(tmp_path / "out").description["stages"][0]["inputs"][0]["shape"] == ["batch", 2, 8, 8]
+    assert load_exported(tmp_path / "out", trusted=True).description["stages"][0]["inputs"][0]["shape"] == ["batch", 2, 8, 8]
 
 
 def test_wrong_calls_leave_with_2(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

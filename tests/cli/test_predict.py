@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from anytime.artifacts import seal
 from anytime.cli import run
 from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
 from anytime.cli.predict import reason
@@ -39,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(create("msdnet-cifar", classes=4, **SMALL).eval(), made / "model")
     (made / "data.json").write_text(json.dumps({"name": "pets", "class_names": WORDS, "mean": MEAN, "std": STD}))
     (made / "config.yaml").write_text("data: pets\n")
+    seal(made, ["data.json", "config.yaml"], kind="run")
     pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels[0]).save(made / "pet.png")
     np.save(made / "pixels.npy", pixels)
@@ -270,6 +272,7 @@ def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys
     described = save_tokenizer(tmp_path, tokenizer, length=8)
     words = {"name": "questions", "class_names": ["person", "place"], "mean": [], "std": []}
     (tmp_path / "data.json").write_text(json.dumps({**words, **described}))
+    seal(tmp_path, ["data.json", "vocab.txt"], kind="run")
     (tmp_path / "texts.txt").write_text("who was the first\n\nwhere is the river, and who was first there\n")
     alone = predicted(capsys, str(tmp_path), "who was the first")
     assert alone["input"] == "who was the first"

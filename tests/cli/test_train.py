@@ -41,8 +41,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_leaves_all_its_files(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == {
-        "checkpoint", "config.yaml", "curve.svg", "data.json", "environment.json", "log.csv", "model", "summary.json",
-        "test.npz", "val.npz",
+        "checkpoint", "config.yaml", "curve.svg", "data.json", "environment.json", "log.csv", "manifest.json", "model",
+        "summary.json", "test.npz", "val.npz",
     }  # fmt: skip
     ET.fromstring((finished / "curve.svg").read_text())
     with (finished / "log.csv").open(newline="") as file:

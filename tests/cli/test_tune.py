@@ -143,7 +143,7 @@ def test_an_error_names_the_row_of_the_file_and_a_percentage_is_no_share(
     stored["logits"][1, 3, 2] = np.nan
     np.savez(path, **stored)
     assert run(["tune", str(path)]) == 2
-    assert "exit 1, row 3, class 2" in capsys.readouterr().err
+    assert "exit 2, row 3, class 2" in capsys.readouterr().err
 
 
 def write_two(path: Path, rows: int = 400) -> Path:

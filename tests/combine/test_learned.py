@@ -118,12 +118,13 @@ def test_a_name_alone_is_not_enough() -> None:
         anytime.rule("geometric")
 
 
-def test_where_every_class_is_ruled_out_by_some_exit_it_falls_back() -> None:
+def test_exits_that_contradict_each_other_with_huge_logits_rule_no_class_out() -> None:
     largest = torch.finfo(torch.float32).max
     logits = torch.tensor([[[largest, -largest]], [[-largest, largest]]])
-    given = Geometric(((0.0,), (2.0, 2.0)))(logits)
-    assert given.fell_back[:, 0].tolist() == [False, True]
-    assert given.probs[1].tolist() == [[0.0, 1.0]]
+    for weight in (0.0, 2.0, 80.0):
+        given = Geometric(((0.0,), (weight, weight)))(logits)
+        assert not given.fell_back.any()
+        assert given.probs[1].tolist() == [[0.5, 0.5]]
 
 
 def test_wrong_sizes_for_the_battery_are_refused() -> None:

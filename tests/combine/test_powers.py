@@ -33,7 +33,7 @@ def test_it_is_the_formula() -> None:
 
 
 def test_the_first_power_of_the_past_is_not_used() -> None:
-    assert torch.equal(Powers((9.0, *PAST[1:]), NOW)(LOGITS).log_probs, Powers(PAST, NOW)(LOGITS).log_probs)
+    torch.testing.assert_close(Powers((9.0, *PAST[1:]), NOW)(LOGITS).log_probs, Powers(PAST, NOW)(LOGITS).log_probs)
 
 
 def test_powers_of_one_are_the_product_of_softmaxes() -> None:

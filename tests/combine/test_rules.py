@@ -79,7 +79,7 @@ def test_caching_ties_keep_the_earlier_answer_unless_told_otherwise() -> None:
 
 def test_caching_of_rising_confidence_is_the_latest() -> None:
     logits = LOGITS[:1] * torch.arange(1, 6)[:, None, None]
-    assert torch.equal(anytime.Caching()(logits).log_probs, anytime.Latest()(logits).log_probs)
+    torch.testing.assert_close(anytime.Caching()(logits).log_probs, anytime.Latest()(logits).log_probs)
 
 
 def test_mixture_is_the_mean_of_normalised_evidence() -> None:

@@ -29,7 +29,7 @@ AT_TEMPERATURE = pytest.mark.parametrize("kind", [Scaled, Tempered])
 def test_scaled_is_the_rule_on_divided_logits(inner: Rule[Any]) -> None:
     divided = LOGITS / torch.tensor(T, dtype=torch.float64)[:, None, None]
     given, wanted = Scaled(inner, T)(LOGITS), inner(divided)
-    assert torch.equal(given.log_probs, wanted.log_probs)
+    torch.testing.assert_close(given.log_probs, wanted.log_probs)
     assert torch.equal(given.fell_back, wanted.fell_back)
 
 
@@ -41,7 +41,9 @@ def test_tempered_is_a_power_of_the_rules_answer(inner: Rule[Any]) -> None:
         raised = probs[m] ** (1 / T[m])
         np.testing.assert_allclose(given.probs[m], raised / raised.sum(-1, keepdims=True), rtol=1e-9, atol=1e-12)
     assert torch.equal(given.fell_back, plain.fell_back)
-    assert torch.equal(given.labels, plain.labels)
+    best, second = plain.probs.topk(2).values.unbind(-1)
+    apart = best > second + 1e-9  # two exits that are sure of different classes tie in a mixture
+    assert torch.equal(given.labels[apart], plain.labels[apart])
     assert torch.equal(given.log_probs == -math.inf, plain.log_probs == -math.inf)
 
 
@@ -57,7 +59,7 @@ def test_cached_is_the_most_confident_answer_so_far(inner: Rule[Any], ties: Any)
             newer = plain.confidence[m, row] - plain.confidence[best, row]
             if newer > 0 or (newer == 0 and ties == "later"):
                 best = m
-            assert torch.equal(given.log_probs[m, row], plain.log_probs[best, row])
+            torch.testing.assert_close(given.probs[m, row], plain.probs[best, row])
             assert given.fell_back[m, row] == plain.fell_back[best, row]
 
 
@@ -65,7 +67,7 @@ def test_cached_is_the_most_confident_answer_so_far(inner: Rule[Any], ties: Any)
 @given(logits())
 def test_caching_is_cached_latest(values: torch.Tensor) -> None:
     for ties in ("earlier", "later"):
-        assert torch.equal(Cached(Latest(), ties)(values).log_probs, Caching(ties)(values).log_probs)
+        torch.testing.assert_close(Cached(Latest(), ties)(values).log_probs, Caching(ties)(values).log_probs)
 
 
 @settings(max_examples=60)
@@ -89,7 +91,7 @@ def test_any_finite_logits_and_usable_temperatures_give_distributions(values: to
         assert not prediction.log_probs.isnan().any()
         assert torch.allclose(prediction.probs.double().sum(-1), torch.ones(values.shape[:2], dtype=torch.float64), atol=1e-4)
         for exit, step in enumerate(_stepped(rule, values)):
-            assert torch.equal(step.log_probs, prediction.log_probs[exit])
+            torch.testing.assert_close(step.log_probs, prediction.log_probs[exit])
 
 
 @AT_TEMPERATURE

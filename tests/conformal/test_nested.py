@@ -106,12 +106,21 @@ def test_thresholds_are_those_of_the_greedy_search() -> None:
 
     thresholds = [1.0] * 3
     for exit in range(3):
-        while coverage([*thresholds[:exit], thresholds[exit] + 0.5, *thresholds[exit + 1 :]]) > 0.9:
+        while coverage([*thresholds[:exit], thresholds[exit] + 0.5, *thresholds[exit + 1 :]]) * 300 / 301 >= 0.9:
             thresholds[exit] += 0.5
     assert fitted.thresholds == tuple(thresholds)
     assert max(thresholds) > 1
     assert fitted.coverage[-1] == pytest.approx(coverage(thresholds))
     assert fitted.reached
+
+
+def test_too_few_rows_to_show_the_coverage_raise_no_threshold() -> None:
+    logits, labels = some(1)
+    for rows in (1, 5, 18):
+        fitted = fit_nested(logits[:, :rows], labels[:rows], alpha=0.05)
+        assert fitted.thresholds == (0.0,) * 3
+        assert not fitted.reached
+    assert fit_nested(logits[:, :40] + 2, labels[:40], alpha=0.05).rows == 40
 
 
 def test_a_coverage_that_cannot_be_had_is_said_so() -> None:

@@ -77,12 +77,14 @@ def test_scores_and_sizes_are_the_formulas(seed, variant, penalty, free, ties, r
 def test_thresholds_are_the_quantiles_of_numpy(rows: int) -> None:
     scores = torch.rand(2, rows, dtype=torch.float64)
     plain = np.quantile(scores.numpy(), 0.95, axis=1, method="higher")
-    assert Raps(variant="original").threshold(scores).numpy() == pytest.approx(plain)
+    assert Raps(quantile="plain").threshold(scores).numpy() == pytest.approx(plain)
     level = min(1.0, np.ceil((rows + 1) * 0.95) / rows)
-    assert Raps().threshold(scores).numpy() == pytest.approx(np.quantile(scores.numpy(), level, axis=1, method="higher"))
+    corrected = np.quantile(scores.numpy(), level, axis=1, method="higher")
+    assert Raps(quantile="corrected").threshold(scores).numpy() == pytest.approx(corrected)
     least = int(np.ceil((rows + 1) * 0.95 - 1e-9))
     exact = np.sort(scores.numpy(), axis=1)[:, least - 1] if least <= rows else [np.inf, np.inf]
-    assert Raps(quantile="exact").threshold(scores).numpy() == pytest.approx(exact)
+    for variant in ("paper", "original"):
+        assert Raps(variant=variant).threshold(scores).tolist() == pytest.approx(list(exact))
 
 
 @settings(max_examples=60)
@@ -99,13 +101,29 @@ def test_a_label_is_in_its_set_where_its_score_is_within_the_threshold(seed, var
     scores = raps.label_score(ascending, rank, uniform)
     threshold = raps.threshold(scores)
     size = raps.size(ascending, threshold, uniform)
-    all_classes = (threshold[:, None] == 1.0) & (variant == "original")
-    assert torch.equal(rank < size, (scores <= threshold[:, None]) | all_classes)
+    limit, rounding = threshold[:, None], 8 * torch.finfo(scores.dtype).eps
+    all_classes = ((limit - 1).abs() <= rounding) & (variant == "original")
+    clear = (scores - limit - rounding).abs() > rounding / 2  # not within rounding of the threshold with its slack
+    assert torch.equal((rank < size)[clear], ((scores <= limit + rounding) | all_classes)[clear])
+    assert bool(((rank < size) | (scores > limit)).all())
 
 
 def test_variants_fill_in_their_own_defaults() -> None:
-    assert (Raps().quantile, Raps().empty) == ("corrected", True)
-    assert (Raps(variant="original").quantile, Raps(variant="original").empty) == ("plain", False)
+    assert (Raps().quantile, Raps().empty) == ("exact", True)
+    assert (Raps(variant="original").quantile, Raps(variant="original").empty) == ("exact", False)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 10, 30])
+@pytest.mark.parametrize("variant", ["paper", "original"])
+def test_the_default_keeps_the_coverage_asked_for_with_any_number_of_rows(rows: int, variant) -> None:
+    """Over exchangeable scores: the rank of one more score among `rows` others is uniform, so coverage is counted exactly."""
+    raps = Raps(alpha=0.1, variant=variant)
+    scores = torch.arange(rows + 1, dtype=torch.float64)
+    covered = 0
+    for new in range(rows + 1):
+        others = scores[scores != new]
+        covered += int(scores[new] <= raps.threshold(others[None])[0])
+    assert covered / (rows + 1) >= 0.9
 
 
 def test_classes_without_probability_are_ranked_by_index() -> None:

@@ -24,7 +24,7 @@ from anytime.conformal import (
     sort_rows,
     tuning_split,
 )
-from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ScaleError, ShapeError
+from anytime.errors import FewRowsWarning, FormatError, IntegrityError, LabelError, OptionError, ScaleError, ShapeError
 from anytime.metrics import rise
 
 SEEDS = st.integers(0, 10_000)
@@ -96,8 +96,8 @@ def test_one_exit_at_a_time_gives_the_same_sets(raps: Raps) -> None:
     draws = torch.from_numpy(np.random.default_rng([5, 2]).random(120))
     whole = fitted.sets(log_probs, seed=5)
     for exit in range(3):
-        assert torch.equal(fitted.set_at(exit, log_probs[exit], draws), whole[exit])
-        assert torch.equal(fitted.set_at(exit, log_probs[exit, :1], float(draws[0])), whole[exit, :1])
+        assert torch.equal(fitted.set_at(exit + 1, log_probs[exit], draws), whole[exit])
+        assert torch.equal(fitted.set_at(exit + 1, log_probs[exit, :1], float(draws[0])), whole[exit, :1])
 
 
 def test_everything_is_seeded() -> None:
@@ -109,7 +109,7 @@ def test_everything_is_seeded() -> None:
     assert torch.equal(one.sets(log_probs, seed=3), one.sets(log_probs, seed=3))
     assert not torch.equal(one.sets(log_probs, seed=3), one.sets(log_probs, seed=4))
     first, second = (torch.Generator().manual_seed(0) for _ in range(2))
-    assert torch.equal(one.set_at(0, log_probs[0], first), one.set_at(0, log_probs[0], second))
+    assert torch.equal(one.set_at(1, log_probs[0], first), one.set_at(1, log_probs[0], second))
 
 
 def test_a_shared_draw_leaves_only_the_exits_to_differ() -> None:
@@ -128,7 +128,7 @@ def test_unrandomised_sets_need_no_draws_on_either_side() -> None:
     assert one == other
     log_probs = anytime.Product()(some(1)[0]).log_probs
     assert torch.equal(one.sets(log_probs, seed=0), one.sets(log_probs, seed=1))
-    assert torch.equal(one.set_at(0, log_probs[0]), one.sets(log_probs)[0])
+    assert torch.equal(one.set_at(1, log_probs[0]), one.sets(log_probs)[0])
 
 
 def test_tuning_is_the_original_choice_on_its_own_rows() -> None:
@@ -169,17 +169,27 @@ def test_the_rule_is_kept_as_text_with_its_temperature() -> None:
     assert by_hand.thresholds == fitted.thresholds
 
 
-def test_too_few_rows_give_all_classes_with_the_exact_quantile() -> None:
+@pytest.mark.parametrize("simultaneous", [False, True])
+def test_too_few_rows_give_all_classes_and_a_warning(simultaneous: bool) -> None:
     logits, labels = some(0, rows=18)
-    fitted = fit_sets(logits, labels, raps=Raps(quantile="exact"))
+    with pytest.warns(FewRowsWarning, match="all sets hold all classes. Hold out at least 19 rows"):
+        fitted = fit_sets(logits, labels, simultaneous=simultaneous)
     assert fitted.thresholds == (float("inf"),) * 3
     assert fitted.sets(anytime.Product()(logits).log_probs).all()
-    assert all(np.isfinite(fit_sets(logits, labels).thresholds)), "the corrected level is clipped to 1"
+
+
+def test_a_level_that_is_clipped_says_that_coverage_is_lower() -> None:
+    logits, labels = some(0, rows=18)
+    for quantile in ("corrected", "plain"):
+        with pytest.warns(FewRowsWarning, match="coverage is lower than asked for"):
+            fitted = fit_sets(logits, labels, raps=Raps(quantile=quantile))
+        assert np.isfinite(fitted.thresholds).all()
+    assert fit_sets(*some(0, rows=19)).rows == 19  # enough for 95 %
 
 
 def test_it_round_trips_and_refuses_damage(tmp_path: Path) -> None:
     logits, labels = some(0)
-    for raps in (Raps(), Raps(alpha=0.001, quantile="exact"), Raps(variant="original")):
+    for raps in (Raps(), Raps(alpha=0.01), Raps(variant="original")):
         fitted = fit_sets(logits, labels, raps=raps)
         path = fitted.save(tmp_path / "sets.json")
         assert ConformalSets.load(path) == fitted
@@ -207,11 +217,12 @@ def test_other_logits_are_refused() -> None:
     with pytest.raises(ShapeError, match="exits, batch, classes"):
         fitted.sets(log_probs[0])
     with pytest.raises(ShapeError, match="all exits"):
-        fitted.set_at(0, log_probs, 0.5)
-    with pytest.raises(OptionError, match="0 to 2"):
-        fitted.set_at(3, log_probs[0], 0.5)
+        fitted.set_at(1, log_probs, 0.5)
+    for exit in (0, 4):
+        with pytest.raises(OptionError, match="1 to 3"):
+            fitted.set_at(exit, log_probs[0], 0.5)
     with pytest.raises(OptionError, match="Generator"):
-        fitted.set_at(0, log_probs[0])
+        fitted.set_at(1, log_probs[0])
     with pytest.raises(LabelError):
         fit_sets(logits, labels[:-1])
     with pytest.raises(ShapeError, match="calibration"):
@@ -229,7 +240,7 @@ def reference(shared: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("rule", ["latest", "caching", "product"])
-@pytest.mark.parametrize("raps", [Raps(), Raps(penalty=0.0, quantile="exact")], ids=["paper", "aps"])
+@pytest.mark.parametrize("raps", [Raps(), Raps(quantile="corrected"), Raps(penalty=0.0)], ids=["raps", "paper", "aps"])
 def test_coverage_over_200_random_splits_is_within_binomial_error_at_every_exit(reference, rule: str, raps: Raps) -> None:
     """A label is in its set where its score is within the threshold (a law of test_raps), so scores suffice.
 

@@ -162,7 +162,10 @@ def test_tiny_data_comes_without_sets() -> None:
     found = anytime.evaluate(logits, labels)
     assert found.rules["latest"]["set_size"] is None
     assert found.settings["sets"] is None
-    assert anytime.evaluate(*some(rows=5)).settings["sets"]["calibration_rows"] == 1
+    few = anytime.evaluate(*some(rows=5))
+    assert few.settings["sets"]["calibration_rows"] == 1
+    assert few.rules["product"]["set_size"] == [few.classes] * few.exits
+    assert few.rules["product"]["set_coverage"] == [1.0] * few.exits
     one = anytime.evaluate(logits[:, :1], labels[:1])
     assert one.samples == 1
     json.dumps(one.to_json(), allow_nan=False)
@@ -198,7 +201,7 @@ def test_rules_may_be_objects_and_texts() -> None:
 def test_a_logit_that_is_not_finite_is_named_by_its_row_in_the_file() -> None:
     logits, labels = some(rows=300)
     logits[2, 271, 3] = float("nan")
-    with pytest.raises(anytime.AnytimeError, match="exit 2, row 271"):
+    with pytest.raises(anytime.AnytimeError, match="exit 3, row 271"):
         anytime.evaluate(logits, labels, block_rows=20)
 
 

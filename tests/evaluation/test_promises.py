@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +32,15 @@ def rows(count: int, *, exits: int = 3, classes: int = 6, seed: int = 0) -> Pair
     labels = torch.randint(0, classes, (count,), generator=generator)
     logits = 2 * torch.randn(exits, count, classes, generator=generator)
     return logits + 2 * torch.nn.functional.one_hot(labels, classes), labels
+
+
+def near(value: Any) -> Any:
+    """The same values, with numbers that are equal within rounding."""
+    if isinstance(value, dict):
+        return {key: near(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(near(each) for each in value)
+    return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +76,8 @@ def test_the_fitted_rules_join_those_given(found: Promises) -> None:
 def test_fits_are_those_of_the_single_functions(found: Promises, halves: tuple[Pair, Pair]) -> None:
     fitting, _ = shared_out(halves)
     for name in ("latest", "caching", "product"):
-        assert found.rules[name].temperature == fit_temperature(*fitting, anytime.rule(name))
-    assert found.product == fit_powers(*fitting)
+        assert asdict(found.rules[name].temperature) == near(asdict(fit_temperature(*fitting, anytime.rule(name))))
+    assert asdict(found.product) == near(asdict(fit_powers(*fitting)))
     assert found.rules["fitted product"].rule == found.product.rule
 
 
@@ -75,15 +85,14 @@ def test_figures_before_and_after_are_those_of_an_evaluation(found: Promises, ha
     test, _ = halves
     for name, each in found.rules.items():
         before = evaluate(*test, rules={"one": each.rule}, sets=None, costs=found.costs).rules["one"]
-        assert {key: value for key, value in each.before.items() if "set_" not in key} == {
-            key: value for key, value in before.items() if "set_" not in key
-        }
+        without_sets = {key: value for key, value in before.items() if "set_" not in key}
+        assert {key: value for key, value in each.before.items() if "set_" not in key} == near(without_sets)
         if each.temperature is None:
             assert each.after is None
             assert name in ("scaled caching", "fitted product")
         else:
             scaled = {"one": each.temperature.rule()}
-            assert each.after == evaluate(*test, rules=scaled, sets=None, costs=found.costs).rules["one"]
+            assert each.after == near(evaluate(*test, rules=scaled, sets=None, costs=found.costs).rules["one"])
 
 
 def test_the_certificate_counts_all_test_rows(found: Promises, halves: tuple[Pair, Pair]) -> None:
@@ -97,10 +106,10 @@ def test_the_budget_curve_is_that_of_the_policy(found: Promises, halves: tuple[P
     (logits, labels), _ = halves
     _, (held, _) = shared_out(halves)
     for each in found.rules.values():
-        wanted = budget_curve(each.rule(held).log_probs, each.rule(logits).log_probs, labels, costs=found.costs)
+        wanted = budget_curve(each.rule(held), each.rule(logits), labels, costs=found.costs)
         assert each.budget.q == wanted.q
-        assert each.budget.thresholds == wanted.thresholds
-        assert each.budget.shares == wanted.shares
+        assert each.budget.log_odds == near(wanted.log_odds)
+        assert each.budget.shares == near(wanted.shares)
         assert each.budget.cost == pytest.approx(wanted.cost)
         assert each.budget.accuracy == pytest.approx(wanted.accuracy)
 
@@ -181,7 +190,7 @@ def test_files_give_the_same_as_tensors(halves: tuple[Pair, Pair], tmp_path: Pat
     for name, (logits, labels) in zip(("test", "calibration"), halves, strict=True):
         np.savez(tmp_path / f"{name}.npz", logits=logits.numpy(), labels=labels.numpy())
     again = promises(tmp_path / "test.npz", anytime.open_logits(tmp_path / "calibration.npz"), costs=found.costs)
-    assert again.to_json() == found.to_json()
+    assert again.to_json() == near(found.to_json())
 
 
 def test_only_so_many_rows_are_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:

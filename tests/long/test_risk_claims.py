@@ -67,7 +67,7 @@ def true_risks(population: str, loss: Any, method: Any, epsilon: float, draws: i
         )
         if found.threshold not in known:
             exits = Confidence(found.threshold, strict=True).apply(log_probs)
-            known[found.threshold] = float(losses[exits, rows].mean())
+            known[found.threshold] = float(losses[exits - 1, rows].mean())
         risks.append(known[found.threshold])
     return torch.tensor(risks, dtype=torch.float64)
 

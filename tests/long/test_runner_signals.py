@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,3 +84,14 @@ while Slow.begun < 3:
     assert process.returncode == 0, err
     assert out.count("stage") < 49
     assert err == ""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+@pytest.mark.parametrize("workers", ["1", "4"])
+@pytest.mark.parametrize("kind", ["forks", "interrupts"])
+def test_a_thousand_forks_and_interrupts_under_load_lose_nothing(kind: str, workers: str) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("battery.py")), kind, "1000", workers]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1700)
+    assert ended.stdout.split() == ["done", "1000"], ended.stderr

@@ -59,7 +59,7 @@ def test_the_last_exit_is_the_untouched_module(method: str) -> None:
     model, alone = attached(method), resnet().eval()
     assert model.method == method
     *_, last = model.exits(IMAGES)
-    assert torch.equal(last, alone(IMAGES))
+    torch.testing.assert_close(last, alone(IMAGES))
 
 
 @METHODS
@@ -71,7 +71,7 @@ def test_exits_read_what_the_named_modules_give(method: str) -> None:
     body(IMAGES)
     model = attached(method)
     for name, head, logits in zip(PLACES, model.heads, model.exits(IMAGES), strict=False):
-        assert torch.equal(logits, head(seen[name]))
+        torch.testing.assert_close(logits, head(seen[name]))
 
 
 @METHODS
@@ -221,8 +221,8 @@ def test_hard_modules_give_what_they_give_alone_in_both_modes(kind: type[nn.Modu
         torch.manual_seed(3)
         given = list(model.exits(VECTORS))
         torch.manual_seed(3)
-        assert torch.equal(given[-1], model.backbone(VECTORS))
-        assert torch.equal(given[0], model.heads[0](model.backbone.first(VECTORS)))
+        torch.testing.assert_close(given[-1], model.backbone(VECTORS))
+        torch.testing.assert_close(given[0], model.heads[0](model.backbone.first(VECTORS)))
         torch.stack(given).square().sum().backward()
     assert (model.backbone.first.weight.grad is None) == (kind is NoGradInside)
     assert model.heads[0].linear.weight.grad is not None
@@ -237,7 +237,7 @@ def test_a_failed_trace_leaves_nothing_on_the_module() -> None:
 def test_logits_inside_of_an_object_are_found() -> None:
     for method in ("trace", "thread"):
         model = attach_exits(LikeHuggingFace(), ["first"], example=VECTORS, classes=3, method=method)  # type: ignore[arg-type]
-        assert torch.equal(model(VECTORS)[-1], model.backbone(VECTORS).logits)
+        torch.testing.assert_close(model(VECTORS)[-1], model.backbone(VECTORS).logits)
 
 
 def test_a_trace_that_was_asked_for_and_fails_says_why() -> None:
@@ -276,7 +276,7 @@ def test_stages_give_what_exits_give_in_both_modes(kind: type[nn.Module], mode: 
     wanted = list(model.exits(VECTORS))
     torch.manual_seed(3)
     for given, exit in zip(run_stages(model, VECTORS), wanted, strict=True):
-        assert torch.equal(given, exit)
+        torch.testing.assert_close(given, exit)
     check_model(model, VECTORS)
 
 
@@ -332,7 +332,7 @@ def test_sizes_are_worked_out_again_behind_a_cut() -> None:
 def test_what_cannot_cross_a_cut_leaves_exits_without_stages(kind: type[nn.Module], why: str) -> None:
     model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3, method="trace").eval()
     assert not model.staged
-    assert torch.equal(model(VECTORS)[-1], model.backbone(VECTORS))
+    torch.testing.assert_close(model(VECTORS)[-1], model.backbone(VECTORS))
     with pytest.raises(StateError, match=why):
         model.stage(0, (VECTORS,))
 
@@ -482,6 +482,15 @@ def test_the_callers_modes_hold_inside(method: Any) -> None:
     assert all(logits.requires_grad for logits in model.exits(VECTORS))
 
 
+@METHODS
+def test_heads_that_were_made_inside_autocast_work_outside(method: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model = attach_exits(InPlace(), ["first"], example=VECTORS, classes=3, method=method)
+        assert [logits.dtype for logits in model.exits(VECTORS)] == [torch.bfloat16] * 2
+    assert {parameter.dtype for parameter in model.heads.parameters()} == {torch.float32}
+    assert [logits.dtype for logits in model.exits(VECTORS)] == [torch.float32] * 2
+
+
 # Frozen.
 
 
@@ -530,7 +539,7 @@ def test_modes_that_cannot_be_traced_are_run_in_a_thread() -> None:
     assert model.method == "trace"
     body.eval().body.train()
     for points in (VECTORS, -VECTORS, VECTORS + 9, VECTORS - 9):
-        assert torch.equal(model(points)[-1], model.backbone(points))
+        torch.testing.assert_close(model(points)[-1], model.backbone(points))
 
 
 # Where exits stand.

@@ -269,15 +269,15 @@ def test_a_good_model_passes(model: Any) -> None:
     ("kind", "message"),
     [
         (TooFew, "yielded 2 times"),
-        (OtherShape, r"exit 1 gave \(3, 4\)"),
-        (NotFinite, "exit 0 gave NaN or infinity"),
+        (OtherShape, r"exit 2 gave \(3, 4\)"),
+        (NotFinite, "exit 1 gave NaN or infinity"),
         (ChangesInput, "changed its input"),
         (Noisy, "the second time"),
         (MixesRows, "row 0 alone"),
         (KeepsState, "worked on in turns"),
         (EagerFunction, "ran before the first exit"),
-        (EagerGenerator, r"'heads\.1' ran for exit 0"),
-        (EagerTrunk, r"'stages\.1\.0' ran for exit 0"),
+        (EagerGenerator, r"'heads\.1' ran for exit 1"),
+        (EagerTrunk, r"'stages\.1\.0' ran for exit 1"),
         (RunsOn, "a stop at the first exit ran"),
         (OtherForward, "differs from the exits"),
         (LastOnly, r"forward\(x\) gave \(3, 5\)"),
@@ -316,7 +316,7 @@ def test_an_eager_model_without_lists_is_found() -> None:
         def exits(self, x: Tensor) -> Iterator[Tensor]:
             yield from list(super().exits(x))
 
-    with pytest.raises(CheckError, match="nothing ran for exit 1"):
+    with pytest.raises(CheckError, match="nothing ran for exit 2"):
         check_model(Eager(), X)
 
 

@@ -317,7 +317,7 @@ def test_a_saved_encoder_comes_back_equal(tmp_path: Path) -> None:
     assert isinstance(again, EncoderExits)
     assert again.config == network.config
     with torch.no_grad():
-        assert torch.equal(again(rows(3, 5)), network(rows(3, 5)))
+        torch.testing.assert_close(again(rows(3, 5)), network(rows(3, 5)))
 
 
 def test_the_presets_have_the_published_shapes() -> None:
@@ -398,7 +398,7 @@ def test_narrow_embeddings_are_projected_to_the_width_of_the_layers(tmp_path: Pa
     network = made(embedding=6)
     assert network.encoder.embeddings.words.weight.shape == (40, 6)
     save(network, tmp_path)
-    assert torch.equal(load(tmp_path)(rows(7, 3)), network(rows(7, 3)))
+    torch.testing.assert_close(load(tmp_path)(rows(7, 3)), network(rows(7, 3)))
     twin = made(embedding=16)
     twin.encoder.embeddings.project.weight.copy_(torch.eye(16))
     twin.encoder.embeddings.project.bias.zero_()

@@ -24,7 +24,7 @@ def members(count: int, exits: int = 3) -> list[MLP]:
 def test_each_member_is_an_exit_in_the_order_given() -> None:
     first, second, third = nn.Linear(2, 4), nn.Sequential(nn.Linear(2, 4)), members(1)[0]
     ensemble = Ensemble([first, second, third])
-    assert torch.equal(ensemble(POINTS), torch.stack([first(POINTS), second(POINTS), third(POINTS)[-1]]))
+    torch.testing.assert_close(ensemble(POINTS), torch.stack([first(POINTS), second(POINTS), third(POINTS)[-1]]))
 
 
 def test_a_member_is_run_when_its_exit_is_asked_for() -> None:

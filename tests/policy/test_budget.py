@@ -19,6 +19,14 @@ from anytime.policy import BudgetPolicy, budget_curve, exit_shares, fit_budget, 
 COSTS = (1.0, 2.5, 3.0, 7.0, 8.0)
 
 
+def log_odds(log_probs: torch.Tensor) -> np.ndarray:
+    """As a rule's prediction has them, and close to log p/(1 - p) from the probabilities of the others."""
+    found = anytime.Prediction(log_probs, torch.zeros(log_probs.shape[:2], dtype=torch.bool)).log_odds.numpy()
+    others = np.sort(np.exp(log_probs.double().numpy()), -1)[..., :-1].sum(-1)
+    assert found == pytest.approx(log_probs.double().amax(-1).numpy() - np.log(others))
+    return found
+
+
 def plain_thresholds(sure: np.ndarray, q: float) -> list[float]:
     """METHODS 2.4, one row at a time."""
     exits, rows = sure.shape
@@ -44,7 +52,7 @@ def test_thresholds_are_the_plain_ones(some: Callable, seed: int, point: int, ro
     log_probs, _ = some(rows, seed, ties=ties)
     q = point / 20
     found = share_thresholds(log_probs, exit_shares(q, 5))
-    assert found == tuple(plain_thresholds(log_probs.amax(-1).exp().numpy(), q))
+    assert found == pytest.approx(plain_thresholds(log_odds(log_probs), q))
 
 
 def test_shares_are_a_geometric_series_at_any_q() -> None:
@@ -68,11 +76,12 @@ def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, p
     spent, expected = [], []
     for q in (point / 20, (point + 1) / 20):
         shares = exit_shares(q, 5)
-        exits = anytime.policy.Confidence(share_thresholds(log_probs, shares)).apply(log_probs)
+        limits = share_thresholds(log_probs, shares)
+        exits = anytime.policy.Confidence(limits, scale="log-odds").apply(log_probs) - 1
         if not ties:
             counts = exits.bincount(minlength=5)[:-1]
             assert counts.tolist() == [math.floor(rows * share + 1e-9) for share in shares.tolist()[:-1]]
-            # Shares are rounded to whole rows, one an exit.
+            # Shares are rounded to whole rows, one per exit.
             spent.append(float(price[exits].mean()))
         expected.append(float((shares * price).sum()))
     assert expected[0] < expected[1]
@@ -82,7 +91,7 @@ def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, p
 
 def test_ties_leave_together() -> None:
     log_probs = torch.tensor([[[0.75, 0.25]] * 4, [[0.5, 0.5]] * 4]).log()
-    assert share_thresholds(log_probs, (0.25, 0.75)) == (0.75, -math.inf)
+    assert share_thresholds(log_probs, (0.25, 0.75)) == pytest.approx((math.log(3), -math.inf))
     assert share_thresholds(log_probs, (0.2, 0.8)) == (math.inf, -math.inf)
 
 
@@ -91,9 +100,10 @@ def test_ties_leave_together() -> None:
 def test_the_budget_is_kept_and_nearly_spent(some: Callable, seed: int, budget: float, rows: int, ties: bool) -> None:
     log_probs, labels = some(rows, seed, ties=ties)
     fit = fit_budget(log_probs, labels, costs=COSTS, budget=budget)
-    sure = log_probs.amax(-1).exp().numpy()
-    exits = plain_exits(sure, list(fit.thresholds))
-    assert fit.apply(log_probs).tolist() == exits
+    exits = plain_exits(log_odds(log_probs), list(fit.log_odds))
+    assert fit.apply(log_probs).tolist() == [exit + 1 for exit in exits]
+    finite = [(odds, value) for odds, value in zip(fit.log_odds, fit.thresholds, strict=True) if math.isfinite(odds)]
+    assert [value for _, value in finite] == pytest.approx([1 / (1 + math.exp(-odds)) for odds, _ in finite])
     assert fit.cost == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
     right = [int(log_probs[exit, row].argmax()) == int(labels[row]) for row, exit in enumerate(exits)]
     assert fit.accuracy == pytest.approx(np.mean(right))
@@ -120,9 +130,9 @@ def test_the_curve_is_the_plain_one(some: Callable) -> None:
     (held, _), (log_probs, labels) = some(90, 1), some(70, 2)
     curve = budget_curve(held, log_probs, labels, costs=COSTS)
     assert curve.q == tuple(point / 20 for point in range(1, 40))
-    sure, given = log_probs.amax(-1).exp().numpy(), log_probs.argmax(-1).numpy()
+    sure, given = log_odds(log_probs), log_probs.argmax(-1).numpy()
     for point, q in enumerate(curve.q):
-        exits = plain_exits(sure, plain_thresholds(held.amax(-1).exp().numpy(), q))
+        exits = plain_exits(sure, plain_thresholds(log_odds(held), q))
         assert curve.cost[point] == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
         assert curve.accuracy[point] == pytest.approx(np.mean(given[exits, np.arange(70)] == labels.numpy()))
         assert sum(curve.shares[point]) == pytest.approx(1)
@@ -140,7 +150,7 @@ def test_the_same_rows_are_refused_and_equal_answers_of_others_are_not(some: Cal
         answers = rule(logits).log_probs
         budget_curve(answers[:, :500], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
         with pytest.raises(OverlapError):
-            budget_curve(answers[:, :501], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
+            budget_curve(answers[:, :510], answers[:, 500:], truth[500:], costs=range(1, 8), points=1)
 
 
 def test_bad_input_is_refused(some: Callable) -> None:
@@ -179,13 +189,29 @@ def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: 
 @pytest.mark.parametrize("name", ["msdnet-cifar100-val", "msdnet-cifar10-val"])
 def test_stopping_by_itself_beats_a_fixed_exit_on_the_reference_logits(shared: Path, name: str) -> None:
     with np.load(shared / "reference" / f"{name}.npz") as file:
-        # In float64: a third of the confidences on CIFAR-10 are 1 in float32, and ties leave together.
-        logits, labels = torch.from_numpy(file["logits"]).double(), torch.from_numpy(file["labels"].astype(np.int64))
+        logits, labels = torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"].astype(np.int64))
     costs = np.arange(1.0, 8)
     for rule in (anytime.Latest(), anytime.Caching()):
         held, test = rule(logits[:, :2500]), rule(logits[:, 2500:])
-        curve = budget_curve(held.log_probs, test.log_probs, labels[2500:], costs=costs)
+        curve = budget_curve(held, test, labels[2500:], costs=costs)
         assert all(before < after for before, after in zip(curve.cost, curve.cost[1:], strict=False))
         fixed = (test.labels == labels[2500:]).double().mean(1).numpy()
         for exit in (1, 2):
             assert np.interp(costs[exit], curve.cost, curve.accuracy) > fixed[exit]
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0, 40.0])
+def test_confidences_that_round_to_one_in_float32_do_not_leave_together(scale: float) -> None:
+    """Nearly all probabilities are 1 in float32 at the larger scales: the rows that leave are still as many as asked for."""
+    generator = torch.Generator().manual_seed(0)
+    logits = scale * torch.randn(4, 3000, 10, generator=generator)
+    logits[..., 0] += 10 * scale * torch.rand(4, 3000, generator=generator)
+    shares = exit_shares(1.95, 4)
+    for rule in (anytime.Latest(), anytime.Caching()):
+        prediction = rule(logits)
+        limits = share_thresholds(prediction, shares)
+        left = anytime.policy.Confidence(limits, scale="log-odds").apply(prediction).bincount(minlength=5)[1:] / 3000
+        assert left.tolist() == pytest.approx(shares.tolist(), abs=0.002)
+    costs = (1.0, 2.0, 3.0, 4.0)
+    spent = fit_budget(anytime.Latest()(logits), costs=costs, budget=3.5)
+    assert spent.cost == pytest.approx(3.5, abs=0.01)

@@ -192,7 +192,7 @@ def test_mapie_chooses_the_same_thresholds(some: Callable) -> None:
 def per_row(log_probs: torch.Tensor, labels: torch.Tensor, loss: Any, threshold: float) -> np.ndarray:
     """The loss of each row under one λ, by the policy itself."""
     exits = Confidence(threshold, strict=True).apply(log_probs)
-    return exit_losses(log_probs, labels, loss)[exits, torch.arange(log_probs.shape[1])].numpy()
+    return exit_losses(log_probs, labels, loss)[exits - 1, torch.arange(log_probs.shape[1])].numpy()
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -235,8 +235,8 @@ def test_no_passing_threshold_is_the_full_model_and_says_so(some: Callable) -> N
     log_probs, _ = some(5, 4)
     for method in ("crc", "ucb", "ltt"):
         found = control_risk(log_probs, loss="consistency", epsilon=0.01, method=method, costs=range(1, 6))
-        assert (found.threshold, found.passed, found.mean_exit, found.mean_cost) == (1.0, False, 4.0, 5.0)
-        assert found.apply(log_probs).tolist() == [4] * 5
+        assert (found.threshold, found.passed, found.mean_exit, found.mean_cost) == (1.0, False, 5.0, 5.0)
+        assert found.apply(log_probs).tolist() == [5] * 5
         assert "No threshold passed" in found.promise
 
 
@@ -271,7 +271,7 @@ def test_the_more_is_promised_the_later_it_stops(some: Callable, loss: Any) -> N
 def test_one_exit_stops_there(some: Callable) -> None:
     log_probs, _ = some(300, 7, exits=1)
     found = control_risk(log_probs, loss="hellinger", epsilon=0.1)
-    assert (found.threshold, found.mean_exit) == (0.0, 0.0)
+    assert (found.threshold, found.mean_exit) == (0.0, 1.0)
 
 
 def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: Path) -> None:

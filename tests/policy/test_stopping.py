@@ -41,19 +41,20 @@ def plain_passes(policy: Policy, probs: np.ndarray, exit: int, answers: list[int
     raise AssertionError
 
 
-def plain_answer(policy: Policy, log_probs: np.ndarray) -> tuple[list[int], list[int]]:
+def plain_answer(policy: Policy, log_probs: torch.Tensor, log_odds: torch.Tensor) -> tuple[list[int], list[int]]:
     """The exit each row stops at, and the one its answer is from."""
     exits, rows, _ = log_probs.shape
+    every = log_probs.exp().numpy()  # not NumPy's exp, which may round a probability to the other side of a threshold
     stopped, sources = [], []
     for row in range(rows):
-        probs = np.exp(log_probs[:, row].astype(np.float64))
+        probs = every[:, row]
         answers: list[int] = []
         for exit in range(exits):
             answers.append(int(log_probs[exit, row].argmax()))
             passed = exit < exits - 1 and plain_passes(policy, probs[exit], exit, answers)
             if passed or exit == exits - 1:
-                stopped.append(exit)
-                sources.append(exit if passed or policy.otherwise == "last" else int(probs.max(-1).argmax()))
+                stopped.append(exit + 1)
+                sources.append(exit + 1 if passed or policy.otherwise == "last" else 1 + int(log_odds[:, row].argmax()))
                 break
     return stopped, sources
 
@@ -79,14 +80,14 @@ def test_policies_are_the_plain_loops(data: st.DataObject, seed: int, ties: bool
     policy = data.draw(policies(4))
     logits = 2 * torch.randn(4, 12, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     prediction = data.draw(st.sampled_from(RULES))(logits.round() if ties else logits)
-    stopped, sources = plain_answer(policy, prediction.log_probs.numpy())
+    stopped, sources = plain_answer(policy, prediction.log_probs, prediction.log_odds)
     answer = policy.answer(prediction)
     assert policy.apply(prediction.log_probs).tolist() == stopped == answer.exit.tolist()
     assert answer.source.tolist() == sources
     rows = torch.arange(12)
-    assert torch.equal(answer.log_probs, prediction.log_probs[answer.source, rows])
-    assert torch.equal(answer.fell_back, prediction.fell_back[answer.source, rows])
-    assert torch.equal(answer.labels, prediction.labels[answer.source, rows])
+    assert torch.equal(answer.log_probs, prediction.log_probs[answer.source - 1, rows])
+    assert torch.equal(answer.fell_back, prediction.fell_back[answer.source - 1, rows])
+    assert torch.equal(answer.labels, prediction.labels[answer.source - 1, rows])
 
 
 @settings(max_examples=60)
@@ -112,35 +113,35 @@ def test_strict_never_stops_earlier_and_differs_only_on_ties(some: Callable, see
     assert bool((loose <= strict).all())
     sure = log_probs.amax(-1).exp()
     differs = loose != strict
-    assert bool((sure[loose, torch.arange(20)] == threshold)[differs].all())
+    assert bool(torch.isclose(sure[loose - 1, torch.arange(20)], torch.tensor(threshold).double())[differs].all())
 
 
 def test_equal_confidences_stop_together_and_the_surest_of_equals_is_the_first() -> None:
     log_probs = torch.tensor([[[0.5, 0.5]], [[0.75, 0.25]], [[0.25, 0.75]], [[0.5, 0.5]]]).log()
-    assert Confidence(0.5).apply(log_probs).tolist() == [0]
-    assert Confidence(0.5, strict=True).apply(log_probs).tolist() == [1]
+    assert Confidence(0.5).apply(log_probs).tolist() == [1]
+    assert Confidence(0.5, strict=True).apply(log_probs).tolist() == [2]
     prediction = anytime.Prediction(log_probs, torch.zeros(4, 1, dtype=torch.bool))
     answer = Confidence(0.9, otherwise="surest").answer(prediction)
-    assert (answer.exit.tolist(), answer.source.tolist(), answer.labels.tolist()) == ([3], [1], [0])
+    assert (answer.exit.tolist(), answer.source.tolist(), answer.labels.tolist()) == ([4], [2], [0])
 
 
 def test_the_surest_answer_is_what_caching_says_at_the_end() -> None:
     logits = 2 * torch.randn(5, 50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     answer = Confidence(2.0, otherwise="surest").answer(anytime.Latest()(logits))
-    assert torch.equal(answer.log_probs, anytime.Caching()(logits).log_probs[-1])
-    assert bool((answer.exit == 4).all())
+    torch.testing.assert_close(answer.log_probs, anytime.Caching()(logits).log_probs[-1])
+    assert bool((answer.exit == 5).all())
 
 
 def test_one_exit_and_no_rows_are_fine() -> None:
-    assert Confidence(0.9).apply(torch.zeros(1, 3, 1)).tolist() == [0, 0, 0]
-    assert Margin(0.9).apply(torch.zeros(2, 3, 1)).tolist() == [0, 0, 0]
+    assert Confidence(0.9).apply(torch.zeros(1, 3, 1)).tolist() == [1, 1, 1]
+    assert Margin(0.9).apply(torch.zeros(2, 3, 1)).tolist() == [1, 1, 1]
     assert Patience(2).apply(torch.zeros(3, 0, 1)).tolist() == []
 
 
 def test_half_precision_is_read() -> None:
     log_probs = torch.tensor([[[0.75, 0.25]], [[0.5, 0.5]]]).log()
-    assert Confidence(0.7).apply(log_probs.half()).tolist() == [0]
-    assert Confidence(0.7).apply(log_probs.numpy()).tolist() == [0]
+    assert Confidence(0.7).apply(log_probs.half()).tolist() == [1]
+    assert Confidence(0.7).apply(log_probs.numpy()).tolist() == [1]
 
 
 def test_what_is_no_distribution_is_refused() -> None:
@@ -149,7 +150,7 @@ def test_what_is_no_distribution_is_refused() -> None:
         policy.apply(torch.zeros(3, 1))
     with pytest.raises(DtypeError):
         policy.apply(torch.zeros(3, 2, 1, dtype=torch.long))
-    with pytest.raises(ScaleError, match="exit 1, row 2"):
+    with pytest.raises(ScaleError, match="exit 2, row 2"):
         policy.apply(torch.where(torch.arange(6).view(2, 3, 1) == 5, 1.0, 0.0))
     with pytest.raises(ScaleError):
         policy.apply(torch.full((2, 3, 1), torch.nan))
@@ -171,3 +172,23 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(OptionError, match="otherwise"):
         Confidence(0.5, otherwise="best")
     assert Confidence(torch.tensor([0.5, 0.25])).threshold == (0.5, 0.25)
+    with pytest.raises(OptionError, match="scale"):
+        Confidence(0.5, scale="percent")  # type: ignore[arg-type]
+
+
+def test_patience_reads_the_labels_that_the_rule_names() -> None:
+    """In float32 the sigmoid product has equal probabilities for classes whose evidence differs."""
+    logits = torch.tensor([[[20.0, 30.0, -5.0]], [[21.0, 29.0, -5.0]], [[30.0, 20.0, -5.0]]])
+    prediction = anytime.Product(anytime.Sigmoid())(logits)
+    assert prediction.labels[:2, 0].tolist() == [1, 1]
+    assert Patience(2).answer(prediction).labels.tolist() == [1]
+
+
+def test_only_a_class_that_is_alone_reaches_a_threshold_of_one_and_nobody_one_above() -> None:
+    sure = torch.tensor([[[0.0, -torch.inf, -torch.inf], [0.0, -200.0, -300.0]]] * 2)
+    assert Confidence(1.0).apply(sure).tolist() == [1, 2]
+    assert Confidence(1.0, strict=True).apply(sure).tolist() == [2, 2]
+    for threshold, scale in ((1.1, "probability"), (float("inf"), "probability"), (float("inf"), "log-odds")):
+        assert Confidence(threshold, scale=scale).apply(sure).tolist() == [2, 2]  # type: ignore[arg-type]
+    assert Confidence(199.0, scale="log-odds").apply(sure).tolist() == [1, 1]
+    assert Confidence(201.0, scale="log-odds").apply(sure).tolist() == [1, 2]

@@ -31,22 +31,25 @@ def test_bounds_are_the_plain_ones(some: Callable, aim: str, level: float, width
     log_probs, labels = some(150, 3)
     found = fit_window(log_probs, labels, aim=aim, level=level, width=width, skip=30)
     for exit in range(5):
-        sure = log_probs[exit].amax(-1).exp().numpy()
+        others = np.sort(log_probs[exit].exp().numpy(), -1)[:, :-1].sum(-1)
+        sure = log_probs[exit].amax(-1).numpy() - np.log(others)
         wrong = (log_probs[exit].argmax(-1) != labels).numpy()
         expected = plain_window(sure, wrong, aim, level, width, 30)
-        assert (found.decision[exit], found.lower[exit], found.upper[exit]) == pytest.approx(expected)
+        bounds = (found.decision_log_odds[exit], found.lower_log_odds[exit], found.upper_log_odds[exit])
+        assert bounds == pytest.approx(expected)
+        assert found.decision[exit] == pytest.approx(1 / (1 + np.exp(-expected[0])))
 
 
 def test_a_share_of_twice_the_width_goes_on(some: Callable) -> None:
     log_probs, _ = some(2000, 4)
     found = fit_window(log_probs, aim="coverage", level=0.5, width=0.1)
-    assert float((found.apply(log_probs) > 0).double().mean()) == pytest.approx(0.2, abs=0.002)
+    assert float((found.apply(log_probs) > 1).double().mean()) == pytest.approx(0.2, abs=0.002)
 
 
 def test_the_bounds_belong_to_the_window(some: Callable) -> None:
     log_probs, _ = some(11, 5)
     whole = fit_window(log_probs, aim="coverage", level=0.5, width=1.0)
-    assert whole.apply(log_probs).tolist() == [4] * 11
+    assert whole.apply(log_probs).tolist() == [5] * 11
 
 
 def test_it_round_trips_and_refuses_others(some: Callable, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def profile() -> Profile:
     machine = {"processor": "A processor", "cores": 4, "torch": "2.0", "gpu": None, "load": 0.5}
     return Profile(
         exits=3, classes=10, engine="eager", threads=1, machine=machine, batch_sizes=(1, 8), stage_seconds=stages,
-        exit_seconds=stages.cumsum(1), repeats=200, costs=(1.5e6, 3e6, 4.5e6),
+        exit_seconds=stages.cumsum(1), repeats=200, macs=(1.5e6, 3e6, 4.5e6),
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def test_names_and_notes_are_escaped(profile: Profile) -> None:
 
 def test_there_is_a_chart_a_batch_size_with_the_costs_beside_the_first(profile: Profile) -> None:
     assert [figure.id for figure in profile_figures(profile)] == ["time-1", "costs", "time-8"]
-    assert [figure.id for figure in profile_figures(replace(profile, costs=None))] == ["time-1", "time-8"]
+    assert [figure.id for figure in profile_figures(replace(profile, macs=None))] == ["time-1", "time-8"]
     slow, middle = profile_figures(profile)[2].chart.series
     assert middle.y == pytest.approx((8.0, 16.0, 24.0))
     assert slow.y == pytest.approx((16.0, 32.0, 48.0))
@@ -73,9 +73,9 @@ def test_the_band_goes_from_the_medians_to_the_99th_percentiles(profile: Profile
 
 def test_tables_have_a_row_an_exit(profile: Profile) -> None:
     found = exit_table(profile)
-    assert found.columns == ("exit", "FLOPs", "p50, batch 1", "p99, batch 1", "p50, batch 8", "p99, batch 8")
+    assert found.columns == ("exit", "MACs", "p50, batch 1", "p99, batch 1", "p50, batch 8", "p99, batch 8")
     assert found.rows[1] == ("2", "3M", "2", "4", "16", "32")
-    assert exit_table(replace(profile, costs=None)).rows[1][1] == "–"
+    assert exit_table(replace(profile, macs=None)).rows[1][1] == "–"
     assert stage_table(profile).rows[2] == ("3", "1", "2", "8", "16")
 
 
@@ -89,6 +89,6 @@ def test_a_busy_machine_is_told(profile: Profile) -> None:
 
 def test_one_exit_is_a_page_too(profile: Profile) -> None:
     cut = {name: getattr(profile, name)[:, :1] for name in ("stage_seconds", "exit_seconds")}
-    single = replace(profile, exits=1, costs=(1.0,), **cut)
+    single = replace(profile, exits=1, macs=(1.0,), **cut)
     assert headline(single) == "The only exit after 1 ms"
     assert "The only exit" in render_profile(single, name="A model")

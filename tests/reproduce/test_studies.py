@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from anytime.data.toys import PointData, make_curve, make_spiral
 from anytime.errors import ShapeError
 from anytime.reproduce import CATALOGUE, Field, Panel, Study, find
 from anytime.reproduce.runs import Run, Runs
-from anytime.reproduce.studies import deviations
+from anytime.reproduce.studies import deviations, regression, spiral
 
 Publish = Callable[..., Path]
 READY = [study for study in CATALOGUE if study.module]
@@ -164,3 +167,15 @@ def test_dropping_the_certain_inputs_leaves_the_others_bins(smoke: Runs) -> None
     pair = deviations._bins(15, leave_out_one=True)(run)
     assert pair.text == pytest.approx(0.5)  # two certain and wrong, two at one half and half right
     assert pair.code == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("member", "data"), [(regression._member, make_curve(60)), (spiral._member, make_spiral(60))])
+def test_rounding_does_not_decide_what_a_member_learns(member: Any, data: PointData) -> None:
+    begun = torch.cat([values.flatten() for values in member(data, seed=0, steps=0).parameters()])
+    assert bool((begun != begun.float()).any())  # drawn in float64, as float32 draws differ by a bit
+    # The last bit of every input is what another processor may change at any step.
+    inputs = data.inputs.double()
+    nudged = replace(data, inputs=torch.nextafter(inputs, torch.tensor(torch.inf, dtype=torch.float64)))
+    one, other = (member(each, seed=0, steps=150) for each in (data, nudged))
+    with torch.no_grad():
+        torch.testing.assert_close(other(inputs), one(inputs), rtol=0, atol=1e-7)

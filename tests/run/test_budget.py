@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -75,16 +76,16 @@ def test_nonsense_is_no_duration(value: Any) -> None:
 @pytest.mark.parametrize(
     "limits",
     [
-        {"flops": 0},
-        {"flops": -1},
-        {"flops": math.nan},
-        {"flops": math.inf},
-        {"flops": True},
+        {"macs": 0},
+        {"macs": -1},
+        {"macs": math.nan},
+        {"macs": math.inf},
+        {"macs": True},
         {"exits": 0},
         {"exits": 1.5},
         {"exits": True},
-        {"flops": "1e6"},
-        {"flops": 10**400},
+        {"macs": "1e6"},
+        {"macs": 10**400},
         {"exits": "3"},
         {"until": 3},
         {"until": threading.Event},
@@ -97,8 +98,8 @@ def test_nonsense_is_no_budget(limits: dict[str, Any]) -> None:
 
 
 def test_numbers_of_numpy_become_pythons() -> None:
-    budget = Budget(flops=np.float32(5), exits=np.int64(2))  # type: ignore[arg-type]
-    assert (budget, type(budget.flops), type(budget.exits)) == (Budget(flops=5.0, exits=2), float, int)
+    budget = Budget(macs=np.float32(5), exits=np.int64(2))  # type: ignore[arg-type]
+    assert (budget, type(budget.macs), type(budget.exits)) == (Budget(macs=5.0, exits=2), float, int)
 
 
 maybe_time = st.none() | st.floats(0, 1e6)
@@ -135,3 +136,17 @@ def test_the_two_ways_to_say_it_hold_together() -> None:
     assert make_budget() == Budget()
     with pytest.raises(OptionError, match="Budget"):
         make_budget("5ms")
+
+
+def test_flops_are_twice_the_macs() -> None:
+    budget = Budget(flops=2e9)
+    assert budget == Budget(macs=1e9)
+    assert (budget.macs, budget.flops) == (1e9, 2e9)
+    assert Budget().flops is None
+    assert (Budget(flops=2e9) & Budget(macs=3e9, exits=2)) == Budget(macs=1e9, exits=2)
+    assert replace(budget, exits=3) == Budget(macs=1e9, exits=3)
+    with pytest.raises(OptionError, match="both"):
+        Budget(macs=1e9, flops=2e9)
+    for wrong in (0, -1, math.nan, math.inf, True, "1e6", 10**400):
+        with pytest.raises(OptionError, match="flops is"):
+            Budget(flops=wrong)  # type: ignore[arg-type]

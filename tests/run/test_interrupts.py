@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import random
+import subprocess
+import sys
 import threading
 import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,3 +113,11 @@ def test_five_hundred_random_interrupts_leave_nothing_behind() -> None:
 @pytest.mark.long
 def test_ten_thousand_random_interrupts_leave_nothing_behind() -> None:
     check_interrupts(10_000)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
+@pytest.mark.parametrize("kind", ["forks", "interrupts"])
+def test_forks_and_interrupts_under_load_lose_nothing(kind: str) -> None:
+    battery = Path(__file__).parents[1] / "long" / "battery.py"  # where a thousand of them are tried
+    ended = subprocess.run([sys.executable, str(battery), kind, "25", "1"], capture_output=True, text=True, timeout=250)
+    assert ended.stdout.split() == ["done", "25"], ended.stderr

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ def engine(fakes: Any, logits: Tensor) -> Any:
 
 
 def test_a_profile_is_what_the_stages_took(engine: Any) -> None:
-    profile = profile_model(engine, engine.rows, batch_sizes=(3, 1), repeats=4, clock=engine.clock, costs=range(1, 6))
+    profile = profile_model(engine, engine.rows, batch_sizes=(3, 1), repeats=4, clock=engine.clock, macs=range(1, 6))
     assert profile.batch_sizes == (1, 3)
     assert profile.stage_seconds.shape == profile.exit_seconds.shape == (2, 5, 4)
     torch.testing.assert_close(profile.stage_seconds[1, :, 0], torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
@@ -36,7 +38,7 @@ def test_a_profile_survives_a_file(engine: Any, tmp_path: Path) -> None:
 
 
 def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
-    profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, costs=range(1, 6))
+    profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, macs=range(1, 6))
     path = profile.save(tmp_path / "profile.json")
     for given in (profile, path, str(path)):
         with Runner(engine, "latest", engine, profile=given, clock=engine.clock) as runner:
@@ -74,3 +76,14 @@ def test_a_machine_is_described() -> None:
     assert machine["cores"] >= 1
     assert machine["torch"] == torch.__version__
     assert machine["processor"]
+
+
+def test_a_profile_of_before_is_read_with_its_macs(engine: Any, tmp_path: Path) -> None:
+    profile = profile_model(engine, engine.rows, repeats=2, clock=engine.clock, macs=range(1, 6))
+    document = profile.document()
+    document["fields"]["costs"] = document["fields"].pop("macs")
+    del document["sha256"]
+    document["sha256"] = hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    assert Profile.load(tmp_path / "profile.json").macs == (1.0, 2.0, 3.0, 4.0, 5.0)
+    assert "macs" in profile.document()["fields"]

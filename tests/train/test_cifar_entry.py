@@ -41,7 +41,8 @@ def run(root: Path, out: Path, *more: str) -> int:
 def test_a_run_leaves_few_small_files_that_agree_with_each_other(root: Path, tmp_path: Path) -> None:
     assert run(root, tmp_path) == 0
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"config.json", "log.csv", "model.safetensors", "split.json", "summary.json", "test.npz", "val.npz"}
+    kept = {"config.json", "log.csv", "model.safetensors", "split.json", "summary.json", "test.npz", "val.npz"}
+    assert files == kept | {"manifest.json"}
     summary = json.loads((tmp_path / "summary.json").read_text())
     held_out = json.loads((tmp_path / "split.json").read_text())["held_out"]
     with np.load(tmp_path / "val.npz") as val, np.load(tmp_path / "test.npz") as test:
@@ -54,6 +55,19 @@ def test_a_run_leaves_few_small_files_that_agree_with_each_other(root: Path, tmp
     assert config["recipe"]["lr"] == 0.1 * 16 / 64
     model = create("msdnet-cifar-linear", classes=10)
     model.load_state_dict(tensors_from_bytes((tmp_path / "model.safetensors").read_bytes()))
+
+
+def test_a_finished_run_says_so_and_is_not_trained_again(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(root, tmp_path / "run") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}
+    capsys.readouterr()
+    assert run(root, tmp_path / "run", "--resume") == 0
+    assert "is finished" in capsys.readouterr().out
+    assert run(root, tmp_path / "run") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()} == before
 
 
 def test_several_seeds_get_a_folder_each(root: Path, tmp_path: Path) -> None:

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from anytime.data import ImageData, normalise
+from anytime.models.base import MultiExit
 from anytime.train import Evaluation
+from anytime.train.stream import StreamedEvaluation
+from anytime.train.tokens import TokenEvaluation
 
 
 @pytest.mark.parametrize("batch", [300, 128, 7, 1000])
@@ -30,4 +36,58 @@ def test_an_evaluation_follows_the_model(digits: dict[str, ImageData], tiny: Mod
         model.heads[2][3].bias.add_(1.0)
     after = evaluation.logits()
     torch.testing.assert_close(after[2], before[2] + 1)
-    assert torch.equal(after[0], before[0])
+    torch.testing.assert_close(after[0], before[0])
+
+
+class Precise(MultiExit):
+    """Notes whether factors may be rounded to TF32 while it runs."""
+
+    num_exits = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.rounded = nn.Linear(1, 10), list[tuple[bool, bool]]()
+
+    def exits(self, x: Tensor) -> Iterator[Tensor]:
+        self.rounded.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        yield self.head(x.float().flatten(1)[:, :1])
+
+
+class Stream:
+    """The first images of a data set, as those that are read batch by batch."""
+
+    def __init__(self, data: ImageData) -> None:
+        self.mean, self.std, self.labels, self._images = data.mean, data.std, data.labels[:7], data.images[:7]
+
+    def __len__(self) -> int:
+        return 7
+
+    def batches(self, *_: Any) -> list[Tensor]:
+        return [self._images]
+
+
+@pytest.fixture
+def rounding() -> Iterator[None]:
+    """TF32 is allowed, as far as torch is asked."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("kind", ["images", "stream", "texts"])
+def test_evaluation_is_in_true_float32(digits: dict[str, ImageData], kind: str) -> None:
+    model, data = Precise(), digits["test"]
+    if kind == "images":
+        evaluation: Any = Evaluation(model, data)
+    elif kind == "stream":
+        evaluation = StreamedEvaluation(model, cast(Any, Stream(data)), batch=7)
+    else:
+        evaluation = object.__new__(TokenEvaluation)
+        evaluation.model, evaluation._plan = model, [(torch.arange(2), 3)]
+        evaluation.data = SimpleNamespace(ids=torch.zeros(2, 3, dtype=torch.int64))
+    evaluation.logits()
+    assert set(model.rounded) == {(False, False)}
+    assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cuda.matmul.allow_tf32

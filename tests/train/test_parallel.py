@@ -37,7 +37,7 @@ def team() -> ModuleType:
 def output(*arguments: str, talk: bool = False) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM), *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=100)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=250)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout + ran.stderr if talk else ran.stdout
 

@@ -64,7 +64,7 @@ def test_a_run_leaves_files_that_agree_with_each_other(root: Path, tmp_path: Pat
     assert run(root, tmp_path) == 0
     files = {path.name for path in tmp_path.iterdir()}
     whole = {"config.yaml", "data.json", "log.csv", "model", "split.json", "summary.json", "test.npz", "val.npz", "vocab.txt"}
-    assert files == whole
+    assert files == whole | {"manifest.json"}
     held_out = json.loads((tmp_path / "split.json").read_text())["held_out"]
     with np.load(tmp_path / "val.npz") as val, np.load(tmp_path / "test.npz") as test:
         assert val["indices"].tolist() == held_out
@@ -116,6 +116,19 @@ def test_a_run_that_died_goes_on_to_the_same_bits(root: Path, tmp_path: Path, mo
     assert run(root, tmp_path / "cut", "--resume") == 0
     for name in ("model/model.safetensors", "test.npz"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_finished_run_says_so_and_is_not_trained_again(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(root, tmp_path / "run") == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert run(root, tmp_path / "run", "--resume") == 0
+    assert "is finished" in capsys.readouterr().out
+    assert run(root, tmp_path / "run") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_heads_on_the_frozen_encoder_of_a_run_with_a_single_head(root: Path, tmp_path: Path) -> None:

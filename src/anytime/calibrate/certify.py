@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any, Literal, Self, get_args
 
 from torch import Tensor
 
 from anytime.calibrate.tuned import TunedRule
-from anytime.checks import check_labels, check_logits, check_probabilities, check_scale
+from anytime.checks import check_labels, check_logits, check_probabilities, check_scale, fingerprints
 from anytime.combine import Rule, rule
 from anytime.combine.named import name_of
 from anytime.errors import LabelError, OptionError
@@ -174,7 +176,8 @@ def certify(
     Args:
         logits: `(exits, rows, classes)`, rows that neither the network nor the rule was fitted on.
         labels: `(rows,)`.
-        rule: A rule, its text, or a tuned rule, which knows the rows it was tuned on and refuses them.
+        rule: A rule, its text, or a tuned rule. It knows the rows it was tuned on: a few are left out, one in a
+            hundred or more are refused.
         drop: A loss of so much of the label's probability between any earlier and any later exit counts.
         confidence: The share of sets of rows for which the bound would be true.
         strict: Count losses above `drop`, as the paper's released code does, not at or above it.
@@ -187,7 +190,8 @@ def certify(
         With 95 % confidence at most 0.30 % of inputs lose 0.1 or more of the true class's probability.
     """
     rows, known = check_rows(logits, labels, probabilities=probabilities)
-    text, built = _fixed(rule, rows)
+    rows, known = _unseen_rows([rule], rows, known)
+    text, built = _fixed(rule)
     check_drop(drop)
     check_share("confidence", confidence)
     count = rows.shape[1]
@@ -240,7 +244,8 @@ def certify_choice(
     check_share("confidence", confidence)
     if control not in get_args(Control):
         raise OptionError(f"control is {control!r}", expected=" or ".join(map(repr, get_args(Control))), fix="leave it out")
-    family = [_fixed(one, rows) for one in rules]
+    rows, known = _unseen_rows(rules, rows, known)
+    family = [_fixed(one) for one in rules]
     if not family or (scores is not None and len(scores) != len(family)):
         given = "no rules" if not family else f"{len(scores or ())} scores for {len(family)} rules"
         raise OptionError(given, expected="at least one rule, and a score for each or none at all", fix="check both lists")
@@ -322,11 +327,21 @@ def _count(rule: Rule[Any], logits: Tensor, labels: Tensor, drop: float, strict:
     return drops, losses
 
 
-def _fixed(given: str | Rule[Any] | TunedRule, logits: Tensor) -> tuple[str, Rule[Any]]:
+def _unseen_rows(rules: Sequence[str | Rule[Any] | TunedRule], rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that no tuned rule was tuned on; a few are left out, more are refused."""
+    tuned = [one for one in rules if isinstance(one, TunedRule)]
+    if not tuned:
+        return rows, labels
+    for one in tuned:
+        one.check_fits(rows.shape[0], rows.shape[2])
+    prints = fingerprints(rows)
+    new = reduce(and_, (one.unseen(prints, purpose="the certificate") for one in tuned))
+    return rows[:, new], labels[new]
+
+
+def _fixed(given: str | Rule[Any] | TunedRule) -> tuple[str, Rule[Any]]:
     """The text of a rule, and the rule."""
     if isinstance(given, TunedRule):
-        given.check_fits(logits.shape[0], logits.shape[2])
-        given.check_unseen(logits, purpose="the certificate")
         return given.text, given.rule
     if isinstance(given, str):
         return given.strip(), rule(given)

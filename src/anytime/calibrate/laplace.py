@@ -110,7 +110,7 @@ class LastLayerLaplace(FittedHeads, kind="last-layer Laplace"):
         """Log-probabilities of one exit, `(rows, classes)`.
 
         Args:
-            exit: Which one, from 0.
+            exit: Which one, from 1.
             features: What its linear layer reads, `(rows, features)`.
             method: `probit`, or `sampled` for the mean softmax of sampled logits.
             samples: How many of them.
@@ -118,14 +118,18 @@ class LastLayerLaplace(FittedHeads, kind="last-layer Laplace"):
         """
         _check_method(method)
         check_samples(samples)
-        head, prior = self.head(exit), self.prior_precision[exit]
-        phi = head.check(features, exit)
-        curvature, logits = self.curvature(exit, self.structure).like(phi), head.logits(phi)
+        index = self.index(exit)
+        head, prior = self.head(index), self.prior_precision[index]
+        phi = head.check(features, index)
+        curvature, logits = self.curvature(index, self.structure).like(phi), head.logits(phi)
         draws = draw(samples, logits.shape[1], seed=seed, like=phi)
         return _predict(logits, curvature, phi, prior, None if method == "probit" else draws)
 
     def predict(self, features: Sequence[Any], *, method: Method = "probit", samples: int = SAMPLES, seed: int = 0) -> Tensor:
-        """Log-probabilities of all exits, `(exits, rows, classes)`, which serve as logits for any rule.
+        """Log-probabilities of all exits, `(exits, rows, classes)`.
+
+        They serve as logits for rules that only read differences of logits, such as `Latest`, `Caching`, `Powers` and
+        `Product(Exponential())`. A ReLU product refuses them: it reads their sign, and all of them are negative.
 
         Args:
             features: One tensor an exit.
@@ -135,14 +139,14 @@ class LastLayerLaplace(FittedHeads, kind="last-layer Laplace"):
         """
         self.check_exits(features)
         return torch.stack(
-            [self.predict_at(exit, now, method=method, samples=samples, seed=seed) for exit, now in enumerate(features)]
+            [self.predict_at(exit, now, method=method, samples=samples, seed=seed) for exit, now in enumerate(features, 1)]
         )
 
     def stream(
         self, model: ExitModel, x: Tensor, *, method: Method = "probit", samples: int = SAMPLES, seed: int = 0
     ) -> Iterator[Tensor]:
         """Yield the log-probabilities of each exit as the model gets there; as lazy as `model.exits(x)`."""
-        for exit, (features, _) in enumerate(exit_features(model, x)):
+        for exit, (features, _) in enumerate(exit_features(model, x), 1):
             yield self.predict_at(exit, features, method=method, samples=samples, seed=seed)
 
     def variance_at(self, exit: int, features: Any) -> Tensor:
@@ -252,7 +256,7 @@ def check_tuning(
         return []
     fitted, _ = check_batch(features, labels, heads)
     tuned, _ = check_batch(tuning_features, tuning_labels, heads)
-    check_disjoint(fitted[0][None], tuned[0][None], names=("the fit", "the choice of λ"))
+    check_disjoint(fitted, tuned, names=("the fit", "the choice of λ"))
     return [(tuning_features, tuning_labels)]
 
 

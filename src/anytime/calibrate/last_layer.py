@@ -36,7 +36,7 @@ class Head:
         shape = tuple(getattr(features, "shape", ()))
         if len(shape) != 2 or shape[1] != self.features:
             raise ShapeError(
-                f"the features of exit {exit} have shape {shape}",
+                f"the features of exit {exit + 1} have shape {shape}",
                 expected=f"(rows, {self.features}): what the linear layer of this exit reads",
                 fix="get them with anytime.models.features.exit_features(model, x)",
             )
@@ -80,13 +80,17 @@ class FittedHeads(Fitted):
             if count != self.exits:
                 raise ShapeError(f"{name} has {count} entries", expected=f"{self.exits}, one an exit", fix="fit it anew")
 
-    def head(self, exit: int) -> Head:
-        """The linear layer of one exit."""
-        if isinstance(exit, bool) or not isinstance(exit, int) or not 0 <= exit < self.exits:
+    def index(self, exit: int) -> int:
+        """The place of an exit, from 0, that a caller names by its number, from 1."""
+        if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= self.exits:
             raise OptionError(
-                f"exit is {exit!r}", expected=f"a whole number from 0 to {self.exits - 1}", fix="exits are counted from 0"
+                f"exit is {exit!r}", expected=f"a whole number from 1 to {self.exits}", fix="give the number of an exit, from 1"
             )
-        return Head(self.weights[exit], self.biased[exit])
+        return exit - 1
+
+    def head(self, index: int) -> Head:
+        """The linear layer of one exit, by its place, from 0."""
+        return Head(self.weights[index], self.biased[index])
 
     def curvature(self, exit: int, structure: Structure) -> Curvature:
         """The curvature of one exit."""
@@ -154,7 +158,7 @@ def _head(layer: Layer, exit: int) -> Head:
         weight, bias = layer
     else:
         raise DtypeError(
-            f"the layer of exit {exit} is a {type(layer).__name__}",
+            f"the layer of exit {exit + 1} is a {type(layer).__name__}",
             expected="an nn.Linear, or a pair of its weight and its bias or None",
             fix="get them with anytime.models.features.last_layers(model, example)",
         )
@@ -162,12 +166,14 @@ def _head(layer: Layer, exit: int) -> Head:
     column = None if bias is None else as_tensor(bias, "the bias").detach().double()
     if weights.ndim != 2 or (column is not None and column.shape != weights.shape[:1]):
         raise ShapeError(
-            f"the layer of exit {exit} has a weight of shape {tuple(weights.shape)}"
+            f"the layer of exit {exit + 1} has a weight of shape {tuple(weights.shape)}"
             + ("" if column is None else f" and a bias of shape {tuple(column.shape)}"),
             expected="(classes, features) and (classes,)",
             fix="give them as nn.Linear has them",
         )
     joined = weights if column is None else torch.cat((weights, column[:, None]), 1)
     if not bool(joined.isfinite().all()):
-        raise OptionError(f"the layer of exit {exit} has weights that are not finite", expected="finite ones", fix="train anew")
+        raise OptionError(
+            f"the layer of exit {exit + 1} has weights that are not finite", expected="finite ones", fix="train anew"
+        )
     return Head(joined, column is not None)

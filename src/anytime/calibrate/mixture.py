@@ -74,20 +74,21 @@ class LaplaceMixture(FittedHeads, kind="Laplace mixture"):
         """Log-probabilities of one exit alone, `(rows, classes)`: what the rule takes.
 
         Args:
-            exit: Which one, from 0.
+            exit: Which one, from 1.
             features: What its linear layer reads, `(rows, features)`.
         """
-        head = self.head(exit)
-        phi = head.check(features, exit)
-        curvature = self.curvature(exit, "kron")
+        index = self.index(exit)
+        head = self.head(index)
+        phi = head.check(features, index)
+        curvature = self.curvature(index, "kron")
         assert isinstance(curvature, Kron)
         draws = draw(self.samples, len(head.weights), seed=self.seed, like=phi)
-        return _sampled(head, curvature.like(phi), phi, draws, self.variances[exit], [self.temperatures[exit]])[0]
+        return _sampled(head, curvature.like(phi), phi, draws, self.variances[index], [self.temperatures[index]])[0]
 
     def predict(self, features: Sequence[Any]) -> Prediction:
         """The mixture at every exit, from one tensor of features an exit."""
         self.check_exits(features)
-        return self.rule(torch.stack([self.predict_at(exit, now) for exit, now in enumerate(features)]))
+        return self.rule(torch.stack([self.predict_at(exit, now) for exit, now in enumerate(features, 1)]))
 
     def start(self) -> MixtureState:
         """The state before the first exit."""
@@ -95,7 +96,7 @@ class LaplaceMixture(FittedHeads, kind="Laplace mixture"):
 
     def step(self, state: MixtureState, features: Any) -> tuple[MixtureState, Prediction]:
         """Take the features of the next exit; give the new state and the mixture so far."""
-        return self.rule.step(state, self.predict_at(state.seen, features))
+        return self.rule.step(state, self.predict_at(state.seen + 1, features))
 
     def stream(self, model: ExitModel, x: Tensor) -> Iterator[Prediction]:
         """Yield the mixture at each exit as the model gets there; as lazy as `model.exits(x)`."""
@@ -142,7 +143,7 @@ def fit_mixture(
     heads = check_layers(layers)
     phis, wanted = check_batch(features, labels, heads)
     tuned, tuned_wanted = check_batch(tuning_features, tuning_labels, heads)
-    check_disjoint(phis[0][None], tuned[0][None], names=("the fit", "the choice of variance and temperature"))
+    check_disjoint(phis, tuned, names=("the fit", "the choice of variance and temperature"))
     spent = check_costs(costs, exits=len(heads))
     shares = tuple((spent / spent[-1]).tolist())
     check_samples(samples)

@@ -17,7 +17,7 @@ from torch import Tensor
 from anytime.calibrate.temperature import fit_temperature
 from anytime.checks import check_labels, check_logits
 from anytime.combine.powers import Powers, multiply
-from anytime.combine.scaled import LARGEST, SMALLEST
+from anytime.combine.rules import LARGEST, SMALLEST
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import drop
@@ -150,7 +150,7 @@ def _sums(powers: Tensor, log_probs: Tensor, labels: Tensor, ignored: float) -> 
     past, now = _powers(powers)
     answer, answers = None, []
     for exit, seen in enumerate(log_probs):
-        answer = multiply(answer, seen, past[exit], now[exit])
+        answer = multiply(answer, seen, past[exit], now[exit]).log_softmax(-1)
         answers.append(answer.gather(-1, labels[:, None])[:, 0])
     label = torch.stack(answers)
     return -label.mean(0).sum(), (drop(label.exp()) - ignored).clamp(min=0).sum()

@@ -19,7 +19,7 @@ from torch import Tensor
 from anytime.checks import check_labels, check_logits
 from anytime.combine import Caching, Latest, Rule, Scaled, Tempered
 from anytime.combine import rule as rule_of
-from anytime.combine.scaled import LARGEST, SMALLEST
+from anytime.combine.rules import LARGEST, SMALLEST
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import nll
@@ -128,7 +128,7 @@ def _fit_exit(scores: Tensor, labels: Tensor, low: float, high: float, exit: int
     slope, curvature, inside = _slope(scores, labels, beta)
     if not inside:
         raise LabelError(
-            f"at exit {exit} the rule gives probability 0 to every label",
+            f"at exit {exit + 1} the rule gives probability 0 to every label",
             expected="rows whose label the rule has not ruled out",
             fix="check that labels and logits share the rows and the class list",
         )

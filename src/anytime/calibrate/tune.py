@@ -25,8 +25,8 @@ from anytime.calibrate.certify import (
     follow_blocks,
 )
 from anytime.calibrate.family import PENALTIES, members
-from anytime.calibrate.tuned import TunedRule, check_unseen, fingerprints
-from anytime.checks import check_seed
+from anytime.calibrate.tuned import TunedRule, unseen
+from anytime.checks import check_seed, fingerprints
 from anytime.combine import Rule, rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
@@ -72,7 +72,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Frontier(Fitted, kind="frontier"):
+class Frontier(Fitted, kind="frontier", version=2):
     """What `tune` found; it can be saved, and asked again later.
 
     Args:
@@ -215,7 +215,9 @@ class Frontier(Fitted, kind="frontier"):
         share, lower = drop_name(limit), self.floor if at_least is None else dict(at_least)
         rows, known = check_rows(logits, labels)
         self.check_fits(rows.shape[0], rows.shape[2])
-        check_unseen(self.seen, rows, purpose="the certificate")
+        prints = fingerprints(rows)
+        new = unseen(self.seen, prints, purpose="the certificate")
+        rows, known = rows[:, new], known[new]
         chain = self.chain(least=least, drop=limit, at_least=lower)
         hopeful = [one for one in chain if one.figures[share] <= at_most] or chain[:1]
         found = certify_choice(
@@ -232,13 +234,14 @@ class Frontier(Fitted, kind="frontier"):
         chosen = next((one for one in hopeful if one.text == found.chosen), None)
         wish = f"{_wish(least, {}, lower)}; promised with confidence {confidence:g}: {share} at most {at_most:g}"
         # These rows have had their say in the choice too: a later test on them would flatter it.
-        return None if chosen is None else self.tuned(chosen, wish=wish, also=fingerprints(rows)), found
+        return None if chosen is None else self.tuned(chosen, wish=wish, also=prints), found
 
     def measure(self, logits: Any, labels: Any) -> tuple[Candidate, ...]:
         """The candidates with their figures on rows that the tuning has not seen; others are refused."""
         rows, known = check_rows(logits, labels)
         self.check_fits(rows.shape[0], rows.shape[2])
-        check_unseen(self.seen, rows, purpose="measuring")
+        new = unseen(self.seen, fingerprints(rows), purpose="measuring")
+        rows, known = rows[:, new], known[new]
         return tuple(
             replace(one, figures=measure(one.rule, rows, known, drops=self.drops, strict=self.strict))
             for one in self.candidates

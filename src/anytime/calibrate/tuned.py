@@ -1,25 +1,23 @@
 """A rule that was chosen on held-out rows, saved with what it was chosen for and which rows it has seen.
 
 The rows are kept as fingerprints, eight bytes each: a certificate or a test on the very rows that made the choice is refused.
+Files of version 1 hold fingerprints of the first exit alone, which differ between precisions; they are refused.
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from anytime.checks import check_logits
+from anytime.checks import check_logits, shared_rows
 from anytime.combine import Prediction, Rule, rule
-from anytime.errors import OverlapError
 from anytime.fitted import Fitted
 
 
 @dataclass(frozen=True, eq=False)
-class TunedRule(Fitted, kind="rule"):
+class TunedRule(Fitted, kind="rule", version=2):
     """A rule and where it comes from; it can be called on logits, like the rule itself.
 
     Args:
@@ -57,24 +55,11 @@ class TunedRule(Fitted, kind="rule"):
         self.check_fits(values.shape[0], values.shape[2])
         return self.rule.combine(values)
 
-    def check_unseen(self, logits: Tensor, *, purpose: str) -> None:
-        """Refuse rows that the rule was fitted or chosen on."""
-        check_unseen(self.seen, logits, purpose=purpose)
+    def unseen(self, prints: Tensor, *, purpose: str) -> Tensor:
+        """Which rows, by their `fingerprints`, it was not tuned on, `(rows,)`; refused where one in a hundred or more are."""
+        return unseen(self.seen, prints, purpose=purpose)
 
 
-def fingerprints(logits: Tensor) -> Tensor:
-    """One number a row of `(exits, batch, classes)`, equal where the rows agree to the last bit at the first exit."""
-    rows = logits[0].detach().cpu().contiguous().numpy()
-    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
-    return torch.frombuffer(bytearray(digests), dtype=torch.int64) if digests else torch.zeros(0, dtype=torch.int64)
-
-
-def check_unseen(seen: Tensor, logits: Tensor, *, purpose: str) -> None:
-    """Refuse rows whose fingerprints are among `seen`."""
-    again = int(torch.isin(fingerprints(logits), seen).sum())
-    if again:
-        raise OverlapError(
-            f"{again} of the {logits.shape[1]} rows for {purpose} are among those the rule was tuned on",
-            expected="rows that the tuning has not seen",
-            fix="keep some rows back before tuning: split them by lot, e.g. torch.randperm(rows).chunk(2)",
-        )
+def unseen(seen: Tensor, prints: Tensor, *, purpose: str) -> Tensor:
+    """Which rows are not among those that a rule was tuned on; see `TunedRule.unseen`."""
+    return ~shared_rows(prints, seen, names=(f"rows for {purpose}", "those the rule was tuned on"))

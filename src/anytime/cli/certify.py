@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from anytime.errors import LabelError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +50,12 @@ def certify(
     from dataclasses import asdict
 
     from anytime.calibrate import certify as find
-    from anytime.cli.rules import rule_from
+    from anytime.cli.rules import rule_files, rule_from
     from anytime.evaluation import open_logits
+    from anytime.fitted import check_saving
 
+    if out is not None:
+        check_saving(out, "certificate", inputs=(file, labels, *rule_files(rule)))
     source = open_logits(file, labels)
     known = labels_of(source)
     found = find(

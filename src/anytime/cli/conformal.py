@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from anytime.errors import FormatError, OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +51,7 @@ def conformal(
     """
     from anytime.cli.overlap import leave_out_shared, refuse_same_file
     from anytime.conformal import fit_nested, measure_sets
+    from anytime.fitted import check_saving
 
     given = {"--rule": rule is not None, "--simultaneous": simultaneous, "--shared": shared}
     if variant == "nested" and any(given.values()):
@@ -58,6 +60,8 @@ def conformal(
             expected="neither: nested sets read the logits, draw at every exit and are about all exits as they are",
             fix="leave it out",
         )
+    if out is not None:
+        check_saving(out, "nested-sets" if variant == "nested" else "conformal-sets", inputs=(calibration, test))
     fit_rows, test_rows = _read(calibration), _read(test)
     refuse_same_file(calibration, fit_rows[1], test, test_rows[1])
     fit_rows = leave_out_shared(fit_rows, test_rows, calibration.name)
@@ -108,7 +112,7 @@ def _fit(
     known, tune = read_rule(rule), variant == "original"
     raps = Raps(alpha)
     if variant == "aps":
-        raps = Raps(alpha, penalty=0.0, quantile="exact")
+        raps = Raps(alpha, penalty=0.0)
     if variant == "original":
         # The rows that choose λ and k_reg fit the temperature too: those of the quantile must not have been seen.
         chosen, _ = tuning_split(len(labels), seed)

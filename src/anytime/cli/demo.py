@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.train.digits import DigitsRun
 
@@ -22,17 +24,20 @@ def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
 
     from anytime.cli.evaluate import show
     from anytime.evaluation import evaluate
+    from anytime.outputs import check_folder
     from anytime.report import verdict
     from anytime.train.digits import NETWORK, train_digits
 
+    check_folder(out, kind="demo")
     # One thread is hardly slower here, and several are many times slower on a busy machine.
     torch.set_num_threads(1)
     print(f"Training a network with {NETWORK.exits} exits on handwritten digits ...", file=sys.stderr)
     run = train_digits(seed=seed)
     print(f"Learnt from {run.trained_on} images; evaluating on {len(run.labels):,} others ...", file=sys.stderr)
     found = evaluate(run.logits, run.labels, costs=run.costs, seed=seed)
-    logits = save_logits(out, run)
-    show(found, source=logits.name, out=out, json=False, title="Handwritten digits")
+    logits = out / "logits.npz"
+    more = {logits.name: packed(run)}
+    show(found, source=logits.name, out=out, json=False, title="Handwritten digits", kind="demo", more=more)
     words = verdict(found)
     print(f"\n{words.question} {words.headline}\n{words.sentences[0]}")
     # From `make demo` the command is not on the path, but where it was called from.
@@ -43,15 +48,12 @@ def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
     return 0
 
 
-def save_logits(folder: Path, run: DigitsRun) -> Path:
-    """Write the logits and labels as an `.npz`, the format `anytime evaluate` reads."""
+def packed(run: DigitsRun) -> bytes:
+    """The logits and labels as an `.npz`, the format `anytime evaluate` reads."""
     import io
 
     import numpy as np
 
-    from anytime.artifacts import write_bytes
-
     data = io.BytesIO()
     np.savez(data, logits=run.logits.numpy(), labels=run.labels.numpy())
-    write_bytes(folder / "logits.npz", data.getvalue())
-    return folder / "logits.npz"
+    return data.getvalue()

@@ -1,7 +1,8 @@
 """What is installed here and what this machine offers: the `doctor` verb, and `environment.json` of a run folder.
 
-Requirements and extras are read from the installed distribution itself, so that nothing here must be kept in step
-with pyproject.toml. torch is imported only when asked, and only to learn of threads and devices.
+Requirements and extras are read from the installed distribution itself, or from pyproject.toml where this runs from a source
+tree, so that nothing here must be kept in step with that file. torch is imported only when asked, and only to learn of threads
+and devices.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import tomllib
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -19,10 +21,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from anytime.safe_text import print_safely as print
+from anytime.safe_text import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_NAME = "anytime"
+_NAME = "anytime-nn"
+_PACKAGE = "anytime"
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(\[(?P<extras>[^]]*)])?\s*\(?(?P<versions>[^;)]*)\)?\s*(;\s*(?P<marker>.*))?")
 _MINIMUM = re.compile(r"(?:>=|==|~=)\s*([\w.]+)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
@@ -122,22 +128,56 @@ def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
 
 def examine() -> Health:
     """Look at this installation and this machine. Takes no network, and no longer than importing torch."""
-    try:
-        distribution = metadata.distribution(_NAME)
-        needs, python = distribution.requires or [], distribution.metadata["Requires-Python"]
-        names = distribution.metadata.get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        needs, python, names = [], "", []
+    version, python, needs, names = _declared()
     machine, notes = _machine()
     if _version(_NAME) is None:
-        notes.append(f"{_NAME} is not installed as a package, so its requirements are unknown: pip install -e .")
+        notes.append(f"{_NAME} is not installed as a package; this runs from a source tree. To install it: pip install -e .")
+    notes += _strangers()
     return Health(
         python=Package("python", platform.python_version(), _minimum(python or "")),
-        packages=(Package(_NAME, _version(_NAME)), *_packages(needs, None)),
+        packages=(Package(_NAME, version), *_packages(needs, None)),
         extras=tuple(Extra(name, _packages(needs, name)) for name in names),
         machine=machine,
         notes=tuple(notes),
     )
+
+
+def _declared() -> tuple[str | None, str, list[str], list[str]]:
+    """Version, lowest Python, requirements and extras, as the distribution declares them, or the source tree."""
+    try:
+        found = metadata.distribution(_NAME)
+        extras = found.metadata.get_all("Provides-Extra") or []
+        return found.version, found.metadata["Requires-Python"] or "", found.requires or [], extras
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+        if project["name"] != _NAME:
+            return None, "", [], []
+        extras = project["optional-dependencies"]
+        needs = [f"{need}; extra == '{name}'" for name, listed in extras.items() for need in listed]
+        return project["version"], project["requires-python"], project["dependencies"] + needs, list(extras)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None, "", [], []
+
+
+def _strangers() -> list[str]:
+    """A note on each installed distribution but ours that brings a package of the same name."""
+    others = {name for name in metadata.packages_distributions().get(_PACKAGE, []) if _plain(name) != _NAME}
+    return [
+        f"the package {_PACKAGE} is also installed by the distribution {name!r}, which is not ours: on PyPI that name is "
+        f"somebody else's. To remove it: pip uninstall {name}; then install {_NAME} again"
+        for name in sorted(others)
+    ]
+
+
+def _plain(name: str) -> str:
+    """The name of a distribution as PyPI compares it.
+
+    >>> _plain("Anytime_NN")
+    'anytime-nn'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def environment() -> dict[str, Any]:
@@ -177,10 +217,10 @@ def render(health: Health) -> RenderableType:
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for rows in (_package_rows(health), _extra_rows(health), _machine_rows(health.machine)):
         for mark, style, name, value in rows:
-            table.add_row(Text(mark, style), Text(name), Text(value))
+            table.add_row(Text(mark, style), Text(printable(name)), Text(printable(value)))
         table.add_section()
     for note in health.notes:
-        table.add_row(Text("note", "yellow"), "", Text(note))
+        table.add_row(Text("note", "yellow"), "", Text(printable(note)))
     return table
 
 
@@ -277,7 +317,7 @@ def _packages(needs: Iterable[str], extra: str | None) -> tuple[Package, ...]:
         marker = (parts["marker"] or "") if parts else ""
         if parts is None or _EXTRA.findall(marker) != ([] if extra is None else [extra]) or _EXTRA.sub("", marker).strip("() "):
             continue
-        if parts["name"] == _NAME:  # an extra made of others: anytime[serve,fast]
+        if _plain(parts["name"]) == _NAME:  # an extra made of others: anytime-nn[images,text]
             for other in re.findall(r"[\w.-]+", parts["extras"] or ""):
                 found += _packages(needs, other)
         else:

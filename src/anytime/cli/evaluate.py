@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from anytime.errors import OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anytime.evaluation import Evaluation, Promise, Promises
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
@@ -49,11 +52,14 @@ def evaluate(
     """
     from anytime.cli.overlap import refuse_same_file
     from anytime.cli.progress import rows_bar
-    from anytime.cli.rules import rules_from
+    from anytime.cli.rules import rule_files, rules_from
     from anytime.conformal import Raps
     from anytime.evaluation import evaluate as measure
     from anytime.evaluation import open_logits, promises
+    from anytime.outputs import check_folder
 
+    if out is not None:
+        check_folder(out, kind="evaluate", inputs=(file, labels, calibration, *rule_files(rules)))
     source = open_logits(file, labels)
     named: dict[str, Any] = dict(rules_from(rules, source))
     options: dict[str, Any] = {
@@ -90,6 +96,8 @@ def show(
     title: str | None = None,
     promised: Promises | None = None,
     calibration: str | None = None,
+    kind: str = "evaluate",
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the folder if one is asked for, then print the table or the document."""
     from anytime.cli.table import print_table
@@ -105,7 +113,15 @@ def show(
         from anytime.cli.doctor import environment
 
         report = write_folder(
-            out, found, source=source, environment=environment(), title=title, promises=promised, calibration=calibration
+            out,
+            found,
+            source=source,
+            environment=environment(),
+            title=title,
+            promises=promised,
+            calibration=calibration,
+            kind=kind,
+            more=more,
         )
         print(f"report: {report}", file=sys.stderr)
     if json:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.cli.inputs import Opened
     from anytime.combine import Rule
@@ -26,23 +28,38 @@ def export(
         model: A folder that `anytime train` or `anytime.models.save` wrote.
         out: Folder for the files.
         rule: A rule such as `product(softplus)`, or a rule.json that `anytime tune` wrote.
-        format: For ONNX Runtime, on any machine, phone or browser, or for `torch.export.load`.
+        format: onnx for ONNX Runtime, on any machine, phone or browser; torch-export for `torch.export.load`. Files of the
+            latter can run code when they are read, so that whoever loads them has to say `--trust`.
         example_size: Of one input, such as `3,32,32`; by default as the model's config says.
     """
     from anytime.cli.inputs import counts, input_shape, make_example, open_model
+    from anytime.cli.rules import rule_files
     from anytime.models import measure_cost
+    from anytime.outputs import check_folder
+    from anytime.run.description import KIND
     from anytime.run.export import export as write
 
+    check_folder(out, kind=KIND, inputs=(model, model / "model", *rule_files(rule)))
     opened = open_model(model)
-    network = opened.model
+    network = opened.network
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
     example = make_example(network, size, batch=1)
-    write(network, out, rule=_rule(rule, opened), example=example, format=format, costs=measure_cost(network, example).macs)
+    about = opened.data
+    write(
+        network,
+        out,
+        rule=_rule(rule, opened),
+        example=example,
+        format=format,
+        macs=measure_cost(network, example).macs,
+        class_names=None if about is None else about.class_names,
+        data=None if about is None or not about.mean else {"name": about.name, "mean": about.mean, "std": about.std},
+    )
     # Of an earlier export there may be others in the folder.
-    files = [path for path in out.iterdir() if path.stem in {f"stage_{exit}" for exit in range(network.num_exits)}]
-    total = sum(path.stat().st_size for path in files)
+    suffix, names = {"onnx": ".onnx", "torch-export": ".pt2"}[format], range(1, network.num_exits + 1)
+    total = sum((out / f"stage_{number}{suffix}").stat().st_size for number in names)
     print(out)
-    print(f"{len(files)} stages, {total / 1e6:.1f} MB; exported.json says how to drive them", file=sys.stderr)
+    print(f"{network.num_exits} stages, {total / 1e6:.1f} MB; exported.json says how to drive them", file=sys.stderr)
     return 0
 
 

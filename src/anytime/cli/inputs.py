@@ -7,7 +7,7 @@ it, or a data set by name, no picture is read: a network that sees pixels on ano
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.arrays import open_npy, open_npz, read_npz
+from anytime.artifacts import check_sealed, read_sealed
 from anytime.checks import check_memory
+from anytime.cli import stages
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD, middle
@@ -36,9 +38,10 @@ from anytime.errors import (
 from anytime.models import dvit, encoder, imta, load, mlp, msdnet, names, resnet
 from anytime.models.base import MultiExit
 from anytime.models.zoo import create
-from anytime.reading import is_file, open_file, parsing, read_file, read_json
+from anytime.reading import is_file, json_from, open_file, parsing, read_file
 from anytime.reproduce.runs import is_published, read_run
-from anytime.run.exported import DESCRIPTION
+from anytime.run.exported import ExportedModel, load_exported
+from anytime.safe_text import printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,7 +69,7 @@ class Description:
 
     def word(self, label: int) -> str:
         """What a class is called."""
-        return f"class {label}" if self.class_names is None else self.class_names[label]
+        return f"class {label}" if self.class_names is None else printable(self.class_names[label])
 
 
 KNOWN = {
@@ -80,14 +83,14 @@ class Opened:
     """A model that is ready to be run.
 
     Attributes:
-        model: The network.
+        model: The network, or the stages that were exported from one.
         name: What it is called: the name of its folder, or its own.
         folder: Where it lies; the current folder for one by name.
         trained: Whether its weights are from a folder, not from chance.
         data: What it learnt from, where that is known.
     """
 
-    model: MultiExit
+    model: MultiExit | ExportedModel
     name: str
     folder: Path
     trained: bool
@@ -96,8 +99,14 @@ class Opened:
     @property
     def classes(self) -> int:
         """How many classes it tells apart."""
-        config: Any = self.model.config
-        return int(config.classes)
+        known: Any = self.model if isinstance(self.model, ExportedModel) else self.model.config
+        return int(known.classes)
+
+    @property
+    def network(self) -> MultiExit:
+        """The network, where there is one."""
+        assert isinstance(self.model, MultiExit)  # `open_model` gives nothing else
+        return self.model
 
 
 def open_model(folder: Path, data: str | None = None) -> Opened:
@@ -107,11 +116,11 @@ def open_model(folder: Path, data: str | None = None) -> Opened:
         folder: Of the network, or of the run.
         data: What it learnt from: `cifar10`, `cifar100`, `imagenet` or the data.json of a run; by default the run's own.
     """
-    if (folder / DESCRIPTION).exists():
+    if stages.is_exported(folder):
         raise OptionError(
             f"{folder} holds exported stages",
             expected="the folder of a training run, or one that anytime.models.save made",
-            fix="give the network that was exported, or run the stages in Python: anytime.Runner.load(folder)",
+            fix="give the network that was exported; anytime predict and anytime profile run exported stages",
         )
     place = folder / "model" if (folder / "model").is_dir() else folder
     if place == folder and (folder / "config.yaml").exists():
@@ -131,14 +140,41 @@ def open_model(folder: Path, data: str | None = None) -> Opened:
     model, whole, description = _load(place), folder.resolve(), _describe(folder, data)
     name = whole.parent.name if whole.name == "model" else whole.name
     opened = Opened(model, name, folder, trained=True, data=description)
+    _check_words(description, opened.classes, name)
+    return opened
+
+
+def _check_words(description: Description | None, classes: int, name: str) -> Description | None:
     words = None if description is None else description.class_names
-    if words is not None and len(words) != opened.classes:
+    if words is not None and len(words) != classes:
         raise OptionError(
             f"the data set has {len(words)} classes",
-            expected=f"{opened.classes}, as many as {name} tells apart",
+            expected=f"{classes}, as many as {name} tells apart",
             fix="give the data set that the network was trained on",
         )
-    return opened
+    return description
+
+
+def open_any(folder: Path, data: str | None = None, *, threads: int = 1, trust: bool = False) -> Opened:
+    """As `open_model`, or the stages in a folder that `anytime export` wrote.
+
+    Args:
+        folder: Of the network, of the run, or of the stages.
+        data: What it learnt from; by default what the run or the stages say.
+        threads: For one stage.
+        trust: Whether to read stages that can run code while they are read.
+    """
+    if not stages.is_exported(folder):
+        return open_model(folder, data)
+    model = load_exported(folder, threads=threads, trusted=trust)
+    name, words = folder.resolve().name, model.class_names
+    stored = model.description["data"] or {"name": name, "mean": (), "std": ()}
+    given = (
+        Description(stored["name"], tuple(stored["mean"]), tuple(stored["std"])) if data is None else _describe(folder, data)
+    )
+    assert given is not None  # data by name, or an error
+    own = given.class_names if words is None else tuple(words)
+    return Opened(model, name, folder, trained=True, data=_check_words(replace(given, class_names=own), model.classes, name))
 
 
 def _load(folder: Path) -> MultiExit:
@@ -153,15 +189,15 @@ def _describe(folder: Path, data: str | None) -> Description | None:
     whole = folder.resolve()
     # A network that is named by itself still has its run around it.
     places = (whole, whole.parent) if whole.name == "model" else (whole,)
-    return next((read_description(at / DATA) for at in places if (at / DATA).exists()), None)
+    return next((read_description(at / DATA, sealed=True) for at in places if (at / DATA).exists()), None)
 
 
-def open_model_or_name(text: str) -> Opened:
-    """The network in a folder, or an untrained one by its name."""
+def open_model_or_name(text: str, *, threads: int = 1, trust: bool = False) -> Opened:
+    """The network or the stages in a folder, or an untrained network by its name."""
     if not Path(text).exists() and text in names():
         return Opened(create(text, classes=_PRESETS[text].classes).eval(), text, Path(), trained=False)
     try:
-        return open_model(Path(text))
+        return open_any(Path(text), threads=threads, trust=trust)
     except MissingFileError as error:
         if Path(text).exists():
             raise
@@ -174,8 +210,13 @@ def open_model_or_name(text: str) -> Opened:
         ) from None
 
 
-def read_description(path: Path) -> Description:
-    """What a run's data.json says."""
+def read_description(path: Path, *, sealed: bool = False) -> Description:
+    """What a run's data.json says.
+
+    Args:
+        path: The file.
+        sealed: Whether it must be in the manifest of its folder; one that the caller names may be anywhere.
+    """
     if not is_file(path):
         raise MissingFileError(
             f"there is no data set {str(path)!r}",
@@ -184,7 +225,9 @@ def read_description(path: Path) -> Description:
             path=path,
         )
     expected, fix = "name, mean, std and class_names, as a training run writes them", "copy it again from the run's folder"
-    stored = read_json(path, expected=expected, fix=fix)
+    check_sealed(path)
+    data = read_sealed(path.parent, path.name) if sealed else read_file(path, expected=expected, fix=fix)
+    stored = json_from(data, path, expected=expected, fix=fix)
     with parsing(path, expected=expected, fix=fix, kind=FormatError, what="does not describe a data set"):
         mean, std = (tuple(float(part) for part in stored[key]) for key in ("mean", "std"))
         found = Description(str(stored["name"]), mean, std, tuple(str(word) for word in stored["class_names"]))
@@ -193,8 +236,10 @@ def read_description(path: Path) -> Description:
     return found
 
 
-def input_shape(model: MultiExit) -> tuple[int, ...]:
+def input_shape(model: MultiExit | ExportedModel) -> tuple[int, ...]:
     """The shape of one input: channels, height and width of a picture, numbers of a perceptron, tokens of a text."""
+    if isinstance(model, ExportedModel):
+        return stages.input_shape(model)
     config: Any = model.config
     match config:
         case mlp.MLPConfig():
@@ -207,8 +252,10 @@ def input_shape(model: MultiExit) -> tuple[int, ...]:
             return (3, config.image_size, config.image_size)
 
 
-def make_example(model: MultiExit, shape: tuple[int, ...], batch: int) -> Tensor:
+def make_example(model: MultiExit | ExportedModel, shape: tuple[int, ...], batch: int) -> Tensor:
     """Random inputs of a shape: numbers around 0, or for a text model word pieces."""
+    if isinstance(model, ExportedModel):
+        return stages.make_example(model, shape, batch)
     size = f"{batch:,} inputs of {'×'.join(map(str, shape))} numbers"
     # Activations take several times as much, and engines are compared with one another.
     check_memory(_ROOM * batch * math.prod(shape), size, fix="use a smaller batch or shape")
@@ -228,13 +275,15 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
             batch: bytes are pixels and are normalised as pictures are; other numbers are taken as they are.
         opened: The model.
     """
-    if isinstance(opened.model.config, encoder.EncoderConfig):
+    if _reads_texts(opened):
         texts = read_texts(given)
         return read_text_input(opened.folder, texts), _cut(opened, texts)
     path = Path(given)
     with open_file(path, expected=_NUMBERS):
         pass
     shape = input_shape(opened.model)
+    if isinstance(opened.model, ExportedModel) and stages.reads_tokens(opened.model):
+        return _as_tokens(read_array(path), opened.model), None
     if path.suffix.lower() in (".npy", ".npz"):
         return _as_batch(read_array(path), shape, opened), None
     if len(shape) != 3:
@@ -253,6 +302,11 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
     return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), note
 
 
+def _reads_texts(opened: Opened) -> bool:
+    """Whether a model comes with a tokenizer; exported stages do not."""
+    return isinstance(getattr(opened.model, "config", None), encoder.EncoderConfig)
+
+
 def _cut(opened: Opened, texts: list[str]) -> str | None:
     """What to say of texts that lose their end."""
     tokenizer, length = load_tokenizer(opened.folder)
@@ -262,7 +316,7 @@ def _cut(opened: Opened, texts: list[str]) -> str | None:
 
 def shown(given: str, opened: Opened) -> str:
     """What was given, in a few words: the name of a file, or the beginning of a text."""
-    if isinstance(opened.model.config, encoder.EncoderConfig) and not given.endswith(".txt"):
+    if _reads_texts(opened) and not given.endswith(".txt"):
         return shorten(given, _SHOWN, placeholder=" …")
     return Path(given).name
 
@@ -338,8 +392,19 @@ def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Te
     return numbers
 
 
+def _as_tokens(array: NDArray[Any], model: ExportedModel) -> Tensor:
+    """One text or a batch, as the tokens that exported stages read."""
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
+        raise DtypeError(
+            f"an array of {array.dtype} and shape {array.shape}",
+            expected="whole numbers of shape (length,) or (batch, length): the tokens of texts",
+            fix="make them with anytime.data.WordPiece.encode, or give a text to the run that the stages were exported from",
+        )
+    return torch.from_numpy(np.atleast_2d(array).astype(np.int64)).to(stages.input_type(model))
+
+
 def _needed(opened: Opened, what: str) -> Description:
-    if opened.data is None:
+    if opened.data is None or not opened.data.mean:
         raise OptionError(
             f"{what}, and how {opened.name} wants its pixels normalised is not known",
             expected=f"{DATA} beside the network, as a training run writes it, or --data",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from anytime.errors import DeadlineTooShort, OptionError
+from anytime.safe_text import print_safely as print
+from anytime.safe_text import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,7 @@ STOPPED = {
     "deadline": "time was up",
     "forecast": "the next exit was not expected in time",
     "exits": "no more exits were asked for",
+    "macs": "the next exit costs more MACs than were allowed",
 }
 _RUNS = 10  # to learn how long the stages take, before the one that counts
 _ROWS = 20
@@ -39,21 +42,24 @@ def predict(
     *,
     deadline: str | None = None,
     exits: int | None = None,
+    macs: float | None = None,
     rule: str | None = None,
     engine: str = "auto",
     calibration: Annotated[list[Path] | None, Parameter(negative=())] = None,
     data: str | None = None,
     threads: int = 1,
     top: int = 5,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Show a model an input: how the answer grows exit by exit, and the best one within a budget.
 
     Args:
-        model: The folder of a training run, or one that `anytime.models.save` made.
+        model: The folder of a training run, one that `anytime.models.save` made, or one that `anytime export` wrote.
         input: A picture, or `.npy` or `.npz` with one input or a batch; for texts, a text or a `.txt` with one a line.
         deadline: How long it may take, such as 5ms; no limit by default.
         exits: How many exits at most.
+        macs: How many MACs (multiply-accumulates) per input at most, such as 60e6.
         rule: How the exits' answers are combined, such as latest or product; by default what the calibration was fitted for,
             or the product, with fewer than five classes caching.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the quickest here.
@@ -61,36 +67,41 @@ def predict(
         data: What the model learnt from, if its folder does not say: cifar10, cifar100, imagenet or a run's data.json.
         threads: For each stage.
         top: How many classes to show of the final answer.
+        trust: Load exported stages in the format torch-export too. Such files can run any code; ONNX stages need no trust.
         json: Print one JSON document instead of words.
     """
     import warnings
 
     import anytime
-    from anytime.cli.inputs import Description, open_model, read_input, shown
+    from anytime.cli.inputs import Description, open_any, read_input, shown
+    from anytime.cli.stages import make_engine
     from anytime.combine import rule as read_rule
     from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
     from anytime.errors import FewClassesWarning
+    from anytime.models import measure_cost
     from anytime.run import Budget
-    from anytime.run.engines import make_engine
+    from anytime.run.exported import ExportedModel
 
-    budget, named = Budget(time=deadline, exits=exits), None if rule is None else read_rule(rule)
+    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else read_rule(rule)
     if top < 1:
         raise OptionError(f"--top is {top}", expected="at least 1", fix="leave it out")
-    opened = open_model(model, data)
+    opened = open_any(model, data, threads=threads, trust=trust)
     x, note = read_input(input, opened)
     fitted = [anytime.load(path) for path in calibration or ()]
     for each in fitted:
         each.check_fits(opened.model.num_exits, opened.classes)
-    chosen = default_rule(opened.classes) if named is None and not fitted else named
+    exported = isinstance(opened.model, ExportedModel)
+    chosen = default_rule(opened.classes) if named is None and not fitted and not exported else named
     if note is not None:
         print(note, file=sys.stderr)
     made = make_engine(opened.model, engine, example=x, threads=threads)
+    costs = None if macs is None or exported else measure_cost(opened.network, x[:1]).macs
     print(f"engine: {made.name} ({getattr(made, 'why', 'asked for')})", file=sys.stderr)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewClassesWarning)  # it is said in this command's own way
-            answers, used = grow(made, x, budget, rule=chosen, calibration=fitted)
+            answers, used = grow(made, x, budget, rule=chosen, calibration=fitted, costs=costs)
     except DeadlineTooShort as error:
         error.fix = "allow more time with --deadline, or use a smaller network"
         print(f"anytime: {error}", file=sys.stderr)
@@ -105,13 +116,15 @@ def predict(
 
         print(writer.dumps({**told, **document(answers, budget, words, top=top)}, allow_nan=False))
     else:
-        print(" · ".join(told.values()) + "\n")
+        print(" · ".join(map(printable, told.values())) + "\n")
         print(growth(answers, words))
         print(outcome(answers, budget, words, top=top, sets=sets))
     return 0
 
 
-def grow(engine: Engine, x: Tensor, budget: Budget, *, rule: Any, calibration: Sequence[Any]) -> tuple[list[Answer], Any]:
+def grow(
+    engine: Engine, x: Tensor, budget: Budget, *, rule: Any, calibration: Sequence[Any], costs: Sequence[float] | None = None
+) -> tuple[list[Answer], Any]:
     """One answer after each exit within a budget, and the rule they are by; the stages have run before, as in a long life.
 
     Args:
@@ -120,11 +133,12 @@ def grow(engine: Engine, x: Tensor, budget: Budget, *, rule: Any, calibration: S
         budget: The limits.
         rule: A rule, or None for what the calibration was fitted for.
         calibration: Fitted objects.
+        costs: MACs up to each exit, for a budget that names MACs.
     """
     from anytime.run import Runner, profile_model
 
     profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(len(x),), repeats=_RUNS)
-    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, threads=None) as runner:
+    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, costs=costs, threads=None) as runner:
         for _ in runner.stream(x):  # a rule, too, is slow the first time
             pass
         return list(runner.stream(x, budget=budget)), runner.rule

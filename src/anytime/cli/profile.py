@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from anytime.safe_text import print_safely as print
+
 if TYPE_CHECKING:
     from anytime.models.base import MultiExit
     from anytime.run import Profile
@@ -26,13 +28,14 @@ def profile(
     threads: int = 1,
     input_shape: str | None = None,
     out: Path | None = None,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Measure how long each exit of a model takes on this machine, and what it costs.
 
     Args:
-        model: The folder of a training run, one that `anytime.models.save` made, or a network's name such as msdnet-cifar,
-            which then has random weights.
+        model: The folder of a training run, one that `anytime.models.save` made, one that `anytime export` wrote, or a
+            network's name such as msdnet-cifar, which then has random weights.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the quickest here.
         batch: How many inputs at once, such as 1,8.
         repeats: How many runs for each of these.
@@ -40,24 +43,29 @@ def profile(
         input_shape: Of one input, such as 3,32,32, or for a text model its length in tokens; what the model was made for by
             default.
         out: Folder for profile.json, which a Runner takes as its first forecast, and profile.html.
+        trust: Load exported stages in the format torch-export too. Such files can run any code; ONNX stages need no trust.
         json: Print one JSON document instead of the table.
     """
     from anytime.checks import check_count
     from anytime.cli import inputs
+    from anytime.cli.stages import make_engine
+    from anytime.outputs import check_folder
     from anytime.run import profile_model
-    from anytime.run.engines import make_engine
+    from anytime.run.exported import ExportedModel
 
     check_count(repeats, "--repeats", most=_MOST_REPEATS)
     sizes = inputs.counts(batch, "batch", example="1,8")
     given = None if input_shape is None else inputs.counts(input_shape, "input-shape", example="3,32,32")
-    opened = inputs.open_model_or_name(model)
+    if out is not None:
+        check_folder(out, kind="profile", inputs=(model,))
+    opened = inputs.open_model_or_name(model, threads=threads, trust=trust)
     shape = given or inputs.input_shape(opened.model)
     example = inputs.make_example(opened.model, shape, max(sizes))
-    costs = count(opened.model, example)
+    costs = opened.model.macs if isinstance(opened.model, ExportedModel) else count(opened.network, example)
     made = make_engine(opened.model, engine, example=example[: min(sizes)], threads=threads)
     why = f"engine: {made.name} ({getattr(made, 'why', 'asked for')})"
     print(why, file=sys.stderr)
-    found = profile_model(made, example, batch_sizes=sizes, repeats=repeats, costs=costs)
+    found = profile_model(made, example, batch_sizes=sizes, repeats=repeats, macs=costs)
     notes = [] if opened.trained else [f"{opened.name} has random weights: its times are real, its answers would not be."]
     show(found, name=opened.name, shape=shape, notes=notes, out=out, json=json)
     return 0
@@ -107,7 +115,7 @@ def document(found: Profile) -> dict[str, Any]:
         "threads": found.threads,
         "repeats": found.repeats,
         "machine": found.machine,
-        "flops": found.costs,
+        "macs": found.macs,
         "seconds": {
             str(batch): {name: found.seconds(batch, share=share) for name, share in shares.items()}
             for batch in found.batch_sizes
@@ -122,11 +130,11 @@ def print_table(found: Profile, name: str) -> None:
     from anytime.cli.console import make_console
     from anytime.report.profile import exit_table, machine
 
-    shown = exit_table(found)
+    cells = exit_table(found)
     table = Table()
-    for column in shown.columns:
+    for column in cells.columns:
         table.add_column(column, justify="right")
-    for row in shown.rows:
+    for row in cells.rows:
         table.add_row(*row)
     console = make_console()
     console.print(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from anytime.errors import AnytimeError, MissingFileError, MissingRunError, OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,7 @@ def reproduce(
         return list_studies(json=json)
     studies = list(CATALOGUE) if name == "all" else [find(name)]
     check_paths(page, images)
+    check_outputs(studies, out, page, inputs=(runs or Path("results"), images))
     at_hand = open_runs(runs, scale)
     findings: list[Finding] = []
     without_runs: list[tuple[Study, MissingRunError]] = []
@@ -100,6 +102,25 @@ def check_paths(page: Path | None, images: Path | None) -> None:
         raise MissingFileError(
             f"there is no folder {images}", expected="a folder with CIFAR", fix="check --images, or leave it out", path=images
         )
+
+
+def check_outputs(studies: Sequence[Study], out: Path | None, page: Path | None, *, inputs: tuple[Path | None, ...]) -> None:
+    """Refuse, before minutes of work, to write over what this command did not write."""
+    from anytime.outputs import check_file, check_folder
+    from anytime.reproduce.page import HEADING
+
+    if out is not None:
+        for study in studies:
+            check_folder(out / study.name, kind="reproduce", inputs=inputs)
+    if page is not None:
+        check_file(page, ours=lambda head: head.startswith(HEADING.encode()), inputs=inputs)
+        for study in studies:
+            check_file(picture_place(page, study.name), ours=lambda head: b'class="chart"' in head, inputs=inputs)
+
+
+def picture_place(page: Path, study: str) -> Path:
+    """Where the picture of a study goes, beside the page."""
+    return page.parent / "pictures" / "reproduction" / f"{study}.svg"
 
 
 def open_runs(folder: Path | None, scale: Literal["smoke", "small", "full"]) -> Runs:
@@ -169,14 +190,15 @@ def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str
         table.add_column(heading, justify="left" if index == 0 else "default", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    make_console(markup=False).print(table)
+    make_console().print(table)
 
 
 def write(folder: Path, found: Finding) -> None:
     """Write a finding and its picture, both or neither."""
     from anytime.artifacts import json_text, write_bundle
 
-    write_bundle(folder, {"finding.json": json_text(found.to_json()).encode(), "picture.svg": picture(found).encode()})
+    files = {"finding.json": json_text(found.to_json()).encode(), "picture.svg": picture(found).encode()}
+    write_bundle(folder, files, kind="reproduce")
 
 
 def write_page(path: Path, findings: Sequence[Finding], missing: Sequence[Study], *, command: str) -> None:
@@ -184,9 +206,8 @@ def write_page(path: Path, findings: Sequence[Finding], missing: Sequence[Study]
     from anytime.artifacts import write_text
     from anytime.reproduce.page import render
 
-    folder = path.parent / "pictures" / "reproduction"
     for found in findings:
-        write_text(folder / f"{found.study}.svg", picture(found))
+        write_text(picture_place(path, found.study), picture(found))
     write_text(path, render(findings, missing, pictures="pictures/reproduction", command=command))
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytime.errors import FormatError, OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from anytime.calibrate import TunedRule
     from anytime.combine import Rule
     from anytime.evaluation import LogitsFile
-
-_BLOCK_ROWS = 4096
 
 
 def rules_from(text: str, source: LogitsFile) -> dict[str, Rule[Any] | TunedRule]:
@@ -30,20 +30,25 @@ def rules_from(text: str, source: LogitsFile) -> dict[str, Rule[Any] | TunedRule
     return found
 
 
+def rule_files(text: str) -> list[Path]:
+    """The files among the rules of a list with commas."""
+    return [Path(part) for part in split(text) if part.endswith(".json")]
+
+
 def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
     """One rule, named or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule
-    from anytime.checks import check_logits
     from anytime.combine import rule
+    from anytime.evaluation.blocks import Rows
 
     if not text.endswith(".json"):
         return rule(text)
     loaded = load_rule(Path(text))
     if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
-        for first in range(0, source.logits.shape[1], _BLOCK_ROWS):
-            rows = check_logits(source.logits[:1, first : first + _BLOCK_ROWS], first_row=first)
-            loaded.check_unseen(rows, purpose=f"this test (in {source.path.name}, from row {first})")
+        new = loaded.unseen(Rows(source.logits, None, False).fingerprints(), purpose=f"this test (in {source.path.name})")
+        if count := int((~new).sum()):
+            print(f"anytime: {count} of the rows of {source.path.name} are among those {text} was tuned on", file=sys.stderr)
     return loaded
 
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from anytime.errors import OptionError
 from anytime.process import INTERRUPTED
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from anytime.train.log import EpochLog
@@ -87,24 +88,29 @@ def train(
     given = dict(locals())
     if list_:
         return list_recipes()
+    from anytime.artifacts import write_json
+    from anytime.cli.doctor import environment
     from anytime.train.parallel import leads
+    from anytime.train.run import claim, is_finished
     from anytime.train.run import train as run
 
     if out is None:
         raise OptionError("no folder for the run was given", expected="--out FOLDER", fix="add --out")
-    settings = prepare(given, out)
-    if leads():
-        print(settings.to_yaml(), file=sys.stderr)
-    result = run(settings, out, on_epoch=EpochTalk(out, settings.recipe.epochs))
+    with claim(prepare(given, out), out, resume=resume) as settings:
+        before = is_finished(out)
+        if leads():
+            print(settings.to_yaml(), file=sys.stderr)
+            if not before:
+                write_json(out / "environment.json", environment())
+        result = run(settings, out, on_epoch=EpochTalk(out, settings.recipe.epochs))
+    if leads() and before:
+        print(f"anytime: the run in {out} is finished; nothing was trained", file=sys.stderr)
     return show(result, json=json) if leads() else 0
 
 
 def prepare(given: dict[str, Any], out: Path) -> RunConfig:
-    """The settings of the run that was asked for, and its folder."""
-    from anytime.artifacts import write_json
-    from anytime.cli.doctor import environment
-    from anytime.train.parallel import leads
-    from anytime.train.run import begin, stored_config
+    """The settings of the run that was asked for."""
+    from anytime.train.run import stored_config
     from anytime.train.settings import read_recipe, read_settings, resolve
 
     recipe, config, flags = given["recipe"], given["config"], flags_in(given)
@@ -115,14 +121,10 @@ def prepare(given: dict[str, Any], out: Path) -> RunConfig:
                 expected="--resume --out FOLDER: the folder has the settings",
                 fix=f"leave {recipe or '--config'} out",
             )
-        settings = stored_config(out, flags)
-    else:
-        named = [] if recipe is None else [read_recipe(recipe)]
-        files = [] if config is None else [read_settings(config)]
-        settings = begin(resolve(*named, *files, flags), out)
-    if leads():
-        write_json(out / "environment.json", environment())
-    return settings
+        return stored_config(out, flags)
+    named = [] if recipe is None else [read_recipe(recipe)]
+    files = [] if config is None else [read_settings(config)]
+    return resolve(*named, *files, flags)
 
 
 def flags_in(given: dict[str, Any]) -> Source:

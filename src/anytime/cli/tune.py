@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from anytime.cli.certify import labels_of
 from anytime.errors import OptionError
+from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,11 +59,14 @@ def tune(
 
     from anytime.calibrate import tune as search
     from anytime.calibrate.certify import check_rows
-    from anytime.checks import check_seed
+    from anytime.checks import check_seed, fingerprints
     from anytime.cli.progress import rows_bar
     from anytime.evaluation import open_logits
+    from anytime.outputs import check_folder
 
     check_seed(seed)
+    if out is not None:
+        check_folder(out, kind="tune", inputs=(file, labels))
     source = open_logits(file, labels)
     if not at_most <= 1:
         raise OptionError(f"--at-most is {at_most:g}", expected="a share, at most 1", fix="1 % is 0.01")
@@ -70,6 +74,9 @@ def tune(
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
     kept = 0 if certify_confidence is None else round(CERTIFYING * len(known))
     back, rows = order[:kept], order[kept:]
+    if kept:  # a data set may hold an input twice: its copies stay on one side
+        prints = fingerprints(logits)
+        back = back[~torch.isin(prints[back], prints[rows])]
     drops = tuple(dict.fromkeys((drop, 0.05)))
     with rows_bar("tuning", "rules") as progress:
         found = search(logits[:, rows], known[rows], drops=drops, strict=strict, seed=seed, progress=progress)
@@ -107,16 +114,14 @@ def tune(
 
 
 def write(folder: Path, found: Frontier, chosen: TunedRule | None, promise: ChoiceCertificate | None, *, source: str) -> Path:
-    """Write the bundle; a rule or a promise of an earlier run does not stay beside it. Gives the path of the picture."""
+    """Write the bundle, in place of an earlier one; gives the path of the picture."""
     from anytime.artifacts import json_text, write_bundle
     from anytime.report.frontier import render_frontier
 
     page = render_frontier(found, source=source, chosen=chosen, certificate=promise, title=Path(source).stem)
     fitted = {"rule.json": chosen, "certificate.json": promise, "frontier.json": found}
     files = {name: json_text(one.document()).encode() for name, one in fitted.items() if one is not None}
-    write_bundle(folder, {**files, "frontier.html": page.encode(errors="replace")})
-    for name in set(fitted) - set(files):
-        (folder / name).unlink(missing_ok=True)
+    write_bundle(folder, {**files, "frontier.html": page.encode(errors="replace")}, kind="tune")
     return folder / "frontier.html"
 
 

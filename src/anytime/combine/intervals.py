@@ -89,7 +89,7 @@ class Intersection:
             new_low, new_high = low, high
         elif low.shape != state.lower.shape:
             raise ShapeError(
-                f"intervals of exit {state.seen} have shape {tuple(low.shape)}",
+                f"intervals of exit {state.seen + 1} have shape {tuple(low.shape)}",
                 expected=f"{tuple(state.lower.shape)}, as the exits before it",
                 fix="step all exits of the same inputs",
             )
@@ -123,9 +123,9 @@ def _check_ends(lower: Any, upper: Any, *, exit: int) -> tuple[Tensor, Tensor]:
     low, high = as_tensor(lower, "lower"), as_tensor(upper, "upper")
     if low.shape != high.shape:
         raise ShapeError(
-            f"lower of exit {exit} has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
+            f"lower of exit {exit + 1} has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
             expected="one shape for both",
-            fix="give one lower and one upper end an input",
+            fix="give one lower and one upper end per input",
         )
     if not (low.is_floating_point() and high.is_floating_point()):
         raise DtypeError(
@@ -135,7 +135,7 @@ def _check_ends(lower: Any, upper: Any, *, exit: int) -> tuple[Tensor, Tensor]:
     if bool(wrong.any()):
         row = int(wrong.reshape(wrong.shape[0] if wrong.ndim else 1, -1).any(-1).nonzero()[0])
         raise InputError(
-            f"{int(wrong.sum())} intervals of exit {exit} are not intervals, the first in row {row}",
+            f"{int(wrong.sum())} intervals of exit {exit + 1} are not intervals, the first in row {row} (rows count from 0)",
             expected="finite ends with lower ≤ upper",
             fix="check the order of the two arguments",
         )

@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from anytime.combine.rules import Prediction, Rule, State, normalise_evidence
+from anytime.combine.activations import above_overflow, below_best
+from anytime.combine.rules import Prediction, Rule, State, decide
 from anytime.errors import OptionError, ShapeError
 
 Rows = tuple[tuple[float, ...], ...]
@@ -24,7 +25,7 @@ Rows = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class LearnedState(State):
-    """`past` holds the log-probabilities of the exits seen so far, `(batch, classes)` each; `memory` is the last."""
+    """`past` holds what the rule keeps of each exit so far, `(batch, classes)` each; `memory` are the last logits."""
 
     past: tuple[Tensor, ...] = ()
 
@@ -80,11 +81,11 @@ class _Learned(Rule[LearnedState]):
         return state
 
     def _update(self, state: LearnedState, logits: Tensor) -> tuple[LearnedState, Prediction]:
-        past = (*state.past, logits.log_softmax(-1))
+        past = (*state.past, self._kept(logits))
         bias = self._bias(state.seen, logits)
         evidence = self._evidence(past, self.log_weights[state.seen], bias)
         after = LearnedState(state.exits, state.seen + 1, logits, past)
-        return after, Prediction(*normalise_evidence(evidence, logits))
+        return after, decide(evidence, logits)
 
     def _bias(self, exit: int, logits: Tensor) -> Tensor | None:
         if not self.biases:
@@ -97,6 +98,10 @@ class _Learned(Rule[LearnedState]):
                 fix="fit it anew on logits of this model",
             )
         return torch.tensor(self.biases[exit], dtype=logits.dtype, device=logits.device)
+
+    @abstractmethod
+    def _kept(self, logits: Tensor) -> Tensor:
+        """What is kept of an exit: log-probabilities, up to a number for each row where that cancels."""
 
     @abstractmethod
     def _evidence(self, past: tuple[Tensor, ...], log_weights: tuple[float, ...], bias: Tensor | None) -> Tensor:
@@ -113,12 +118,17 @@ class Geometric(_Learned):
 
     Example:
         >>> rule = Geometric(log_weights=((0.0,), (0.0, 0.0)))
-        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].tolist()
+        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].round(decimals=4).tolist()
         [[0.5, 0.5]]
     """
 
+    def _kept(self, logits: Tensor) -> Tensor:
+        return below_best(logits)
+
     def _evidence(self, past: tuple[Tensor, ...], log_weights: tuple[float, ...], bias: Tensor | None) -> Tensor:
-        total = sum(math.exp(v) / len(past) * log_probs for v, log_probs in zip(log_weights, past, strict=True))
+        least = torch.finfo(past[0].dtype).min / 1e3 / len(past)  # so that their sum is finite
+        terms = (math.exp(v) / len(past) * log_probs for v, log_probs in zip(log_weights, past, strict=True))
+        total = sum(term.clamp(min=least) for term in terms)
         assert isinstance(total, Tensor)
         return total if bias is None else total + bias
 
@@ -133,9 +143,12 @@ class Arithmetic(_Learned):
 
     Example:
         >>> rule = Arithmetic(log_weights=((0.0,), (0.0, 0.0)))
-        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].tolist()
+        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].round(decimals=4).tolist()
         [[0.5, 0.5]]
     """
+
+    def _kept(self, logits: Tensor) -> Tensor:
+        return above_overflow(logits.log_softmax(-1))
 
     def _evidence(self, past: tuple[Tensor, ...], log_weights: tuple[float, ...], bias: Tensor | None) -> Tensor:
         terms = [log_probs + v for v, log_probs in zip(log_weights, past, strict=True)]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anytime.combine.rules import Prediction, Rule, State
+from anytime.combine.activations import below_best
+from anytime.combine.rules import Prediction, Rule, State, top_class
 from anytime.combine.scaled import check_exits, positive_numbers
 from anytime.errors import OptionError
 
@@ -29,7 +30,7 @@ class Powers(Rule[State]):
 
     Example:
         >>> rule = Powers(past=(1.0, 0.5), now=(1.0, 0.5))
-        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].tolist()
+        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].round(decimals=4).tolist()
         [[0.5, 0.5]]
     """
 
@@ -59,16 +60,18 @@ class Powers(Rule[State]):
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
         exit = state.seen
-        log_probs = multiply(state.memory, logits.log_softmax(-1), self.past[exit], self.now[exit])
+        # A number for each row cancels, so nothing is normalised, and nothing rounded, before the label is named.
+        total = multiply(state.memory, below_best(logits), self.past[exit], self.now[exit])
         never = torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
-        return State(state.exits, exit + 1, log_probs), Prediction(log_probs, never)
+        prediction = Prediction(total.log_softmax(-1), never, top_class(total))
+        return State(state.exits, exit + 1, below_best(total)), prediction
 
 
 def multiply(before: Tensor | None, exit: Tensor, past: float | Tensor, now: float | Tensor) -> Tensor:
-    """Logarithm of before^past · exit^now, normalised, from log-probabilities; the powers may be trained."""
+    """Logarithm of before^past · exit^now, up to a number for each row; the powers may be trained."""
     # Far below any probability that matters, and far enough above -inf for a sum of two to keep every class in.
     lowest = torch.finfo(exit.dtype).min / 4
     total = (now * exit).clamp(min=lowest)
     if before is not None:
         total = total + (past * before).clamp(min=lowest)
-    return total.log_softmax(-1)
+    return total

@@ -15,11 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from anytime.combine.rules import Prediction, Rule, State, Ties, check_ties, is_surer, log_odds
+from anytime.combine.rules import LARGEST, SMALLEST, CachingState, Prediction, Rule, State, Ties, check_ties, keep_surer
 from anytime.errors import OptionError
-
-SMALLEST, LARGEST = 1e-6, 1e6
-"""Temperatures and powers outside of these are no use, and 1/T must be a float32."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,11 @@ class _AtTemperature(Rule[State]):
     def exits(self) -> int:
         """How many exits it was fitted for."""
         return len(self.temperatures)
+
+    @property
+    def reads_scale(self) -> bool:
+        """As the inner rule."""
+        return self.inner.reads_scale
 
     def start(self, exits: int) -> State:
         """The state before the first of `exits` exits."""
@@ -90,14 +92,13 @@ class Tempered(_AtTemperature):
         after, inner = self.inner._update(state, logits)
         # The best class at zero: it then stays finite at any temperature.
         above = inner.log_probs - inner.log_probs.amax(-1, keepdim=True)
-        return after, Prediction((above / temperature).log_softmax(-1), inner.fell_back)
+        return after, Prediction((above / temperature).log_softmax(-1), inner.fell_back, inner.labels)
 
 
 @dataclass(frozen=True)
-class CachedState(State):
-    """`memory` is the cached distribution (its logarithm), `margin` its confidence as log-odds, `inner` the rule's state."""
+class CachedState(CachingState):
+    """Of the cached answer, and `inner`, the rule's own state."""
 
-    margin: Tensor | None = None
     fell_back: Tensor | None = None
     inner: State | None = None
 
@@ -115,7 +116,8 @@ class Cached(Rule[CachedState]):
     Example:
         >>> from anytime import Product
         >>> logits = torch.tensor([[[9.0, 1.0]], [[1.0, 1.0]]])
-        >>> Cached(Product(weights="ones"))(logits).probs[1, 0].tolist() == Product(weights="ones")(logits).probs[0, 0].tolist()
+        >>> cached, plain = Cached(Product(weights="ones"))(logits), Product(weights="ones")(logits)
+        >>> torch.allclose(cached.probs[1], plain.probs[0])
         True
     """
 
@@ -127,20 +129,20 @@ class Cached(Rule[CachedState]):
         _check_inner(self.inner)
         check_ties(self.ties)
 
+    @property
+    def reads_scale(self) -> bool:
+        """As the inner rule."""
+        return self.inner.reads_scale
+
     def start(self, exits: int) -> CachedState:
         """The state before the first of `exits` exits."""
         return CachedState(exits, inner=self.inner.start(exits))
 
     def _update(self, state: CachedState, logits: Tensor) -> tuple[CachedState, Prediction]:
         inner, answer = self.inner._update(state.inner, logits)
-        log_probs, fell_back, margin = answer.log_probs, answer.fell_back, log_odds(answer.log_probs)
-        if state.memory is not None and state.margin is not None and state.fell_back is not None:
-            newer = is_surer(margin, state.margin, self.ties)
-            log_probs = torch.where(newer, log_probs, state.memory)
-            margin = torch.where(newer, margin, state.margin)
-            fell_back = torch.where(newer[:, 0], fell_back, state.fell_back)
-        after = CachedState(state.exits, state.seen + 1, log_probs, margin, fell_back, inner)
-        return after, Prediction(log_probs, fell_back)
+        answer, margin = keep_surer(answer, state, self.ties)
+        after = CachedState(state.exits, state.seen + 1, answer.log_probs, margin, answer.labels, answer.fell_back, inner)
+        return after, answer
 
 
 def positive_numbers(name: str, values: Any, *, fix: str) -> tuple[float, ...]:

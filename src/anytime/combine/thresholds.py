@@ -6,16 +6,16 @@ drops more classes, an unsure one keeps them. `anytime.calibrate.fit_adaptive_th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from anytime.combine.activations import Gate, check_mode, log_above
+from anytime.combine.activations import LARGEST, Gate, check_mode, log_above
 from anytime.errors import OptionError, ShapeError
 
 TOP = 3
+_STEEPEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class AdaptiveReLU:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coefficients", tuple(float(value) for value in self.coefficients))
-        numbers = (self.scale, self.intercept, *self.coefficients)
-        if not (all(math.isfinite(value) for value in numbers) and self.scale >= 0 and 1 <= len(self.coefficients) <= TOP):
+        usable = 0 <= self.scale <= LARGEST and abs(self.intercept) <= LARGEST
+        usable = usable and all(abs(value) <= _STEEPEST for value in self.coefficients)
+        if not (usable and 1 <= len(self.coefficients) <= TOP):
             raise OptionError(
                 f"scale {self.scale}, coefficients {self.coefficients}, intercept {self.intercept}",
-                expected=f"finite numbers, a scale of at least 0 and one to {TOP} coefficients",
+                expected=f"a scale from 0 to {LARGEST:g} and one to {TOP} coefficients from -{_STEEPEST:g} to {_STEEPEST:g}",
                 fix="let anytime.calibrate.fit_adaptive_threshold find them",
             )
         check_mode(self.mode)
@@ -53,7 +54,8 @@ class AdaptiveReLU:
                 expected=f"at least {len(self.coefficients)} classes, as many as this threshold reads",
                 fix="fit the threshold on logits of this model",
             )
-        top = logits.topk(len(self.coefficients), dim=-1).values
+        # The sigmoid is flat long before a limit that keeps the sum finite.
+        top = logits.topk(len(self.coefficients), dim=-1).values.clamp(-LARGEST, LARGEST)
         slope = torch.tensor(self.coefficients, dtype=logits.dtype, device=logits.device)
         return self.scale * torch.sigmoid((top * slope).sum(-1, keepdim=True) + self.intercept)
 

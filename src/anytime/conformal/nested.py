@@ -82,8 +82,8 @@ class NestedSets(Fitted, kind="nested-sets"):
 
     @property
     def reached(self) -> bool:
-        """Whether coverage was above 1 - alpha on the rows that chose the thresholds."""
-        return self.coverage[-1] > 1 - self.alpha
+        """Whether coverage was at least 1 - alpha on the rows that chose the thresholds, with one more row that is missed."""
+        return bool(_enough(torch.tensor(self.coverage[-1]), self.rows, self.alpha))
 
     def start(self, seed: int = 0) -> NestedState:
         """The state of some inputs before the first exit; other inputs need another seed to have draws of their own."""
@@ -124,8 +124,9 @@ def fit_nested(
 ) -> NestedSets:
     """Choose the thresholds of nested sets on held-out rows.
 
-    Exit by exit the threshold is raised, which makes sets smaller, while more than 1 - alpha of the labels are in all sets.
-    Where not even `first` admits so many, the search begins at 0 and, if that fails too, ends there: see `reached`.
+    Exit by exit the threshold is raised, which makes sets smaller, while at least 1 - alpha of the labels are in all sets,
+    where one more label counts as missed: without it few rows would promise more than they can show. Where not even `first`
+    admits so many, the search begins at 0 and, if that fails too, ends there: see `reached`.
 
     Args:
         logits: `(exits, rows, classes)`.
@@ -156,13 +157,13 @@ def fit_nested(
     for start in (first, min(first, 0.0)):
         thresholds = [start] * exits
         ratios = torch.stack([of_labels(exit, start) for exit in range(exits)])
-        if bool(covered(ratios)[-1] > 1 - alpha):
+        if _enough(covered(ratios)[-1], rows, alpha):
             break
     for exit in range(exits):
         while True:
             trial = ratios.clone()
             trial[exit] = of_labels(exit, thresholds[exit] + raise_by)
-            if not bool(covered(trial)[-1] > 1 - alpha):
+            if not _enough(covered(trial)[-1], rows, alpha):
                 break
             thresholds[exit] += raise_by
             ratios = trial
@@ -174,6 +175,10 @@ def fit_nested(
         rows=rows,
         coverage=tuple(covered(ratios).tolist()),
     )
+
+
+def _enough(coverage: Tensor, rows: int, alpha: float) -> bool:
+    return float(coverage) * rows >= (1 - alpha) * (rows + 1) - 1e-9
 
 
 def log_ratio(logits: Tensor, threshold: float, drawn: Tensor) -> Tensor:

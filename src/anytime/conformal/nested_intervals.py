@@ -189,7 +189,7 @@ class NestedIntervals(Fitted, kind="nested-intervals"):
         inputs = _with_one(_checked(features, 2, "features"))
         if inputs.shape[1] != len(layer.mean) or (state.centre is not None and len(inputs) != len(state.centre)):
             raise ShapeError(
-                f"features of exit {state.seen} have shape {(inputs.shape[0], inputs.shape[1] - 1)}",
+                f"features of exit {state.seen + 1} have shape {(inputs.shape[0], inputs.shape[1] - 1)}",
                 expected=f"{len(layer.mean) - 1} columns, and as many rows as at the exits before",
                 fix="step all exits of the same inputs with the features they were fitted on",
             )

@@ -3,22 +3,24 @@
 A set holds the most probable classes of a row, as many as a threshold admits; the threshold is the quantile of the
 labels' scores on calibration rows. Sets are prefixes of the ranking, so the sorted probabilities of a row suffice.
 
-`paper` is what the paper's released code does: the penalty is randomised with the probability, the quantile has the
-finite-sample correction, sets may be empty. `original` is the public code of RAPS: only the probability is randomised,
-the quantile is plain, and a set holds at least one class. Without a penalty either is APS.
+`paper` is the score of the paper's released code: the penalty is randomised with the probability, and sets may be empty.
+`original` is that of the public code of RAPS: only the probability is randomised, and a set holds at least one class. Without
+a penalty either is APS. The quantile is the exact one by default, which keeps the coverage asked for with any number of rows;
+`quantile="corrected"` is that of the paper's code, `quantile="plain"` that of the public code of RAPS, and neither keeps it.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import OptionError, ShapeError
+from anytime.errors import FewRowsWarning, OptionError, ShapeError
 from anytime.metrics.trajectories import above_zero
 
 Quantile = Literal["exact", "corrected", "plain"]
@@ -31,7 +33,7 @@ class Raps:
     """Settings of the sets.
 
     Args:
-        alpha: Share of labels that may be missed.
+        alpha: Fraction of labels that may be missed.
         penalty: λ, added for each rank beyond `free`; 0 is APS.
         free: k_reg, how many ranks come without penalty.
         variant: `paper` or `original`.
@@ -39,8 +41,8 @@ class Raps:
             too, and coverage lies above 1 - alpha by more. (The public code of RAPS adds one more class to such sets.)
         quantile: Of the n calibration scores. `exact` is the ⌈(n + 1)(1 - α)⌉-th smallest: coverage lies between 1 - α and
             1 - α + 1/(n + 1), and with fewer rows than 1/α - 1 sets hold all classes. `corrected` is the level
-            ⌈(n + 1)(1 - α)⌉/n, at most 1, rounded to the higher score, most often one score further. `plain` is the level
-            1 - α, without correction. None is `corrected` for the paper's variant and `plain` for the original.
+            ⌈(n + 1)(1 - α)⌉/n, at most 1, rounded to the higher score, most often one score further; with fewer rows than
+            1/α - 1 coverage is below 1 - α. `plain` is the level 1 - α, without correction: coverage is below 1 - α.
         empty: Whether a set may be empty. None is yes for the paper's variant and no for the original.
     """
 
@@ -49,7 +51,7 @@ class Raps:
     free: int = 5
     variant: Literal["paper", "original"] = "paper"
     randomised: bool = True
-    quantile: Quantile | None = None
+    quantile: Quantile = "exact"
     empty: bool | None = None
 
     def __post_init__(self) -> None:
@@ -63,12 +65,10 @@ class Raps:
             raise OptionError(
                 f"variant is {self.variant!r}", expected="'paper' or 'original'", fix="see anytime.conformal.Raps"
             )
-        if self.quantile not in (None, "exact", "corrected", "plain"):
+        if self.quantile not in get_args(Quantile):
             raise OptionError(
                 f"quantile is {self.quantile!r}", expected="'exact', 'corrected' or 'plain'", fix="see anytime.conformal.Raps"
             )
-        if self.quantile is None:
-            object.__setattr__(self, "quantile", "corrected" if self.variant == "paper" else "plain")
         if self.empty is None:
             object.__setattr__(self, "empty", self.variant == "paper")
 
@@ -82,7 +82,7 @@ class Raps:
         rows = scores.shape[-1]
         if rows == 0:
             raise ShapeError("no calibration rows", expected="at least one", fix="hold out more rows")
-        least = math.ceil((rows + 1) * (1 - self.alpha) - _NEAR)  # so many of n + 1 exchangeable scores
+        least = _least(rows, self.alpha)
         if self.quantile == "exact":
             if least > rows:
                 return scores.new_full(scores.shape[:-1], math.inf)
@@ -104,8 +104,9 @@ class Raps:
         limit = threshold[:, None]
         values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
         ranks = torch.arange(1, values.shape[-1] + 1, device=values.device)
-        # Without draws many scores are a whole row's sum, 1 but for rounding: that must not decide between them.
-        slack = 0.0 if self.randomised else 8 * torch.finfo(values.dtype).eps
+        # Without draws, and for classes without probability, a score is a whole row's sum: 1 up to rounding, which must not
+        # decide between classes.
+        slack = 8 * torch.finfo(values.dtype).eps
         size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None] + slack)
         if not self.empty:
             size = size.clamp(min=1)
@@ -131,6 +132,26 @@ class Raps:
         if self.penalty == 0 or not math.isfinite(most):
             return classes
         return min(classes, self.free + 2 + max(0, math.ceil(most / self.penalty)))
+
+
+def warn_of_few_rows(raps: Raps, rows: int, *, stacklevel: int = 2) -> None:
+    """Warn where so many calibration rows cannot give the coverage asked for by anything but sets of all classes.
+
+    Args:
+        raps: The settings.
+        rows: How many calibration rows there are.
+        stacklevel: Of the caller that the warning is for, as `warnings.warn` counts from here.
+    """
+    if rows == 0 or _least(rows, raps.alpha) <= rows:
+        return
+    needed = math.ceil(1 / raps.alpha - 1 - _NEAR / raps.alpha)
+    what = "all sets hold all classes" if raps.quantile == "exact" else "coverage is lower than asked for"
+    warnings.warn(
+        f"{rows} calibration rows are too few for alpha={raps.alpha:g}: {what}. Hold out at least {needed} rows, or allow a "
+        "larger alpha.",
+        FewRowsWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def sort_rows(log_probs: Tensor) -> Tensor:
@@ -167,6 +188,11 @@ def members_of(log_probs: Tensor, ascending: Tensor, size: Tensor) -> Tensor:
     above, equal = log_probs > last, log_probs == last
     room = size.unsqueeze(-1) - above.sum(-1, keepdim=True)
     return above | (equal & (equal.cumsum(-1) <= room))
+
+
+def _least(rows: int, alpha: float) -> int:
+    """How many of the scores of n + 1 exchangeable rows must not exceed the threshold."""
+    return math.ceil((rows + 1) * (1 - alpha) - _NEAR)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

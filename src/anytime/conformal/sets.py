@@ -23,7 +23,7 @@ from anytime.combine import Rule
 from anytime.combine import rule as read_rule
 from anytime.combine.named import name_of
 from anytime.conformal.nesting import SetFigures, measure_sets
-from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows
+from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
 from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
 from anytime.fitted import Fitted
 
@@ -87,13 +87,13 @@ class ConformalSets(Fitted, kind="conformal-sets"):
         """The sets at one exit, `(batch, classes)`, for use while a model runs.
 
         Args:
-            exit: Which one, from 0.
+            exit: Which one, from 1.
             log_probs: What the rule gives there, `(batch, classes)`.
             draw: A generator to draw from, or the draws: numbers from 0 to 1, one a row or one for all. Where draws are
                 `shared`, keep those of a row over its exits. Not needed where sets are not randomised.
         """
-        if not 0 <= exit < self.exits:
-            raise OptionError(f"exit is {exit}", expected=f"0 to {self.exits - 1}", fix="exits are counted from 0")
+        if not 1 <= exit <= self.exits:
+            raise OptionError(f"exit is {exit}", expected=f"1 to {self.exits}", fix="give the number of an exit, from 1")
         if log_probs.ndim != 2:
             raise ShapeError(
                 f"log_probs has shape {tuple(log_probs.shape)}", expected="(batch, classes)", fix="use sets() for all exits"
@@ -101,8 +101,8 @@ class ConformalSets(Fitted, kind="conformal-sets"):
         self.check_fits(self.exits, log_probs.shape[1])
         uniform = self._draw(draw, log_probs)
         ascending = sort_rows(log_probs)
-        limit = log_probs.new_tensor(self.thresholds[exit : exit + 1])
-        size = self._raps[exit].size(ascending[None], limit, uniform[None])[0]
+        limit = log_probs.new_tensor(self.thresholds[exit - 1 : exit])
+        size = self._raps[exit - 1].size(ascending[None], limit, uniform[None])[0]
         return members_of(log_probs, ascending, size)
 
     def measure(self, log_probs: Any, labels: Any, *, seed: int = 0) -> SetFigures:
@@ -185,11 +185,11 @@ def fit_sets(
     chosen, rest = tuning_split(rows, seed) if tune or simultaneous else (slice(0), slice(rows))
     if tune:
         settings = _tuned(raps, ascending[:, chosen], rank[:, chosen], uniform[:, chosen])
+    warn_of_few_rows(raps, len(wanted[rest]))
     scored = zip(settings, ascending, rank, uniform, strict=True)
     scores = torch.stack([each.label_score(a, r, u) for each, a, r, u in scored])
     thresholds = _together(raps, scores[:, chosen], scores[:, rest]) if simultaneous else raps.threshold(scores[:, rest])
-    assert raps.quantile is not None  # Raps fills both in
-    assert raps.empty is not None
+    assert raps.empty is not None  # Raps fills it in
     return ConformalSets(
         exits=exits,
         classes=classes,

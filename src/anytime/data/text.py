@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.artifacts import write_text
+from anytime.artifacts import check_sealed, write_text
 from anytime.checks import LARGEST_OLD_SEED, check_labels, check_seed
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError, ShapeError
@@ -295,7 +295,10 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
     """
     folder = Path(folder).resolve()
     place = folder.parent if folder.name == "model" and not is_file(folder / _VOCABULARY) else folder
-    tokenizer, path = WordPiece.load(place / _VOCABULARY), place / _DESCRIPTION
+    path = place / _DESCRIPTION
+    for each in (place / _VOCABULARY, path):
+        check_sealed(each)
+    tokenizer = WordPiece.load(place / _VOCABULARY)
     expected, fix = "length and tokenizer, as a training run on texts writes them", "copy it again from the run's folder"
     stored = read_json(path, expected=expected, fix=fix)
     with parsing(path, expected=expected, fix=fix, kind=FormatError, what="does not say how texts are cut"):
@@ -404,7 +407,7 @@ def _read(path: Path, names: tuple[str, ...]) -> list[list[Any]]:
         raise MissingExtraError(
             "texts are stored as parquet, which pyarrow reads, and it is not installed",
             expected="the package pyarrow",
-            fix="pip install 'anytime[text]', or pip install pyarrow",
+            fix="pip install 'anytime-nn[text]', or pip install pyarrow",
         ) from error
     if not is_file(path):
         raise MissingFileError(

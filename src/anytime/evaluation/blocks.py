@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import check_logits, check_probabilities
+from anytime.checks import check_logits, check_probabilities, fingerprints
 from anytime.combine import Prediction
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.evaluation.source import Mapped
@@ -46,6 +46,13 @@ class Rows:
         block = check_logits(self.logits[:, rows], first_row=first_row)
         return check_probabilities(block) if self.probabilities else block
 
+    def fingerprints(self) -> Tensor:
+        """One number per row, see `anytime.checks.fingerprints`; only a block of rows is in memory at a time."""
+        exits, samples, classes = self.logits.shape
+        block = block_size(exits, classes)
+        parts = [fingerprints(self.block(slice(first, first + block), first)) for first in range(0, samples, block)]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+
     def labels_of(self, rows: slice | Tensor) -> Tensor | None:
         """The labels of some rows."""
         return None if self.labels is None else self.labels[rows]
@@ -71,21 +78,27 @@ class Split:
 
 @dataclass(frozen=True)
 class Followed:
-    """Trajectories of some rows under one rule, and their prediction sets: sizes, and whether they hold the label."""
+    """Trajectories of some rows under one rule, and what else was asked for; every tensor is `(exits, rows)`.
+
+    Attributes:
+        seen: The trajectories.
+        size, covered: How many classes each prediction set holds, and whether the label is among them.
+        odds: The confidence as log-odds.
+    """
 
     seen: Trajectories
     size: Tensor | None = None
     covered: Tensor | None = None
+    odds: Tensor | None = None
 
     def room(self, rows: int) -> Followed:
         """Empty tensors of the same kinds for so many rows, on the CPU."""
-        size, covered = (_room(values, rows) for values in (self.size, self.covered))
-        return Followed(self.seen.room(rows), size, covered)
+        return Followed(self.seen.room(rows), *(_room(values, rows) for values in (self.size, self.covered, self.odds)))
 
     def put(self, first: int, part: Followed) -> None:
         """Copy what became of some rows in, from row `first` on."""
         self.seen.put(first, part.seen)
-        for mine, theirs in ((self.size, part.size), (self.covered, part.covered)):
+        for mine, theirs in ((self.size, part.size), (self.covered, part.covered), (self.odds, part.odds)):
             if mine is not None and theirs is not None:
                 mine[:, first : first + theirs.shape[1]] = theirs
 
@@ -171,8 +184,9 @@ def follow_chunk(
     thresholds: Mapping[str, Tensor],
     chunk: slice,
     uniform: Tensor,
+    odds: bool = False,
 ) -> dict[str, Followed]:
-    """What becomes of the rows of a chunk under each rule."""
+    """What becomes of the rows of a chunk under each rule, with log-odds where they are asked for."""
     # Results go to one place: were they kept in pieces, the memory between them could not be used again.
     whole: dict[str, Followed] = {}
     for start in range(chunk.start, chunk.stop, block):
@@ -182,11 +196,12 @@ def follow_chunk(
         draws = uniform[:, first : first + logits.shape[1]].to(logits.device)
         for name, combine in combiners.items():
             prediction = combine(logits)
-            part = Followed(follow(prediction, labels))
+            size = covered = None
             if sets is not None and labels is not None and name in thresholds:
                 ascending = sort_rows(prediction.log_probs)
                 size = sets.size(ascending, thresholds[name], draws)
-                part = Followed(part.seen, size, rank_of(prediction.log_probs, ascending, labels) < size)
+                covered = rank_of(prediction.log_probs, ascending, labels) < size
+            part = Followed(follow(prediction, labels), size, covered, prediction.log_odds if odds else None)
             if name not in whole:
                 whole[name] = part.room(chunk.stop - chunk.start)
             whole[name].put(first, part)

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.calibrate.tuned import fingerprints
-from anytime.errors import OverlapError, ShapeError
-from anytime.evaluation.blocks import Rows, block_size
+from anytime.checks import shared_rows
+from anytime.errors import ShapeError
+from anytime.evaluation.blocks import Rows
 
-MOST_SHARED = 0.01
 FITTING_ROWS = 5000
 FITTING_NUMBERS = 1 << 26
 """At most so many logits are fitted on, a quarter of a gigabyte: these are held in memory, all others are read in blocks."""
@@ -41,40 +40,17 @@ class HeldOut:
 
 def hold_out(calibration: Rows, test: Rows, *, seed: int) -> HeldOut:
     """Share the calibration rows out by lot: half of them fit, at most `FITTING_ROWS`, and the others calibrate."""
-    (exits, total, classes), (test_exits, _, test_classes) = calibration.logits.shape, test.logits.shape
+    (exits, _, classes), (test_exits, _, test_classes) = calibration.logits.shape, test.logits.shape
     if (exits, classes) != (test_exits, test_classes):
         raise ShapeError(
             f"the calibration rows have {exits} exits and {classes} classes",
             expected=f"{test_exits} exits and {test_classes} classes, as the test rows have",
             fix="give logits of the same model for both",
         )
-    shared = shared_rows(calibration, test)
-    dropped = int(shared.sum())
-    if dropped and dropped >= MOST_SHARED * total:
-        raise OverlapError(
-            f"{dropped} of the {total} calibration rows are among the test rows",
-            expected=f"different rows for each; under {100 * MOST_SHARED:g} % would be left out",
-            fix="split the held-out rows by lot, e.g. torch.randperm(rows).chunk(2)",
-        )
+    shared = shared_rows(calibration.fingerprints(), test.fingerprints(), names=("calibration rows", "the test rows"))
     kept = (~shared).nonzero()[:, 0]
     if len(kept) < 2:
         raise ShapeError(f"{len(kept)} calibration rows", expected="at least two, better a thousand", fix="hold out more rows")
     order = kept[torch.from_numpy(np.random.default_rng([seed, 4]).permutation(len(kept)))]
     fit = max(1, min(len(kept) // 2, FITTING_ROWS, FITTING_NUMBERS // (exits * classes)))
-    return HeldOut(calibration, order[:fit].sort().values, order[fit:].sort().values, dropped)
-
-
-def shared_rows(calibration: Rows, test: Rows) -> Tensor:
-    """Which calibration rows are among the test rows, `(rows,)`."""
-    return torch.isin(_prints(calibration), _prints(test))
-
-
-def _prints(rows: Rows) -> Tensor:
-    """One number a row, equal where rows agree to the last bit of a float32 at all exits.
-
-    One exit alone is not enough: with two classes in half precision, different inputs have equal logits by chance.
-    """
-    exits, samples, classes = rows.logits.shape
-    block = block_size(exits, classes)
-    parts = (rows.block(slice(first, first + block), first) for first in range(0, samples, block))
-    return torch.cat([fingerprints(part.float().movedim(0, 1).flatten(1)[None]) for part in parts])
+    return HeldOut(calibration, order[:fit].sort().values, order[fit:].sort().values, int(shared.sum()))

@@ -87,7 +87,7 @@ def evaluate(
         logits: `(exits, samples, classes)`, a tensor, an array (mapped ones too) or a file's path.
         labels: `(samples,)` class indices, or a file's path; without them, what needs none is measured.
         rules: Rules by name or as objects, or a mapping from names to anything that can be called on logits.
-        costs: Cumulative cost up to each exit (FLOPs, milliseconds), for consistency and diminishing returns.
+        costs: Cumulative cost up to each exit (MACs, milliseconds), for consistency and diminishing returns.
         probabilities: Whether `logits` are probabilities (or their logarithms); otherwise such input is refused.
         strict: Count drops above a threshold (released code) rather than at or above it (paper).
         sets: Settings of the prediction sets; None for none.
@@ -169,7 +169,7 @@ def open_rows(logits: Any, labels: Any, probabilities: bool) -> Rows:
     known = None if labels is None else check_labels(labels, batch=samples, classes=classes, device=device)
     rows = Rows(values, known, probabilities)
     if not probabilities:
-        check_scale(rows.block(slice(0, 2048), 0))
+        check_scale(rows.block(slice(0, 2048), 0))  # whatever the rules are: these are to be compared as logits
     return rows
 
 

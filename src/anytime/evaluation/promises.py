@@ -39,11 +39,10 @@ from anytime.evaluation.blocks import (
 )
 from anytime.evaluation.held_out import HeldOut, hold_out
 from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
-from anytime.metrics import Summary, Trajectories, is_monotone, reach
+from anytime.metrics import Summary, is_monotone, reach
 from anytime.metrics import drop as largest_drop
 from anytime.policy import BudgetCurve, exit_shares
 from anytime.policy.budget import first_reached, thresholds_of
-from anytime.policy.stopping import confidence as confidence_of
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
 SET_FIGURES = ("set_size", "set_coverage", "set_size_rise_percent")
@@ -80,7 +79,7 @@ class Promise:
         known, bounds, budget = self.temperature, asdict(self.certificate), asdict(self.budget)
         for name in ("exits", "classes", "rule"):
             del bounds[name]
-        del budget["thresholds"]  # infinite where nobody stops, which JSON cannot say
+        del budget["log_odds"]  # infinite where nobody stops, which JSON cannot say
         return {
             "rule": repr(self.rule),
             "fitted": self.fitted,
@@ -207,18 +206,18 @@ def promises(
     scaled = {name: Summary(price, strict=strict) for name in after}
     with workers(len(parts)) as map_in_order:
         limits = {} if sets is None else _set_limits(held, before, sets, seed, block, map_in_order)
-        stops = {name: _Stops(sure) for name, sure in _confidences(held, before, block, map_in_order).items()}
+        stops = {name: _Stops(odds) for name, odds in _log_odds(held, before, block, map_in_order).items()}
 
         def follow_both(chunk: slice, uniform: Tensor) -> tuple[dict[str, Followed], dict[str, Followed]]:
             follow = partial(follow_chunk, rows, chunk=chunk, uniform=uniform, block=block)
-            plainly = follow(combiners=before, sets=sets, thresholds=limits)
+            plainly = follow(combiners=before, sets=sets, thresholds=limits, odds=True)
             return plainly, follow(combiners=after, sets=None, thresholds={})
 
         found = map_in_order(follow_both, parts, uniforms(parts, exits, [seed, 2]))
         for chunk, (plainly, at_temperature) in zip(parts, found, strict=True):
             for name, each in plainly.items():
                 tallies[name].add(each)
-                stops[name].add(each.seen)
+                stops[name].add(each)
             for name, each in at_temperature.items():
                 scaled[name].add(each.seen)
             if progress is not None:
@@ -289,21 +288,22 @@ class _Stops:
     """Where the test rows seen so far stop, and whether they are right there, for each of some ways to spread them.
 
     Args:
-        sure: The confidences of the calibrating rows at each exit, `(exits, rows)`, which give the thresholds.
+        odds: The confidences of the calibrating rows at each exit, `(exits, rows)`, as log-odds: they give the thresholds.
     """
 
-    def __init__(self, sure: Tensor) -> None:
-        self.limits = tuple(thresholds_of(sure, exit_shares(q, len(sure))) for q in _QS)
-        self.stopped = torch.zeros(len(_QS), len(sure), dtype=torch.float64)
+    def __init__(self, odds: Tensor) -> None:
+        self.limits = tuple(thresholds_of(odds, exit_shares(q, len(odds))) for q in _QS)
+        self.stopped = torch.zeros(len(_QS), len(odds), dtype=torch.float64)
         self.right = torch.zeros(len(_QS), dtype=torch.float64)
 
-    def add(self, seen: Trajectories) -> None:
-        assert seen.correct is not None  # test rows have labels
-        sure = seen.confidence.clamp(max=1.0).double()  # as anytime.policy compares it
+    def add(self, found: Followed) -> None:
+        assert found.seen.correct is not None  # test rows have labels
+        assert found.odds is not None
+        odds = found.odds.double()  # as anytime.policy compares it
         for index, limit in enumerate(self.limits):
-            exit = first_reached(sure, limit)
-            self.stopped[index] += exit.bincount(minlength=len(sure))
-            self.right[index] += seen.correct.gather(0, exit[None]).sum()
+            exit = first_reached(odds, limit)
+            self.stopped[index] += exit.bincount(minlength=len(odds))
+            self.right[index] += found.seen.correct.gather(0, exit[None]).sum()
 
     def curve(self, costs: Tensor) -> BudgetCurve:
         rows = self.stopped.sum(1)
@@ -313,7 +313,7 @@ class _Stops:
             cost=tuple((shares @ costs).tolist()),
             accuracy=tuple((self.right / rows).tolist()),
             shares=tuple(tuple(each) for each in shares.tolist()),
-            thresholds=self.limits,
+            log_odds=self.limits,
         )
 
 
@@ -354,11 +354,9 @@ def _unseen(given: Rule[Any] | TunedRule, *rows: Rows) -> Rule[Any]:
     if isinstance(given, Rule):
         return given
     for each, purpose in zip(rows, ("the calibration", "the test"), strict=True):
-        exits, samples, classes = each.logits.shape
+        exits, _, classes = each.logits.shape
         given.check_fits(exits, classes)
-        block = block_size(exits, classes)
-        for first in range(0, samples, block):
-            given.check_unseen(each.block(slice(first, first + block), first), purpose=purpose)
+        given.unseen(each.fingerprints(), purpose=purpose)
     return given.rule
 
 
@@ -390,13 +388,13 @@ def _set_limits(
     return set_thresholds(held.rows, combiners, sets, Split(held.calibrating, chosen, seed), block, map_in_order)
 
 
-def _confidences(held: HeldOut, combiners: Mapping[str, Combine], block: int, map_in_order: MapInOrder) -> dict[str, Tensor]:
-    """How sure each rule is of the calibrating rows at each exit, `(exits, rows)`."""
+def _log_odds(held: HeldOut, combiners: Mapping[str, Combine], block: int, map_in_order: MapInOrder) -> dict[str, Tensor]:
+    """How sure each rule is of the calibrating rows at each exit, `(exits, rows)`, as log-odds."""
 
     @torch.inference_mode()
     def sure(chosen: Tensor) -> dict[str, Tensor]:
         logits = held.rows.block(chosen, int(chosen[0]))
-        return {name: confidence_of(combine(logits).log_probs).cpu() for name, combine in combiners.items()}
+        return {name: combine(logits).log_odds.double().cpu() for name, combine in combiners.items()}
 
     parts = list(map_in_order(sure, torch.split(held.calibrating, block)))
     return {name: torch.cat([part[name] for part in parts], 1) for name in combiners}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from anytime.arrays import Inflated, open_npy, open_npz
+from anytime.artifacts import check_sealed
 from anytime.checks import check_memory
 from anytime.errors import DtypeError, FormatError, IntegrityError, LabelError
 from anytime.reading import open_file, parsing
@@ -86,6 +87,7 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
     """
     file = Path(path)
     arrays = _open(file, ("logits", "labels"))
+    check_sealed(file)
     if "logits" not in arrays:
         raise FormatError(
             f"{file} has no 'logits' (it holds {_listing(arrays)})",

@@ -22,7 +22,7 @@ class Trajectories:
     """What happened to each input at each exit; every tensor is `(exits, batch)`.
 
     Attributes:
-        answer: The most probable class (the first of equals).
+        answer: The label that the rule names.
         confidence: Its probability.
         final: The probability, at each exit, of the answer given at the last exit.
         entropy: Of the distribution, in nats.
@@ -81,7 +81,7 @@ def follow(prediction: Prediction, labels: Tensor | None = None) -> Trajectories
             expected="a prediction at all exits, (exits, batch, classes)",
             fix="call the rule on the logits of all exits: rule(logits)",
         )
-    answer = _first_argmax(log_probs)
+    answer = prediction.labels
     label = None if labels is None else _pick(log_probs, labels.expand(answer.shape))
     floored = above_zero(log_probs)
     probs = floored.exp()
@@ -116,9 +116,3 @@ def _support(log_probs: Tensor) -> Tensor:
         return full
     # A sum of floats is vectorised, one of booleans is not.
     return (log_probs > -math.inf).to(log_probs.dtype).sum(-1).long()
-
-
-def _first_argmax(values: Tensor) -> Tensor:
-    if values.device.type == "cpu":  # NumPy's argmax is vectorised, some thirty times faster here
-        return torch.from_numpy(values.detach().numpy().argmax(-1))
-    return values.argmax(-1)

@@ -17,12 +17,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.heads import PooledHead
+from anytime.models.modes import without_autocast
 from anytime.models.paused import make_pausable, run_paused
 from anytime.models.probe import Probe, Visit, evaluating, logits_of, probe
 from anytime.models.traced import Cuts, Trace, UntraceableError, traced_through
 
 Place = str | float
-"""The name of a submodule, or a share of the FLOPs above 0 and below 1."""
+"""The name of a submodule, or a fraction of the MACs above 0 and below 1."""
 Head = Callable[[tuple[int, ...]], nn.Module]
 """Makes a head from the shape of one input's features."""
 Method = Literal["auto", "trace", "thread"]
@@ -48,7 +49,7 @@ def attach_exits(
 
     Args:
         module: Any module that gives logits, `(batch, classes)`, from one tensor. It is used, not copied.
-        at: Where: names as in `module.named_modules()`, or shares of the FLOPs, which choose the block that ends nearest.
+        at: Where: names as in `module.named_modules()`, or fractions of the MACs, which choose the block that ends nearest.
         head: Makes the head for a place from the shape of one input's features; `PooledHead` by default.
         example: A batch of which at most two rows are used.
         classes: How many classes there are.
@@ -78,10 +79,11 @@ class AttachedExits(MultiExit):
         backbone: The module.
         heads: One a place; the last exit has none, as it is the module's own.
         exit_names: The places, in the order in which they are passed.
-        exit_shares: Which part of the module's FLOPs is spent at each place.
+        exit_shares: Which fraction of the module's MACs is spent at each place.
         method: `trace` or `thread`.
     """
 
+    @without_autocast()  # heads take the module's own type, whatever types features have where it is made
     def __init__(
         self,
         module: nn.Module,
@@ -319,11 +321,11 @@ def _by_name(module: nn.Module, name: str) -> nn.Module:
 
 
 def _by_share(module: nn.Module, seen: Probe | None, share: Any) -> nn.Module:
-    """The block that ends nearest to a share of the FLOPs; the last of those that end at the same."""
+    """The block that ends nearest to a fraction of the MACs; the last of those that end at the same."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
         raise OptionError(
             f"an exit is at {share!r}",
-            expected="the name of a submodule, or a share of the FLOPs above 0 and below 1",
+            expected="the name of a submodule, or a fraction of the MACs above 0 and below 1",
             fix="the module's own output is the last exit by itself and needs no share",
         )
     assert seen is not None

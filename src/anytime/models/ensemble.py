@@ -50,6 +50,9 @@ class Ensemble(MultiExit):
 class AveragedEnsemble(MultiExit):
     """Members with exits, averaged: exit m gives the logarithm of the mean of the members' softmaxes at exit m.
 
+    These are log-probabilities. A ReLU product refuses them, as it reads the sign of a logit; give it the members one after the
+    other with `Ensemble`, or choose a rule that only reads differences, such as `Caching` or `Product(Exponential())`.
+
     Args:
         members: Models with the same number of exits.
     """
@@ -97,7 +100,10 @@ class AveragedEnsemble(MultiExit):
         return sum(member.carry_size(exit) for member in self._staged_members()) if exit else 1
 
     def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield log-probabilities, `(batch, classes)`, which serve as logits; the members take turns, exit by exit."""
+        """Yield log-probabilities, `(batch, classes)`; the members take turns, exit by exit.
+
+        They serve as logits for rules that only read differences of logits: `Latest`, `Caching`, `Product(Exponential())`.
+        """
         with ExitStack() as stack:
             runs = [stack.enter_context(closing(_exits(member, x))) for member in self.members]
             for _ in range(self.num_exits):
@@ -108,9 +114,10 @@ class AveragedEnsemble(MultiExit):
 
 
 def average_logits(members: Sequence[Any]) -> Tensor:
-    """The logarithm of the mean of the members' softmaxes at each exit, `(exits, batch, classes)`: serves as logits.
+    """The logarithm of the mean of the members' softmaxes at each exit, `(exits, batch, classes)`.
 
-    What `AveragedEnsemble` gives, from logits that were saved.
+    What `AveragedEnsemble` gives, from logits that were saved. It serves as logits for rules that only read differences of
+    logits: `Latest`, `Caching`, `Product(Exponential())`.
 
     Args:
         members: The logits of each member, `(exits, batch, classes)`, for the same inputs in the same order.

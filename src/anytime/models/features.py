@@ -107,7 +107,7 @@ def _source(calls: list[_Call], logits: Tensor, exit: int) -> tuple[nn.Linear, T
         if output is logits and isinstance(layer, nn.Linear) and args and args[0].ndim == 2:
             return layer, args[0].clone()
     raise OptionError(
-        f"the logits of exit {exit} do not come straight from a linear layer",
+        f"the logits of exit {exit + 1} do not come straight from a linear layer",
         expected="exits that yield what an nn.Linear gave for features of shape (batch, width)",
         fix="end every exit in an nn.Linear, and do scaling, averaging or reshaping after exits(x)",
     )

@@ -12,14 +12,12 @@ import contextvars
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from anytime.errors import StateError
+from anytime.models.modes import Modes
 
 _this_thread = threading.local()
 
@@ -64,7 +62,7 @@ class _Worker:
         self._error: BaseException | None = None
         self._seen = 0
         self._closed = False
-        self._surroundings = _Surroundings(x)
+        self._modes = Modes.now()
         context = contextvars.copy_context()
         # A daemon: a generator that is still open when the interpreter ends must not hold it up.
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="anytime-exits", daemon=True)
@@ -105,7 +103,7 @@ class _Worker:
         _this_thread.worker = self
         try:
             self._wait()
-            with self._surroundings.again():
+            with self._modes.again():
                 output = self._module(self._x)
             if self._seen < len(self._places):
                 raise StateError(
@@ -128,29 +126,3 @@ class _Worker:
         self._go.acquire()
         if self._closed:
             raise _Stop
-
-
-class _Surroundings:
-    """The modes of torch that belong to a thread, as the caller has them."""
-
-    def __init__(self, x: Tensor) -> None:
-        kind = x.device.type
-        self._grad, self._inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self._kind = kind if kind in ("cpu", "cuda") else "cpu"
-        self._autocast = torch.is_autocast_enabled(self._kind)
-        self._autocast_type = torch.get_autocast_dtype(self._kind)
-        self._stream = torch.cuda.current_stream(x.device) if kind == "cuda" else None
-        self._watching = _get_current_dispatch_mode_stack()
-
-    def again(self) -> ExitStack:
-        """The same modes in another thread."""
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode(self._inference))
-        stack.enter_context(torch.set_grad_enabled(self._grad))
-        stack.enter_context(torch.autocast(self._kind, dtype=self._autocast_type, enabled=self._autocast))
-        if self._stream is not None:
-            stack.enter_context(torch.cuda.stream(self._stream))
-        for mode in self._watching:  # not entered again: a counter would begin anew
-            _push_mode(mode)
-            stack.callback(_pop_mode)
-        return stack

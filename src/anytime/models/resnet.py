@@ -39,7 +39,7 @@ class ResNetConfig:
         width: Channels of the first group; the others have two and four times as many.
         channels: Of the images.
         image_size: Height and width of the images.
-        at: Where exits stand besides the last: shares of the FLOPs, or names such as `blocks.4`.
+        at: Where exits stand besides the last: fractions of the MACs, or names such as `blocks.4`.
         heads: `pooled` as in SDN, or `cascade` as in ZTW.
         frozen: Whether only the heads learn.
         statistics: Of a frozen network's batch norms, as `attach_exits` takes it.
@@ -70,7 +70,7 @@ class ResNetConfig:
                     fix=f"{choices[0]!r} is the default",
                 )
         if not isinstance(self.at, list | tuple) or not all(isinstance(place, str | float) for place in self.at):
-            raise OptionError(f"at is {self.at!r}", expected="names and shares of the FLOPs", fix="(0.25, 0.5), for one")
+            raise OptionError(f"at is {self.at!r}", expected="names and fractions of the MACs", fix="(0.25, 0.5), for one")
         object.__setattr__(self, "at", tuple(self.at))
 
 
@@ -159,4 +159,4 @@ PRESETS: Mapping[str, ResNetConfig] = MappingProxyType(
         "ztw-resnet-cifar-56": ResNetConfig(classes=100, depth=56, at=_EVERY_BLOCK, heads="cascade", frozen=True),
     }
 )
-"""Networks by name; SDN's has exits at 15 % to 90 % of the FLOPs, ZTW's after every block but the last."""
+"""Networks by name; SDN's has exits at 15 % to 90 % of the MACs, ZTW's after every block but the last."""

@@ -139,12 +139,12 @@ class Cuts:
         carry: Carry = (rows[:1].clone(),)
         for exit, stage in enumerate(cuts.stages):
             if any(tensor.shape[0] != 1 for tensor in carry):
-                raise UntraceableError(f"a value needed after exit {exit - 1} has not the batch first")
+                raise UntraceableError(f"a value needed after exit {exit} has not the batch first")
             before = [tensor._version for tensor in carry]
             left, given = stage.run(module, carry)
             overwrites = tuple(tensor._version != version for tensor, version in zip(carry, before, strict=True))
             if _share_memory(carry, overwrites):
-                raise UntraceableError(f"values needed after exit {exit - 1} share memory that is written over")
+                raise UntraceableError(f"values needed after exit {exit} share memory that is written over")
             cuts.stages[exit] = replace(stage, overwrites=overwrites)
             _compare(given, wanted[exit])
             carry = left
@@ -191,7 +191,7 @@ class Cuts:
             if node in inside or node in again:
                 continue
             if kinds[node] == "neither":
-                raise UntraceableError(f"{node.name} is needed after exit {exit - 1} and is no tensor with the batch first")
+                raise UntraceableError(f"{node.name} is needed after exit {exit} and is no tensor with the batch first")
             if kinds[node] == "rows":
                 given.add(node)
             else:

@@ -77,7 +77,8 @@ def save(model: MultiExit, folder: str | Path) -> None:
         if type(model) is architecture.network:
             settings: Any = model.config
             document = {"version": 1, "architecture": name, "config": asdict(settings)}
-            write_bundle(folder, {_CONFIG: json_text(document).encode(), _WEIGHTS: tensors_to_bytes(model.state_dict())})
+            files = {_CONFIG: json_text(document).encode(), _WEIGHTS: tensors_to_bytes(model.state_dict())}
+            write_bundle(folder, files, kind="model")
             return
     raise OptionError(
         f"the model is a {type(model).__name__}",

@@ -74,7 +74,7 @@ def attach_cascade(
 
     Args:
         module: A trained network that gives logits.
-        at: Names or shares of the FLOPs, as for `attach_exits`, which has the further arguments too.
+        at: Names or fractions of the MACs, as for `attach_exits`, which has the further arguments too.
         example: A batch of inputs.
         classes: How many classes there are.
         normalise: Whether heads normalise the logits they read.

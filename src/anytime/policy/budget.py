@@ -1,8 +1,9 @@
 """Budgeted batch classification: spend a mean cost per input where it helps most.
 
-A share π_k ∝ q^k of the inputs is to leave at exit k. Thresholds on the confidence are found on validation rows, exit by exit,
-so that these shares leave; on other rows they decide input by input. A small q stops early, a large one late. The protocol is
-that of the MSDNet papers; theirs stop in simulation only, `anytime.policy.run_batch` really does.
+A fraction π_k ∝ q^k of the inputs is to leave at exit k. Thresholds on the confidence are found on validation rows, exit by
+exit, so that these fractions leave; on other rows they decide input by input. A small q stops early, a large one late. The
+protocol is that of the MSDNet papers; theirs stop in simulation only, `anytime.policy.run_batch` really does. Thresholds are
+log-odds: probabilities round to 1 for many rows, and all of these would leave together.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_costs, check_disjoint, check_labels
+from anytime.combine import Prediction
 from anytime.errors import OptionError, ShapeError
-from anytime.policy.stopping import Confidence, FittedPolicy, Policy, check_log_probs, confidence
+from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_probability, check_prediction
 
 _HALVINGS = 50
 
@@ -28,7 +30,7 @@ class BudgetPolicy(FittedPolicy, kind="budget policy"):
     Attributes:
         budget: The mean cost per input that was allowed.
         q: How the inputs are spread over the exits, π_k ∝ q^k; infinite where all may go to the last exit.
-        thresholds: The least confidence to stop with at each exit; `inf` where nobody stops, `-inf` at the last.
+        log_odds: The least confidence to stop with at each exit, as log-odds; `inf` where nobody stops, `-inf` at the last.
         costs: What it costs to get to each exit.
         shares: The share of the rows that stopped at each exit.
         cost: Their mean cost.
@@ -38,7 +40,7 @@ class BudgetPolicy(FittedPolicy, kind="budget policy"):
 
     budget: float
     q: float
-    thresholds: tuple[float, ...]
+    log_odds: tuple[float, ...]
     costs: tuple[float, ...]
     shares: tuple[float, ...]
     cost: float
@@ -48,7 +50,7 @@ class BudgetPolicy(FittedPolicy, kind="budget policy"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_costs(self.costs, exits=self.exits)
-        for name in ("thresholds", "shares"):
+        for name in ("log_odds", "shares"):
             if len(getattr(self, name)) != self.exits:
                 raise OptionError(f"{name} are {getattr(self, name)}", expected=f"{self.exits} numbers", fix="fit it anew")
         self.policy.check_fits(self.exits, self.classes or 1)
@@ -56,7 +58,12 @@ class BudgetPolicy(FittedPolicy, kind="budget policy"):
     @property
     def policy(self) -> Policy:
         """Stop at the first exit whose threshold is reached."""
-        return Confidence(self.thresholds)
+        return Confidence(self.log_odds, scale="log-odds")
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The least confidence to stop with at each exit, as a probability: to read, as it may round to 1."""
+        return tuple(as_probability(odds) for odds in self.log_odds)
 
 
 @dataclass(frozen=True)
@@ -68,14 +75,14 @@ class BudgetCurve:
         cost: Mean cost per input on the test rows.
         accuracy: Share of right answers on the test rows.
         shares: The share of the test rows that stopped at each exit, one tuple a value of q.
-        thresholds: The thresholds, one tuple a value of q.
+        log_odds: The thresholds, one tuple per value of q, as log-odds.
     """
 
     q: tuple[float, ...]
     cost: tuple[float, ...]
     accuracy: tuple[float, ...]
     shares: tuple[tuple[float, ...], ...]
-    thresholds: tuple[tuple[float, ...], ...]
+    log_odds: tuple[tuple[float, ...], ...]
 
 
 def exit_shares(q: float, exits: int) -> Tensor:
@@ -93,28 +100,28 @@ def exit_shares(q: float, exits: int) -> Tensor:
 
 
 def share_thresholds(log_probs: Any, shares: Any) -> tuple[float, ...]:
-    """The confidences from which on inputs stop, so that `shares` of these rows leave at each exit.
+    """The log-odds from which on inputs stop, so that `shares` of these rows leave at each exit.
 
     At each exit but the last, of the rows still there, the ⌊rows · share⌋-th most confident sets the threshold, and all that
-    reach it leave, ties among them. Where that is more than there are left, all leave; where it is none, the threshold is
-    `inf`. That of the last exit is `-inf`.
+    reach it leave. Where that is more than there are left, all leave; where it is none, the threshold is `inf`. That of the
+    last exit is `-inf`. `Confidence(thresholds, scale="log-odds")` stops by them.
 
     Args:
-        log_probs: A rule's answers at all exits, `(exits, rows, classes)`.
-        shares: One an exit, see `exit_shares`.
+        log_probs: A rule's answers at all exits, `rule(logits)`, or their log-probabilities, `(exits, rows, classes)`.
+        shares: One per exit, see `exit_shares`.
 
     Example:
         >>> log_probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.5, 0.5], [0.7, 0.3]]]).log()
-        >>> [round(limit, 4) for limit in share_thresholds(log_probs, (0.5, 0.5))]
-        [0.9, -inf]
+        >>> [round(limit, 4) for limit in share_thresholds(log_probs, (0.5, 0.5))]  # log(0.9 / 0.1)
+        [2.1972, -inf]
     """
-    answers = check_log_probs(log_probs)
+    odds = check_prediction(log_probs).log_odds.double()
     wanted = torch.as_tensor(shares, dtype=torch.float64)
-    if wanted.shape != answers.shape[:1] or bool((wanted < 0).any()) or not abs(float(wanted.sum()) - 1) < 1e-6:
+    if wanted.shape != odds.shape[:1] or bool((wanted < 0).any()) or not abs(float(wanted.sum()) - 1) < 1e-6:
         raise OptionError(
-            f"shares are {shares}", expected=f"{len(answers)} shares that sum to 1, one an exit", fix="see exit_shares"
+            f"shares are {shares}", expected=f"{len(odds)} shares that sum to 1, one per exit", fix="see exit_shares"
         )
-    return thresholds_of(confidence(answers), wanted)
+    return thresholds_of(odds, wanted)
 
 
 def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float) -> BudgetPolicy:
@@ -123,9 +130,10 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     On other rows of the same kind the mean cost is near the budget, not bounded by it.
 
     Args:
-        log_probs: A rule's answers at all exits on validation rows, `(exits, rows, classes)`.
+        log_probs: A rule's answers at all exits on validation rows, `rule(logits)`, or their log-probabilities,
+            `(exits, rows, classes)`.
         labels: `(rows,)`, to note the accuracy; not needed.
-        costs: What it costs to get to each exit, cumulative: FLOPs, milliseconds.
+        costs: What it costs to get to each exit, cumulative: MACs, milliseconds.
         budget: The mean cost per input, in the same unit.
 
     Example:
@@ -136,16 +144,17 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
         (True, 0.77)
     """
     answers = _checked(log_probs, "log_probs")
-    exits, rows, classes = answers.shape
-    price = check_costs(costs, exits=exits).to(answers.device)
+    exits, rows, classes = answers.log_probs.shape
+    device = answers.log_probs.device
+    price = check_costs(costs, exits=exits).to(device)
     if not budget >= float(price[0]):
         raise OptionError(
             f"the budget is {budget}",
             expected=f"at least {float(price[0]):g}, what the first exit costs",
             fix="allow more, or use a smaller network",
         )
-    wanted = None if labels is None else check_labels(labels, batch=rows, classes=classes, device=answers.device)
-    sure = confidence(answers)
+    wanted = None if labels is None else check_labels(labels, batch=rows, classes=classes, device=device)
+    sure = answers.log_odds.double()
 
     def spent(part: float) -> float:
         return float(price[first_reached(sure, thresholds_of(sure, exit_shares(_q(part), exits)))].mean())
@@ -165,7 +174,7 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
         classes=classes,
         budget=float(budget),
         q=_q(within),
-        thresholds=limits,
+        log_odds=limits,
         costs=tuple(price.tolist()),
         shares=_shares(found, exits),
         cost=float(price[found].mean()),
@@ -178,26 +187,28 @@ def budget_curve(validation: Any, log_probs: Any, labels: Any, *, costs: Any, po
     """Accuracy and mean cost on test rows for q = 1/20, 2/20, …, with thresholds from validation rows.
 
     Args:
-        validation: A rule's answers at all exits on validation rows, `(exits, rows, classes)`.
+        validation: A rule's answers at all exits on validation rows, `rule(logits)`, or their log-probabilities,
+            `(exits, rows, classes)`.
         log_probs: The same rule's answers on other rows, `(exits, batch, classes)`.
         labels: Labels of those other rows, `(batch,)`.
         costs: What it costs to get to each exit, cumulative.
         points: How many values of q; the MSDNet papers take 39.
     """
     held, answers = _checked(validation, "validation"), _checked(log_probs, "log_probs")
-    exits, batch, classes = answers.shape
-    if held.shape[0] != exits or held.shape[2] != classes:
+    exits, batch, classes = answers.log_probs.shape
+    device, (held_exits, _, held_classes) = answers.log_probs.device, held.log_probs.shape
+    if (held_exits, held_classes) != (exits, classes):
         raise ShapeError(
-            f"validation has {held.shape[0]} exits and {held.shape[2]} classes",
+            f"validation has {held_exits} exits and {held_classes} classes",
             expected=f"{exits} and {classes}, as the test rows have",
             fix="give the answers of the same model by the same rule",
         )
-    wanted = check_labels(labels, batch=batch, classes=classes, device=answers.device)
-    price = check_costs(costs, exits=exits).to(answers.device)
+    wanted = check_labels(labels, batch=batch, classes=classes, device=device)
+    price = check_costs(costs, exits=exits).to(device)
     if isinstance(points, bool) or not isinstance(points, int) or points < 1:
         raise OptionError(f"points is {points!r}", expected="a whole number, at least 1", fix="the papers take 39")
-    check_disjoint(_telling(held), _telling(answers), names=("the thresholds", "the test"))
-    held_sure, sure = confidence(held), confidence(answers)
+    check_disjoint(_telling(held.log_probs), _telling(answers.log_probs), names=("the thresholds", "the test"))
+    held_sure, sure = held.log_odds.double(), answers.log_odds.double()
     values = tuple(point / 20 for point in range(1, points + 1))
     limits = tuple(thresholds_of(held_sure, exit_shares(q, exits)) for q in values)
     found = [first_reached(sure, limit) for limit in limits]
@@ -206,19 +217,19 @@ def budget_curve(validation: Any, log_probs: Any, labels: Any, *, costs: Any, po
         cost=tuple(float(price[exit].mean()) for exit in found),
         accuracy=tuple(_accuracy(answers, exit, wanted) for exit in found),
         shares=tuple(_shares(exit, exits) for exit in found),
-        thresholds=limits,
+        log_odds=limits,
     )
 
 
-def _checked(values: Any, name: str) -> Tensor:
-    answers = check_log_probs(values, name=name)
-    if answers.shape[1] == 0:
+def _checked(values: Any, name: str) -> Prediction:
+    answers = check_prediction(values, name=name)
+    if answers.log_probs.shape[1] == 0:
         raise ShapeError(f"{name} has no rows", expected="at least one", fix="give more rows")
     return answers
 
 
 def thresholds_of(sure: Tensor, shares: Tensor) -> tuple[float, ...]:
-    """The confidence at each exit from which on its share of the rows leaves, from confidences `(exits, rows)`."""
+    """The confidence at each exit from which on its share of the rows leaves, from log-odds `(exits, rows)`."""
     rows = sure.shape[1]
     limits = []
     here = torch.ones(rows, dtype=torch.bool, device=sure.device)
@@ -231,7 +242,7 @@ def thresholds_of(sure: Tensor, shares: Tensor) -> tuple[float, ...]:
 
 
 def first_reached(sure: Tensor, limits: tuple[float, ...]) -> Tensor:
-    """The first exit at which each row reaches the threshold."""
+    """The index of the first exit at which each row reaches the threshold."""
     reached = sure >= torch.tensor(limits, dtype=sure.dtype, device=sure.device)[:, None]
     return reached.int().argmax(0)
 
@@ -245,8 +256,8 @@ def _shares(found: Tensor, exits: int) -> tuple[float, ...]:
     return tuple((found.bincount(minlength=exits).double() / len(found)).tolist())
 
 
-def _accuracy(answers: Tensor, found: Tensor, labels: Tensor) -> float:
-    given = answers.argmax(-1)[found, torch.arange(len(found), device=found.device)]
+def _accuracy(answers: Prediction, found: Tensor, labels: Tensor) -> float:
+    given = answers.labels[found, torch.arange(len(found), device=found.device)]
     return float((given == labels).double().mean())
 
 

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anytime.combine import Rule, State
+from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
 from anytime.models import Carry, StagedModel, is_staged
-from anytime.policy.stopping import FittedPolicy, Policy, Stopped, confidence
+from anytime.policy.stopping import FittedPolicy, Policy, Stopped
 
 S = TypeVar("S", bound=State)
 
 BREAK_EVEN = 0.85
-"""The share of rows left at which dropping the others pays after every exit of the CIFAR MSDNet, in batches of 64 on a CPU, as
-measured by `python benchmarks/compaction.py`."""
+"""The fraction of rows left at which dropping the others pays after every exit of the CIFAR MSDNet, in batches of 64 on a CPU,
+as measured by `python benchmarks/compaction.py`."""
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def run_batch(
         x: Inputs with the batch first.
         rule: What to answer.
         policy: When to stop.
-        compact_when: Drop the rows that are done as soon as at most this share of the running batch still goes on; 0 never
+        compact_when: Drop the rows that are done as soon as at most this fraction of the running batch still goes on; 0 never
             drops any, 1 drops each at once. Copying what is carried takes time, so a few rows are not worth it.
 
     Example:
@@ -55,27 +55,26 @@ def run_batch(
     rows = torch.arange(batch, device=device)  # which input each row of the running batch is
     going = torch.ones(batch, dtype=torch.bool, device=device)
     last, source = torch.zeros_like(rows), torch.zeros_like(rows)
-    best = torch.full((batch,), -1.0, dtype=torch.float64, device=device)
-    fell_back = torch.zeros_like(going)
-    answers: Tensor | None = None
+    best = torch.full((batch,), -torch.inf, dtype=torch.float64, device=device)
+    answers: Prediction | None = None
     for exit in range(exits):
         carry, logits = model.stage(exit, carry)
         state, now = rule.step(state, logits)
         if answers is None:
             policy.check_fits(exits, logits.shape[1])
-            answers = torch.empty_like(now.log_probs)
-        memory, passed = stops.stop(memory, exit, now.log_probs)
+            answers = now.clone()
+        memory, passed = stops.stop(memory, exit, now)
         if exit + 1 == exits:  # nobody goes on from here, and who has not passed before takes what there is for such
             passed = torch.full_like(going, not surest)
         taken = going & passed
         if surest:
-            sure = confidence(now.log_probs)
+            sure = now.log_odds.double()
             taken |= going & (sure > best[rows])
             best[rows] = torch.maximum(sure, best[rows])
         place = rows[taken]
-        answers[place], fell_back[place] = now.log_probs[taken], now.fell_back[taken]
-        source[place] = exit
-        last[rows[going]] = exit
+        answers.put(place, now.at(taken))
+        source[place] = exit + 1
+        last[rows[going]] = exit + 1
         going = going & ~passed
         left = int(going.sum())
         if left == 0:
@@ -85,7 +84,7 @@ def run_batch(
             carry, memory = tuple(part[keep] for part in carry), tuple(part[keep] for part in memory)
             state, rows, going = state.select(keep), rows[keep], going[keep]
     assert answers is not None  # there is at least one exit
-    return Stopped(last, source, answers, fell_back)
+    return Stopped(last, source, answers)
 
 
 def _check(model: Any, compact_when: float) -> None:

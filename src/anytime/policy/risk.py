@@ -25,7 +25,7 @@ from torch import Tensor
 from anytime.checks import as_tensor, check_costs, check_labels
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.metrics import brier
-from anytime.policy.stopping import Confidence, FittedPolicy, Policy, check_log_probs, confidence
+from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_log_odds, check_prediction
 
 Loss = Literal["gap", "consistency", "brier-gap", "brier-consistency", "hellinger"]
 Method = Literal["naive", "crc", "ucb", "ltt"]
@@ -55,9 +55,9 @@ class RiskControl(FittedPolicy, kind="risk control"):
         grid: The λ that were tried, from high to low.
         risks: The mean loss at each.
         bounds: What was held against ε at each (the mean, CRC's corrected mean, the upper bound), or against δ (the p-value).
-        mean_exits: The mean exit, from 0, at each.
+        mean_exits: The mean exit, counted from 1, at each.
         mean_exit: That at λ.
-        mean_cost: The mean cost at λ, or None where no costs came.
+        mean_cost: The mean cost at λ, or None without costs.
     """
 
     loss: str
@@ -119,8 +119,9 @@ def control_risk(
     """Choose the smallest exit threshold whose risk is under control.
 
     Args:
-        log_probs: A rule's answers at all exits on calibration rows, `(exits, rows, classes)`. `ucb` bets on the rows one after
-            the other, so they must come in an order that has nothing to do with what they are.
+        log_probs: A rule's answers at all exits on calibration rows, `rule(logits)`, or their log-probabilities,
+            `(exits, rows, classes)`. `ucb` bets on the rows one after the other, so their order must have nothing to do with
+            what they are.
         labels: `(rows,)`; needed for `gap` and `brier-gap`.
         loss: What is controlled, see `exit_losses`.
         epsilon: The risk that is allowed, above 0 and below the largest loss.
@@ -136,17 +137,19 @@ def control_risk(
         >>> log_probs = Caching()(samples.cifar100_msdnet().logits[:]).log_probs
         >>> control = control_risk(log_probs, loss="consistency", epsilon=0.05)
         >>> control.threshold, round(control.mean_exit, 2)
-        (0.96, 1.7)
+        (0.96, 2.7)
         >>> control.promise
         'With probability 0.9 over the draw of 1000 calibration rows, the mean consistency loss is at most 0.05.'
     """
     _check_options(loss, method, epsilon, delta)
-    answers = check_log_probs(log_probs)
-    exits, rows, classes = answers.shape
+    answers = check_prediction(log_probs)
+    exits, rows, classes = answers.log_probs.shape
+    device = answers.log_probs.device
     if rows == 0:
         raise ShapeError("there are no calibration rows", expected="at least one", fix="hold out more rows")
     lambdas = _GRID if grid is None else _check_grid(grid)
-    taken = _exits(confidence(answers), torch.tensor(lambdas, dtype=torch.float64, device=answers.device))
+    limits = torch.tensor([as_log_odds(value) for value in lambdas], dtype=torch.float64, device=device)
+    taken = _exits(answers.log_odds.double(), limits)
     losses = exit_losses(answers, labels, loss).gather(0, taken)
     if envelope:
         losses = losses.cummax(0).values
@@ -157,7 +160,7 @@ def control_risk(
         passing = passing.cumprod(0).bool()
     found = int(passing.nonzero()[-1]) if bool(passing.any()) else None
     at = torch.full_like(taken[0], exits - 1) if found is None else taken[found]
-    price = None if costs is None else check_costs(costs, exits=exits).to(answers.device)
+    price = None if costs is None else check_costs(costs, exits=exits).to(device)
     return RiskControl(
         exits=exits,
         classes=classes,
@@ -172,8 +175,8 @@ def control_risk(
         grid=lambdas,
         risks=tuple(risks.tolist()),
         bounds=tuple(bounds.tolist()),
-        mean_exits=tuple(taken.double().mean(1).tolist()),
-        mean_exit=float(at.double().mean()),
+        mean_exits=tuple((1 + taken.double().mean(1)).tolist()),
+        mean_exit=1 + float(at.double().mean()),
         mean_cost=None if price is None else float(price[at].mean()),
     )
 
@@ -182,21 +185,21 @@ def exit_losses(log_probs: Any, labels: Any, loss: Loss) -> Tensor:
     """What each input loses by stopping at each exit and not at the last, `(exits, batch)` in float64.
 
     Args:
-        log_probs: A rule's answers at all exits, `(exits, batch, classes)`.
+        log_probs: A rule's answers at all exits, `rule(logits)`, or their log-probabilities, `(exits, batch, classes)`.
         labels: `(batch,)`; only read for `gap` and `brier-gap`.
         loss: `gap`: 1 where the answer is wrong and the last exit's is right, -1 the other way round, else 0. `consistency`: 1
             where the answers differ. `brier-gap`: how much larger the Brier score is. `brier-consistency`: the same with
             the last exit's answer for a label. `hellinger`: the Hellinger distance of the two distributions.
     """
-    answers = check_log_probs(log_probs)
+    prediction = check_prediction(log_probs)
+    answers, given = prediction.log_probs, prediction.labels
     _check_name("loss", loss, get_args(Loss))
     if loss in _NEED_LABELS and labels is None:
         raise LabelError(
-            f"no labels came for the loss {loss!r}",
-            expected="one class index an input",
+            f"got no labels for the loss {loss!r}",
+            expected="one class index per input",
             fix="pass labels; 'consistency', 'brier-consistency' and 'hellinger' need none",
         )
-    given = answers.argmax(-1)
     if loss == "consistency":
         return (given != given[-1]).double()
     if loss == "hellinger":
@@ -271,7 +274,7 @@ def _binomial(counts: Tensor, rows: int, share: float) -> Tensor:
 
 
 def _exits(sure: Tensor, lambdas: Tensor) -> Tensor:
-    """The exit at which each row stops under each λ, `(grid, rows)`: the number of exits without a confidence above λ yet."""
+    """The index of the exit at which each row stops under each λ, `(grid, rows)`: the number of exits that do not exceed λ."""
     highest = sure[:-1].cummax(0).values if len(sure) > 1 else sure[:0]
     return (highest <= lambdas[:, None, None]).sum(1)
 

@@ -1,10 +1,12 @@
 """When to stop by oneself: small policies that look at a rule's answer after each exit and say which inputs need no more.
 
-`policy.start(batch)` and `policy.stop(state, exit, log_probs)` decide exit by exit; the state is a tuple of tensors with the
-batch first. `policy.apply(log_probs)` is the loop over the steps, on the answers of all exits, and gives the exit at which
+`policy.start(batch)` and `policy.stop(state, exit, prediction)` decide exit by exit; the state is a tuple of tensors with the
+batch first. `policy.apply(prediction)` is the loop over the steps, on the answers of all exits, and gives the exit at which
 each input stops. The last exit always stops.
 
-A policy reads log-probabilities, so it works on what any rule says: `Confidence(0.9).apply(Product()(logits).log_probs)`.
+A policy reads predictions, so it works on what any rule says: `Confidence(0.9).apply(Product()(logits))`. Log-probabilities,
+`(exits, batch, classes)`, will do as well. Confidences are compared as log-odds: probabilities round to 1, and rounding must
+not decide who stops.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from anytime.checks import as_tensor
 from anytime.combine import Prediction
+from anytime.combine.rules import CERTAIN
 from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
 from anytime.fitted import Fitted
 
@@ -27,7 +30,10 @@ PolicyState = tuple[Tensor, ...]
 """What a policy remembers of the exits before: tensors with the batch first."""
 
 Numbers = float | tuple[float, ...]
-"""One number for all exits, or one an exit."""
+"""One number for all exits, or one per exit."""
+
+Scale = Literal["probability", "log-odds"]
+"""What a threshold on the confidence p is given as: p, or log p/(1 - p), which fitted thresholds are."""
 
 _ROUNDING = 0.01
 
@@ -37,21 +43,29 @@ class Stopped:
     """Where each input stopped and what it was answered; every tensor has the batch first.
 
     Attributes:
-        exit: The last exit that was computed for the input, from 0: what it cost.
+        exit: The last exit that was computed for the input, from 1: what it cost.
         source: The exit that the answer is from; another one only under `otherwise="surest"`.
-        log_probs: The answer, `(batch, classes)`.
-        fell_back: Whether the rule had to fall back at the exit that the answer is from.
+        prediction: The answer.
     """
 
     exit: Tensor
     source: Tensor
-    log_probs: Tensor
-    fell_back: Tensor
+    prediction: Prediction
+
+    @property
+    def log_probs(self) -> Tensor:
+        """The answer, `(batch, classes)`."""
+        return self.prediction.log_probs
+
+    @property
+    def fell_back(self) -> Tensor:
+        """Whether the rule had to fall back at the exit that the answer is from, `(batch,)`."""
+        return self.prediction.fell_back
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class, `(batch,)`; the first of equals."""
-        return self.log_probs.argmax(-1)
+        """The label that the rule names, `(batch,)`."""
+        return self.prediction.labels
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ class Policy(ABC):
     """
 
     per_exit: ClassVar[tuple[str, ...]] = ()
-    """The fields that hold one number, or one an exit."""
+    """The fields that hold one number, or one per exit."""
 
     otherwise: Literal["last", "surest"] = field(default="last", kw_only=True)
 
@@ -81,8 +95,14 @@ class Policy(ABC):
         return ()
 
     @abstractmethod
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
-        """Look at the answers of one exit, `(batch, classes)`; give the new state and which inputs need no more, `(batch,)`."""
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        """Look at the answers of one exit; give the new state and which inputs need no more, `(batch,)`.
+
+        Args:
+            state: From `start`, or from the exit before.
+            exit: The index of the exit, from 0.
+            prediction: The rule's answers there, of `batch` inputs.
+        """
 
     def check_fits(self, exits: int, classes: int) -> None:
         """Refuse a number of exits or classes that the policy has no numbers for."""
@@ -90,38 +110,39 @@ class Policy(ABC):
             numbers = getattr(self, name)
             if isinstance(numbers, tuple) and len(numbers) != exits:
                 raise OptionError(
-                    f"{type(self).__name__} has {len(numbers)} numbers in {name} and came with {exits} exits",
-                    expected=f"{exits} numbers, one an exit, or one for all",
+                    f"{type(self).__name__} has {len(numbers)} numbers in {name}, and there are {exits} exits",
+                    expected=f"{exits} numbers, one per exit, or one for all",
                     fix="give the last exit a number too; it is not used",
                 )
 
-    def apply(self, log_probs: Any) -> Tensor:
-        """The exit at which each input stops, `(batch,)` from 0.
+    def apply(self, prediction: Any) -> Tensor:
+        """The exit at which each input stops, `(batch,)` from 1.
 
         Args:
-            log_probs: A rule's answers at all exits, `(exits, batch, classes)`: `rule(logits).log_probs`.
+            prediction: A rule's answers at all exits, `rule(logits)`, or their log-probabilities.
         """
-        return self._first(check_log_probs(log_probs))[0]
+        return self._first(check_prediction(prediction))[0] + 1
 
-    def answer(self, prediction: Prediction) -> Stopped:
-        """Where each input stops and what it is answered, from a rule's prediction at all exits: `rule(logits)`."""
-        log_probs = check_log_probs(prediction.log_probs)
-        exit, passed = self._first(log_probs)
+    def answer(self, prediction: Any) -> Stopped:
+        """Where each input stops and what it is answered, from a rule's answers at all exits: `rule(logits)`."""
+        answers = check_prediction(prediction)
+        exit, passed = self._first(answers)
         source = exit
         if self.otherwise == "surest":
-            source = torch.where(passed, exit, confidence(log_probs).argmax(0))
-        rows = torch.arange(log_probs.shape[1], device=log_probs.device)
-        return Stopped(exit, source, log_probs[source, rows], prediction.fell_back[source, rows])
+            source = torch.where(passed, exit, answers.log_odds.argmax(0))
+        rows = torch.arange(len(exit), device=exit.device)
+        return Stopped(exit + 1, source + 1, answers.at(source, rows))
 
-    def _first(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """The exit at which each input stops, and whether it passed there or only came to the end."""
-        exits, batch, classes = log_probs.shape
+    def _first(self, answers: Prediction) -> tuple[Tensor, Tensor]:
+        """The index of the exit at which each input stops, and whether it passed there or only got to the end."""
+        exits, batch, classes = answers.log_probs.shape
+        device = answers.log_probs.device
         self.check_fits(exits, classes)
-        state = self.start(batch, log_probs.device)
-        found = torch.full((batch,), exits - 1, device=log_probs.device)
-        passed = torch.zeros(batch, dtype=torch.bool, device=log_probs.device)
+        state = self.start(batch, device)
+        found = torch.full((batch,), exits - 1, device=device)
+        passed = torch.zeros(batch, dtype=torch.bool, device=device)
         for exit in range(exits - 1):
-            state, stop = self.stop(state, exit, log_probs[exit])
+            state, stop = self.stop(state, exit, answers.at(exit))
             found = torch.where(stop & ~passed, exit, found)
             passed = passed | stop
         return found, passed
@@ -129,15 +150,11 @@ class Policy(ABC):
 
 @dataclass(frozen=True)
 class _Threshold(Policy):
-    """What policies with one number to pass share: one for all exits or one an exit."""
+    """What policies with one number to pass share: one for all exits or one per exit."""
 
     per_exit: ClassVar[tuple[str, ...]] = ("threshold",)
     threshold: Numbers
     strict: bool = False
-
-    def _reached(self, values: Tensor, exit: int) -> Tensor:
-        limit = _number(self.threshold, exit)
-        return values > limit if self.strict else values >= limit
 
 
 @dataclass(frozen=True)
@@ -145,17 +162,26 @@ class Confidence(_Threshold):
     """Stop when the probability of the most probable class reaches a threshold.
 
     Args:
-        threshold: One number, or one an exit; that of the last exit is not used.
+        threshold: One number, or one per exit; that of the last exit is not used. Nobody stops above 1.
         strict: Whether it must be exceeded (>), not only reached (≥).
+        scale: Whether thresholds are probabilities or log-odds.
 
     Example:
         >>> log_probs = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.5, 0.5], [0.2, 0.8]]]).log()
         >>> Confidence(0.7).apply(log_probs).tolist()
-        [1, 0]
+        [2, 1]
     """
 
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
-        return state, self._reached(confidence(log_probs), exit)
+    scale: Scale = field(default="probability", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_scale(self.scale)
+
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        limit = as_log_odds(_number(self.threshold, exit), self.scale)
+        odds = prediction.log_odds.double()
+        return state, odds > limit if self.strict else odds >= limit
 
 
 @dataclass(frozen=True)
@@ -163,12 +189,13 @@ class Margin(_Threshold):
     """Stop when the two most probable classes lie so far apart.
 
     Args:
-        threshold: One number, or one an exit; that of the last exit is not used.
+        threshold: One number, or one per exit; that of the last exit is not used.
         strict: Whether it must be exceeded (>), not only reached (≥).
     """
 
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
-        return state, self._reached(margin(log_probs), exit)
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        values, limit = margin(prediction.log_probs), _number(self.threshold, exit)
+        return state, values > limit if self.strict else values >= limit
 
 
 @dataclass(frozen=True)
@@ -176,14 +203,14 @@ class Entropy(_Threshold):
     """Stop when the entropy, in nats, is below a threshold, as BranchyNet does.
 
     Args:
-        threshold: One number, or one an exit; that of the last exit is not used.
+        threshold: One number, or one per exit; that of the last exit is not used.
         strict: Whether it must lie below (<); if not, at most at the threshold (≤).
     """
 
     strict: bool = True
 
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
-        values, limit = torch.special.entr(log_probs.double().exp()).sum(-1), _number(self.threshold, exit)
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        values, limit = torch.special.entr(prediction.log_probs.double().exp()).sum(-1), _number(self.threshold, exit)
         return state, values < limit if self.strict else values <= limit
 
 
@@ -198,7 +225,7 @@ class Patience(Policy):
     Example:
         >>> log_probs = torch.tensor([[[0.9, 0.1]], [[0.4, 0.6]], [[0.3, 0.7]], [[0.2, 0.8]]]).log()
         >>> Patience(2).apply(log_probs).tolist(), Patience(2, strict=True).apply(log_probs).tolist()
-        ([2], [3])
+        ([3], [4])
     """
 
     count: int
@@ -213,9 +240,9 @@ class Patience(Policy):
         nothing = torch.full((batch,), -1, device=device)
         return nothing, torch.zeros_like(nothing)
 
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
         before, run = state
-        answer = log_probs.argmax(-1)
+        answer = prediction.labels
         run = torch.where(answer == before, run + 1, 1)
         return (answer, run), run > self.count if self.strict else run >= self.count
 
@@ -228,17 +255,24 @@ class Window(Policy):
     from it on either side gain nothing from another exit. `fit_window` finds the bounds.
 
     Args:
-        lower: One number, or one an exit; that of the last exit is not used.
+        lower: One number, or one per exit; that of the last exit is not used.
         upper: As many.
+        scale: Whether bounds are probabilities or log-odds.
     """
 
     per_exit: ClassVar[tuple[str, ...]] = ("lower", "upper")
     lower: Numbers
     upper: Numbers
+    scale: Scale = field(default="probability", kw_only=True)
 
-    def stop(self, state: PolicyState, exit: int, log_probs: Tensor) -> tuple[PolicyState, Tensor]:
-        sure = confidence(log_probs)
-        return state, (sure < _number(self.lower, exit)) | (sure > _number(self.upper, exit))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_scale(self.scale)
+
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        odds = prediction.log_odds.double()
+        lower, upper = (as_log_odds(_number(bound, exit), self.scale) for bound in (self.lower, self.upper))
+        return state, (odds < lower) | (odds > upper)
 
 
 @dataclass(frozen=True)
@@ -250,30 +284,59 @@ class FittedPolicy(Fitted, ABC):
     def policy(self) -> Policy:
         """The policy that was fitted."""
 
-    def apply(self, log_probs: Any) -> Tensor:
-        """The exit at which each input stops, see `Policy.apply`."""
-        checked = check_log_probs(log_probs)
-        self.check_fits(checked.shape[0], checked.shape[2])
-        return self.policy.apply(checked)
+    def apply(self, prediction: Any) -> Tensor:
+        """The exit at which each input stops, from 1, see `Policy.apply`."""
+        return self.policy.apply(self._fitting(prediction))
 
-    def answer(self, prediction: Prediction) -> Stopped:
+    def answer(self, prediction: Any) -> Stopped:
         """Where each input stops and what it is answered, see `Policy.answer`."""
-        checked = check_log_probs(prediction.log_probs)
-        self.check_fits(checked.shape[0], checked.shape[2])
-        return self.policy.answer(prediction)
+        return self.policy.answer(self._fitting(prediction))
+
+    def _fitting(self, prediction: Any) -> Prediction:
+        checked = check_prediction(prediction)
+        self.check_fits(checked.log_probs.shape[0], checked.log_probs.shape[2])
+        return checked
 
 
-def confidence(log_probs: Tensor) -> Tensor:
-    """The probability of the most probable class, as float64, so that it is compared with a threshold as it is written."""
-    return log_probs.amax(-1).exp().clamp(max=1.0).double()
+def as_log_odds(threshold: float, scale: Scale = "probability") -> float:
+    """A threshold on the confidence as log-odds: 1 is reached by a class that is alone in the support, above 1 by none.
+
+    >>> as_log_odds(0.5), as_log_odds(1.5), as_log_odds(2.0, "log-odds")
+    (0.0, inf, 2.0)
+    """
+    if scale == "log-odds":
+        return threshold
+    if not 0 < threshold < 1:
+        return -math.inf if threshold <= 0 else CERTAIN if threshold == 1 else math.inf
+    return math.log(threshold) - math.log1p(-threshold)
+
+
+def as_probability(log_odds: float) -> float:
+    """The probability that log-odds belong to; `inf`, which nobody reaches, stays as it is, and so does `-inf`.
+
+    >>> as_probability(0.0), as_probability(math.inf)
+    (0.5, inf)
+    """
+    if math.isinf(log_odds):
+        return log_odds
+    return 1 / (1 + math.exp(-log_odds)) if log_odds > 0 else math.exp(log_odds) / (1 + math.exp(log_odds))
 
 
 def margin(log_probs: Tensor) -> Tensor:
     """How much more probable the most probable class is than the next, as float64; 1 where there is but one class."""
     if log_probs.shape[-1] == 1:
-        return confidence(log_probs)
-    top = log_probs.topk(2, dim=-1).values.exp().double()
+        return log_probs[..., 0].double().exp()
+    top = log_probs.topk(2, dim=-1).values.double().exp()
     return top[..., 0] - top[..., 1]
+
+
+def check_prediction(values: Any, *, name: str = "log_probs") -> Prediction:
+    """A rule's answers at all exits, from a prediction or from log-probabilities, `(exits, batch, classes)`."""
+    if isinstance(values, Prediction):
+        check_log_probs(values.log_probs, name=name)
+        return values
+    log_probs = check_log_probs(values, name=name)
+    return Prediction(log_probs, torch.zeros(log_probs.shape[:2], dtype=torch.bool, device=log_probs.device))
 
 
 def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
@@ -283,7 +346,7 @@ def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
         raise ShapeError(
             f"{name} has shape {tuple(log_probs.shape)}",
             expected="a rule's answers at all exits, (exits, batch, classes)",
-            fix="call the rule on the logits of all exits: rule(logits).log_probs",
+            fix="call the rule on the logits of all exits: rule(logits)",
         )
     if not log_probs.is_floating_point():
         raise DtypeError(
@@ -295,7 +358,7 @@ def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
         if not bool((off < _ROUNDING).all()):  # NaN is refused too
             exit, row = (int(place) for place in (~(off < _ROUNDING)).nonzero()[0])
             raise ScaleError(
-                f"{name} of exit {exit}, row {row} are no logarithms of a distribution",
+                f"{name} of exit {exit + 1}, row {row} (rows count from 0) are not the logarithms of a distribution",
                 expected="log-probabilities, whose exponentials sum to 1",
                 fix="give rule(logits).log_probs; for plain softmax, anytime.Latest()(logits).log_probs",
             )
@@ -313,7 +376,12 @@ def _numbers(name: str, values: Any) -> Numbers:
         return float(numbers)
     if isinstance(numbers, Sequence) and numbers and all(map(_is_number, numbers)):
         return tuple(float(number) for number in numbers)
-    raise OptionError(f"{name} is {values!r}", expected="a number, or one an exit", fix="NaN and texts are no numbers")
+    raise OptionError(f"{name} is {values!r}", expected="a number, or one per exit", fix="give numbers: NaN and texts are not")
+
+
+def _check_scale(scale: str) -> None:
+    if scale not in get_args(Scale):
+        raise OptionError(f"scale is {scale!r}", expected="'probability' or 'log-odds'", fix="leave it out: 'probability'")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,7 +1,8 @@
 """Fitting a window around a decision's threshold: which inputs are worth another exit.
 
 The decision accepts an input whose confidence is at least τ. τ is found on held-out rows from what the decision is to achieve,
-for each exit on its own confidences, and the window reaches so many percentiles of the held-out confidences to either side.
+for each exit on its own confidences, and the window reaches so many percentiles of the held-out confidences to either side. All
+of these are log-odds, as confidences round to 1.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_labels
+from anytime.combine import Prediction
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.policy.stopping import FittedPolicy, Policy, Window, check_log_probs, confidence
+from anytime.policy.stopping import FittedPolicy, Policy, Window, as_probability, check_prediction
 
 Aim = Literal["risk", "coverage", "fpr"]
 
@@ -27,24 +29,24 @@ class WindowPolicy(FittedPolicy, kind="window policy"):
         aim: What τ was chosen by, see `fit_window`.
         level: The number that belongs to it.
         width: How far the window reaches to either side, as a share of the rows.
-        decision: τ at each exit.
-        lower: The window's lower bound at each exit.
-        upper: Its upper bound.
+        decision_log_odds: τ at each exit, as log-odds.
+        lower_log_odds: The window's lower bound at each exit.
+        upper_log_odds: Its upper bound.
         rows: How many rows it was fitted on.
     """
 
     aim: str
     level: float
     width: float
-    decision: tuple[float, ...]
-    lower: tuple[float, ...]
-    upper: tuple[float, ...]
+    decision_log_odds: tuple[float, ...]
+    lower_log_odds: tuple[float, ...]
+    upper_log_odds: tuple[float, ...]
     rows: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_options(self.aim, self.level, self.width)
-        for name in ("decision", "lower", "upper"):
+        for name in ("decision_log_odds", "lower_log_odds", "upper_log_odds"):
             if len(getattr(self, name)) != self.exits:
                 raise OptionError(f"{name} is {getattr(self, name)}", expected=f"{self.exits} numbers", fix="fit it anew")
         self.policy.check_fits(self.exits, self.classes or 1)
@@ -52,7 +54,12 @@ class WindowPolicy(FittedPolicy, kind="window policy"):
     @property
     def policy(self) -> Policy:
         """Go on inside of the window, stop outside of it."""
-        return Window(self.lower, self.upper)
+        return Window(self.lower_log_odds, self.upper_log_odds, scale="log-odds")
+
+    @property
+    def decision(self) -> tuple[float, ...]:
+        """τ at each exit, as a probability: to read, as it may round to 1."""
+        return tuple(as_probability(odds) for odds in self.decision_log_odds)
 
 
 def fit_window(
@@ -61,7 +68,7 @@ def fit_window(
     """Find the window around a decision's threshold on held-out rows.
 
     Args:
-        log_probs: A rule's answers at all exits, `(exits, rows, classes)`.
+        log_probs: A rule's answers at all exits, `rule(logits)`, or their log-probabilities, `(exits, rows, classes)`.
         labels: `(rows,)`; only `risk` needs them.
         aim: `risk`: τ is where the share of wrong answers among the accepted is nearest `level`. `coverage`: a share of
             `level` is accepted. `fpr`: the same share of these in-distribution rows is accepted, for a decision whose
@@ -75,16 +82,16 @@ def fit_window(
         >>> from anytime import Latest, samples
         >>> log_probs = Latest()(samples.cifar100_msdnet().logits[:]).log_probs
         >>> fit_window(log_probs, aim="coverage", level=0.8).apply(log_probs).bincount().tolist()
-        [800, 136, 39, 13, 3, 3, 6]
+        [0, 800, 136, 39, 13, 3, 3, 6]
     """
     _check_options(aim, level, width)
-    answers = check_log_probs(log_probs)
-    exits, rows, classes = answers.shape
+    answers = check_prediction(log_probs)
+    exits, rows, classes = answers.log_probs.shape
     if rows == 0:
         raise ShapeError("there are no rows", expected="at least one", fix="hold out more rows")
-    sure = confidence(answers)
+    sure = answers.log_odds.double()
     if aim == "risk":
-        wrong = answers.argmax(-1) != _labels(labels, answers)
+        wrong = answers.labels != _labels(labels, answers)
         decision = _at_risk(sure, wrong, level, _check_skip(skip, rows))
     else:
         decision = sure.quantile(1 - level, dim=1)
@@ -96,9 +103,9 @@ def fit_window(
         aim=aim,
         level=float(level),
         width=float(width),
-        decision=tuple(decision.tolist()),
-        lower=tuple(lower.tolist()),
-        upper=tuple(upper.tolist()),
+        decision_log_odds=tuple(decision.tolist()),
+        lower_log_odds=tuple(lower.tolist()),
+        upper_log_odds=tuple(upper.tolist()),
         rows=rows,
     )
 
@@ -117,10 +124,11 @@ def _quantiles(values: Tensor, shares: Tensor) -> Tensor:
     return torch.stack([row.quantile(share) for row, share in zip(values, shares, strict=True)])
 
 
-def _labels(labels: Any, answers: Tensor) -> Tensor:
+def _labels(labels: Any, answers: Prediction) -> Tensor:
     if labels is None:
-        raise LabelError("no labels came", expected="labels, for aim='risk'", fix="pass labels, or aim by coverage")
-    return check_labels(labels, batch=answers.shape[1], classes=answers.shape[2], device=answers.device)
+        raise LabelError("got no labels", expected="labels, for aim='risk'", fix="pass labels, or aim by coverage")
+    _, batch, classes = answers.log_probs.shape
+    return check_labels(labels, batch=batch, classes=classes, device=answers.log_probs.device)
 
 
 def _check_options(aim: str, level: float, width: float) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from anytime.artifacts import json_text, write_bundle
 from anytime.report.measures import MEASURES
 from anytime.report.page import render
+from anytime.safe_text import csv_cell
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation, Promises
@@ -28,6 +29,8 @@ def write_folder(
     title: str | None = None,
     promises: Promises | None = None,
     calibration: str | None = None,
+    kind: str = "evaluate",
+    more: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write everything an evaluation has to say into a folder.
 
@@ -39,6 +42,8 @@ def write_folder(
         title: The title of the report; the source without its ending if left out.
         promises: What was fitted on calibration rows and measured on the same inputs; the fitted product is saved with it.
         calibration: The name of the file with the calibration rows.
+        kind: Which command writes it: a later call replaces the folder of the same one only.
+        more: Further files, by name.
 
     Returns:
         The path of the report.
@@ -60,10 +65,9 @@ def write_folder(
     }
     if promises is not None:
         files[FITTED] = json_text(promises.product.document())
-    # The name of a file may hold bytes that are no UTF-8: people read a question mark there.
-    write_bundle(folder, {name: text.encode(errors="replace") for name, text in files.items()})
-    if promises is None:  # that of an earlier run does not stay beside this one
-        (Path(folder) / FITTED).unlink(missing_ok=True)
+    # The name of a file may hold bytes that are not UTF-8: people read a question mark there.
+    written = {name: text.encode(errors="replace") for name, text in files.items()}
+    write_bundle(folder, {**written, **(more or {})}, kind=kind)
     return Path(folder) / "report.html"
 
 
@@ -91,7 +95,7 @@ def per_exit(evaluation: Evaluation) -> str:
     for rule, figures in evaluation.rules.items():
         columns = [figures.get(key) or [None] * evaluation.exits for key in MEASURES]
         for exit, cost in enumerate(evaluation.costs):
-            writer.writerow([rule, exit + 1, cost, *(column[exit] for column in columns)])
+            writer.writerow([csv_cell(rule), exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()
 
 

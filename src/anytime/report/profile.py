@@ -33,7 +33,9 @@ def write_profile(folder: str | Path, profile: Profile, *, name: str, notes: Seq
     """
     page = render_profile(profile, name=name, notes=notes)
     write_bundle(
-        folder, {"profile.json": json_text(profile.document()).encode(), "profile.html": page.encode(errors="replace")}
+        folder,
+        {"profile.json": json_text(profile.document()).encode(), "profile.html": page.encode(errors="replace")},
+        kind="profile",
     )
     return Path(folder) / "profile.html"
 
@@ -97,16 +99,16 @@ def machine(profile: Profile) -> list[tuple[str, str]]:
 def profile_figures(profile: Profile) -> list[Figure]:
     """The time to each exit for every batch size, and what the exits cost where that is known."""
     figures = [_time_figure(profile, batch) for batch in profile.batch_sizes]
-    return figures if profile.costs is None else [figures[0], _cost_figure(profile, profile.costs), *figures[1:]]
+    return figures if profile.macs is None else [figures[0], _cost_figure(profile, profile.macs), *figures[1:]]
 
 
 def exit_table(profile: Profile) -> Table:
     """A row an exit: cost, and p50 and p99 for every batch size."""
     heads = [f"{level}, batch {batch}" for batch in profile.batch_sizes for level in ("p50", "p99")]
     columns = [profile.seconds(batch, share=share) for batch in profile.batch_sizes for share in (0.5, 0.99)]
-    costs = [ABSENT] * profile.exits if profile.costs is None else [compact(cost) for cost in profile.costs]
+    costs = [ABSENT] * profile.exits if profile.macs is None else [compact(cost) for cost in profile.macs]
     rows = [(str(exit + 1), costs[exit], *(_ms(column[exit]) for column in columns)) for exit in range(profile.exits)]
-    return Table("Milliseconds from the start to each exit", ("exit", "FLOPs", *heads), tuple(rows))
+    return Table("Milliseconds from the start to each exit", ("exit", "MACs", *heads), tuple(rows))
 
 
 def stage_table(profile: Profile) -> Table:
@@ -148,11 +150,11 @@ def _cost_figure(profile: Profile, costs: Sequence[float]) -> Figure:
     exits = tuple(float(exit + 1) for exit in range(profile.exits))
     tips = tuple(f"exit {exit + 1}: {compact(cost)}" for exit, cost in enumerate(costs))
     summary = f"Multiply-accumulates up to each exit, from {compact(costs[0])} to {compact(costs[-1])}"
-    axis = Axis("FLOPs for one input", linear(costs, zero=True))
-    chart = Chart(summary, exit_axis(profile.exits), axis, (Series("FLOPs", exits, tuple(costs), COSTS, tips),))
+    axis = Axis("MACs for one input", linear(costs, zero=True))
+    chart = Chart(summary, exit_axis(profile.exits), axis, (Series("MACs", exits, tuple(costs), COSTS, tips),))
     rows = tuple((str(exit + 1), number(cost)) for exit, cost in enumerate(costs))
     reading = "Multiply-accumulates for one input up to each exit, the same on every machine."
-    return Figure("costs", "time", "Cost of each exit", reading, chart, Table("Cost of each exit", ("exit", "FLOPs"), rows))
+    return Figure("costs", "time", "Cost of each exit", reading, chart, Table("Cost of each exit", ("exit", "MACs"), rows))
 
 
 def _with_band(figure: Figure) -> str:

@@ -12,6 +12,7 @@ from anytime.reproduce.words import claim_cells, comparison_cells
 if TYPE_CHECKING:
     from anytime.reproduce.catalogue import Study
 
+HEADING = "# The paper, reproduced"
 _SHORT = 12
 
 
@@ -37,7 +38,7 @@ def _head(findings: Sequence[Finding], command: str) -> str:
     claims = [claim.holds for found in findings for claim in found.claims]
     return "\n".join(
         [
-            "# The paper, reproduced",
+            HEADING,
             "",
             f"Made by `{command}`; do not edit.",
             "",

@@ -303,9 +303,13 @@ def network_of(config: Mapping[str, Any]) -> str:
     'msdnet-finetuned'
     >>> network_of({"model": "minilm-l6", "options": {"layers": [6]}, "recipe": {"objective": "joint"}})
     'minilm-single'
+    >>> network_of({"model": "msdnet-cifar", "recipe": {"objective": "joint", "schedule": "step"}})  # its published schedule
+    'msdnet-published'
     """
     model, objective = str(config["model"]), str(config["recipe"]["objective"])
     kind = model.partition("-")[0]
+    if (kind, objective, config["recipe"].get("schedule")) == ("msdnet", "joint", "step"):
+        return "msdnet-published"
     methods = {
         "one-for-all": "imta",
         "equilibrium": "imta-stage1",

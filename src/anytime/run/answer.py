@@ -10,9 +10,9 @@ from torch import Tensor
 from anytime.combine import Interval, Prediction
 from anytime.errors import ShapeError, StateError
 
-Reason = Literal["finished", "deadline", "forecast", "exits", "flops", "interrupted", "policy"]
+Reason = Literal["finished", "deadline", "forecast", "exits", "macs", "interrupted", "policy"]
 """Why a request stopped: all exits are done; time was up; the next stage would not have been done in time; the exits or the
-FLOPs of the budget are spent; somebody interrupted it; a policy wanted no more."""
+MACs of the budget are spent; somebody interrupted it; a policy wanted no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Answer:
         elapsed: Seconds from the call to this answer.
         deadline_met: Whether that was within the time allowed and the runner's `grace`; None where no time was given.
         reason: Why it stopped there; None for an answer after which others may come.
-        cost: Multiply-accumulates for one input up to its exit, where they are known; with a policy, one an input.
+        cost: MACs (multiply-accumulates) for one input up to its exit, where they are known; with a policy, one per input.
         prediction_set: Booleans `(batch, classes)`, where sets were calibrated.
     """
 

@@ -58,48 +58,64 @@ def seconds(value: Duration) -> float:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Budget:
     """Limits on one request; what is not given is not limited, and the first limit that is reached counts.
 
     Args:
         time: A duration from the call on: `"5ms"`, `"2s"`, `"300us"`, a timedelta, or seconds as a number.
-        flops: Multiply-accumulates for one input, as `anytime.models.measure_cost` counts them.
+        macs: Multiply-accumulates for one input, as `anytime.models.measure_cost` counts them.
         exits: How many exits at most.
         until: An event, or a function that says whether it has happened. It is looked at between stages, so after it at most
             the running stage completes.
+        flops: In place of `macs`: floating-point operations for one input, of which a multiply-accumulate is two.
 
     Example:
         >>> Budget(time="5ms") & Budget(time=0.002, exits=3)
-        Budget(time=0.002, flops=None, exits=3, until=None)
+        Budget(time=0.002, macs=None, exits=3, until=None)
+        >>> Budget(flops=2e9) == Budget(macs=1e9)
+        True
     """
 
     time: Any = None
-    flops: float | None = None
+    macs: float | None = None
     exits: int | None = None
     until: Event | Callable[[], bool] | None = None
 
-    def __post_init__(self) -> None:
-        if self.time is not None:
-            object.__setattr__(self, "time", seconds(self.time))
-        if self.flops is not None:
-            if isinstance(self.flops, bool) or not isinstance(self.flops, Real) or not 0 < _as_float(self.flops) < math.inf:
-                raise OptionError(
-                    f"flops is {self.flops!r}", expected="a positive, finite number", fix="leave it out for no such limit"
-                )
-            object.__setattr__(self, "flops", float(self.flops))
-        if self.exits is not None:
-            if isinstance(self.exits, bool) or not isinstance(self.exits, Integral) or self.exits < 1:
-                raise OptionError(f"exits is {self.exits!r}", expected="a whole number, at least 1", fix="leave it out for all")
-            object.__setattr__(self, "exits", int(self.exits))
-        if self.until is not None and (
-            isinstance(self.until, type) or not (callable(self.until) or isinstance(self.until, Event))
-        ):
+    def __init__(
+        self,
+        time: Any = None,
+        macs: float | None = None,
+        exits: int | None = None,
+        until: Event | Callable[[], bool] | None = None,
+        *,
+        flops: float | None = None,
+    ) -> None:
+        if macs is not None and flops is not None:
+            raise OptionError("macs and flops were both given", expected="one of them", fix="give macs alone")
+        if flops is not None:
+            macs = _check_positive(flops, "flops") / 2
+        elif macs is not None:
+            macs = _check_positive(macs, "macs")
+        if exits is not None:
+            if isinstance(exits, bool) or not isinstance(exits, Integral) or exits < 1:
+                raise OptionError(f"exits is {exits!r}", expected="a whole number, at least 1", fix="leave it out for all")
+            exits = int(exits)
+        if until is not None and (isinstance(until, type) or not (callable(until) or isinstance(until, Event))):
             raise OptionError(
-                f"until is {self.until!r}",
+                f"until is {until!r}",
                 expected="an event with is_set(), or a function without arguments",
                 fix="give a threading.Event",
             )
+        object.__setattr__(self, "time", None if time is None else seconds(time))
+        object.__setattr__(self, "macs", macs)
+        object.__setattr__(self, "exits", exits)
+        object.__setattr__(self, "until", until)
+
+    @property
+    def flops(self) -> float | None:
+        """Twice the MACs."""
+        return None if self.macs is None else 2 * self.macs
 
     def __and__(self, other: Budget) -> Budget:
         """Both limits at once."""
@@ -107,7 +123,7 @@ class Budget:
             return NotImplemented
         return Budget(
             _least(self.time, other.time),
-            _least(self.flops, other.flops),
+            _least(self.macs, other.macs),
             _least(self.exits, other.exits),
             _either(self.until, other.until),
         )
@@ -137,6 +153,12 @@ def make_budget(budget: Any = None, deadline: Duration | None = None) -> Budget:
     if deadline is None:
         return budget or _UNLIMITED
     return Budget(time=deadline) if budget is None else budget & Budget(time=deadline)
+
+
+def _check_positive(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < _as_float(value) < math.inf:
+        raise OptionError(f"{name} is {value!r}", expected="a positive, finite number", fix="leave it out for no such limit")
+    return float(value)
 
 
 def _as_float(value: Real) -> float:

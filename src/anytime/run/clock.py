@@ -33,7 +33,7 @@ class Clock(Protocol):
         ...
 
     def wait(self, gate: Gate, seconds: float | None) -> bool:
-        """Wait for a gate, at most so long; whether it opened. The gate is left open for others that wait."""
+        """Wait for a gate, at most so long; whether it opened. Nobody else waits for the same gate."""
         ...
 
 
@@ -56,7 +56,4 @@ class MonotonicClock:
         timeout = -1.0 if seconds is None else min(max(seconds, 0.0), threading.TIMEOUT_MAX)
         if self._prompt and seconds is not None:
             be_prompt()
-        opened = gate.acquire(timeout=timeout)
-        if opened:
-            gate.release()
-        return opened
+        return gate.acquire(timeout=timeout)

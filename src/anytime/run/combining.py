@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import PowersFit, Temperature, TunedRule
-from anytime.checks import check_logits
+from anytime.checks import check_logits, check_probabilities, check_scale
 from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State
 from anytime.combine import rule as read_rule
 from anytime.combine.advice import default_rule
 from anytime.conformal import ConformalSets
 from anytime.errors import InputError, OptionError, ShapeError
+
+_FLOATS = (torch.float32, torch.float64)
 
 
 class Combiner(Protocol):
@@ -39,10 +41,16 @@ class Combiner(Protocol):
 
 
 class ByRule:
-    """A rule over distributions."""
+    """A rule over distributions.
 
-    def __init__(self, rule: Rule[Any]) -> None:
-        self.rule = rule
+    Args:
+        rule: The rule.
+        probabilities: Whether the exits yield probabilities or log-probabilities; otherwise the first batch refuses them.
+    """
+
+    def __init__(self, rule: Rule[Any], *, probabilities: bool = False) -> None:
+        self.rule, self.probabilities = rule, probabilities
+        self.unchecked = not probabilities
 
     def start(self, exits: int) -> State:
         """The state before the first exit."""
@@ -51,7 +59,7 @@ class ByRule:
 
     def step(self, state: Any, logits: Tensor) -> tuple[State, Prediction]:
         """Take the logits of the next exit, `(batch, classes)`."""
-        return self.rule.step(state, logits)
+        return self.rule.step(state, logits, probabilities=self.probabilities)
 
     def after(self, logits: Sequence[Tensor], exits: int) -> Prediction:
         """The answer after these of `exits` exits: what stepping over them gives."""
@@ -64,9 +72,12 @@ class ByRule:
                 fix="correct the model's exits",
             ) from error
         # What is finite has a finite sum; the whole check says what is wrong, and where.
-        if given.ndim != 3 or not math.isfinite(given.sum()):
-            check_logits(given)
-        return self.rule.after(given, exits)
+        if given.dtype not in _FLOATS or given.ndim != 3 or not math.isfinite(given.sum()):
+            given = check_logits(given)
+        if self.unchecked:
+            check_scale(given, log_probs=not self.rule.reads_scale)
+            self.unchecked = False
+        return self.rule.after(check_probabilities(given) if self.probabilities else given, exits)
 
 
 class AsGiven:

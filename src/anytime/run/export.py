@@ -6,11 +6,14 @@ and what the next one needs. Who drives them need not know the method, and needs
 ```
 values = [x]
 for each stage:
-    probs, log_probs, fell_back, *values = the outputs of the stage, given `values` as its inputs, in order
+    probs, log_probs, fell_back, labels, *values = the outputs of the stage, given `values` as its inputs, in order
     stop here, or go on
 ```
 
 The files and their description (`exported.json`) are one bundle with checksums; `load_exported` runs it.
+
+ONNX is the default and the format to give to others: it holds no code. A `.pt2` file of `torch.export` can run any code when it
+is read, so `load_exported` reads it only for a caller who says `trusted=True`.
 """
 
 from __future__ import annotations
@@ -19,17 +22,18 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.checks import check_costs
+from anytime.checks import check_costs, check_scale
 from anytime.combine.named import rule as rule_from_text
 from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
+from anytime.run.description import FORMAT, KIND, NAME, VERSION, Format, check_description
 from anytime.run.engines.folding import copied
 from anytime.run.engines.onnx import (
     OPSET,
@@ -43,15 +47,14 @@ from anytime.run.engines.onnx import (
     require,
     two_rows,
 )
-from anytime.run.exported import DESCRIPTION, FORMAT, VERSION, ExportedModel, load_exported
+from anytime.run.exported import LARGEST_STAGE, ExportedModel, load_exported
+from anytime.run.onnx_safety import strip_metadata
 from anytime.run.rule_step import GIVES, RuleStep, flat, typical_states
 
 __all__ = ["TOLERANCE", "ExportedModel", "export", "load_exported"]
 
-Format = Literal["onnx", "torch-export"]
 TOLERANCE = 1e-4
 """How far a stage's logits may lie from the model's, relative to the largest of an exit, and a step from the rule's."""
-_LARGEST = (1 << 31) - 1
 _IR_VERSION = 8
 """That of the opset, so that runtimes from 2022 on read the files."""
 _SUFFIX = {"onnx": "onnx", "torch-export": "pt2"}
@@ -59,8 +62,8 @@ _HOW = (
     "values = [x]",
     "for stage in stages:",
     "    inputs = the names in stage.inputs with the values, in order",
-    "    probs, log_probs, fell_back, *values = run stage.file with these inputs",
-    "    answer with probs; stop when time is up, or go on",
+    "    probs, log_probs, fell_back, labels, *values = run stage.file with these inputs",
+    "    answer with labels and probs; stop when time is up, or go on",
 )
 
 
@@ -72,8 +75,9 @@ def export(
     rule: Rule[Any] | str,
     example: Tensor,
     format: Format = "onnx",
-    costs: Sequence[float] | None = None,
+    macs: Sequence[float] | None = None,
     class_names: Sequence[str] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the stages of a model, each with the rule's step inside, and their description.
 
@@ -82,9 +86,11 @@ def export(
         folder: Where; it is made if there is none.
         rule: The rule, or the text that names it.
         example: Inputs like those to come, batch first. The number of rows stays free.
-        format: `onnx` for ONNX Runtime on any machine, phone or browser; `torch-export` for `torch.export.load`.
-        costs: The cumulative cost up to each exit, to be written down.
-        class_names: What the classes are called, to be written down.
+        format: `onnx` for ONNX Runtime on any machine, phone or browser; `torch-export` for `torch.export.load`, which can run
+            code that is hidden in a file: who loads it has to trust the folder.
+        macs: The cumulative MACs for one input up to each exit (`anytime.models.measure_cost`), to be written down.
+        class_names: The names of the classes, to be written down.
+        data: How images were normalised, to be written down: `{"name": "cifar10", "mean": [...], "std": [...]}`, per channel.
 
     Returns:
         The folder.
@@ -101,11 +107,8 @@ def export(
     copy = copied(model)
     assert isinstance(copy, StagedModel)
     plans = _plans(copy, known, two_rows(example))
-    names = [f"stage_{exit}.{_SUFFIX[format]}" for exit in range(copy.num_exits)]
-    write = _onnx_file if format == "onnx" else _torch_file
-    files = {name: _check_size(name, write(plan)) for name, plan in zip(names, plans, strict=True)}
     classes = plans[0].logits.shape[1]
-    description = {
+    description: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "kind": format,
@@ -113,16 +116,20 @@ def export(
         "exits": copy.num_exits,
         "classes": classes,
         "class_names": _check_class_names(class_names, classes),
-        "costs": None if costs is None else check_costs(costs, exits=copy.num_exits).tolist(),
+        "macs": None if macs is None else check_costs(macs, exits=copy.num_exits).tolist(),
+        "data": None
+        if data is None
+        else {key: value if isinstance(value, str) else list(value) for key, value in data.items()},
         "rule": repr(known),
         "tolerance": TOLERANCE,
-        "stages": [
-            {"file": name, "inputs": _described(plan, plan.inputs), "outputs": _described(plan, plan.outputs)}
-            for name, plan in zip(names, plans, strict=True)
-        ],
+        "stages": [_described(plan, f"stage_{number}.{_SUFFIX[format]}") for number, plan in enumerate(plans, 1)],
         "how_to_drive": _HOW,
     }
-    write_bundle(folder, {DESCRIPTION: json_text(description).encode(), **files})
+    _check_readable(description)
+    write = _onnx_file if format == "onnx" else _torch_file
+    names = [stage["file"] for stage in description["stages"]]
+    files = {name: _check_size(name, write(plan)) for name, plan in zip(names, plans, strict=True)}
+    write_bundle(folder, {NAME: json_text(description).encode(), **files}, kind=KIND)
     return Path(folder)
 
 
@@ -151,7 +158,9 @@ class _Plan:
 def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
     assert isinstance(model, nn.Module)
     carry: Carry = (x,)
-    classes = model.stage(0, carry)[1].shape[1]
+    first = model.stage(0, carry)[1]
+    check_scale(first[None], log_probs=not rule.reads_scale)
+    classes = first.shape[1]
     plans = []
     for exit, (logits, state) in enumerate(typical_states(rule, exits=model.num_exits, classes=classes)):
         last = exit + 1 == model.num_exits
@@ -180,8 +189,8 @@ class _StageAndStep(nn.Module):
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         *left, logits = self.stage(*values[: self.given])
-        probs, log_probs, fell_back, *state = self.step(logits, *values[self.given :])
-        return probs, log_probs, fell_back, *left, *state
+        gave = self.step(logits, *values[self.given :])
+        return *gave[: len(GIVES)], *left, *gave[len(GIVES) :]
 
 
 def _onnx_file(plan: _Plan) -> bytes:
@@ -202,7 +211,17 @@ def _onnx_file(plan: _Plan) -> bytes:
         by_name = {value.name: value for value in listed}
         del listed[:]
         listed.extend(by_name[name] for name in names)
-    data: bytes = joined.SerializeToString()
+    return _finished(onnx, joined)
+
+
+def _finished(onnx: Any, model: Any) -> bytes:
+    """The file as other tools take it: one import of the operators, which merging repeats, no metadata, checked in full."""
+    del model.opset_import[:]
+    model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    strip_metadata(model)
+    model.producer_name = "anytime"
+    onnx.checker.check_model(model, full_check=True)
+    data: bytes = model.SerializeToString()
     return data
 
 
@@ -228,11 +247,13 @@ def _torch_file(plan: _Plan) -> bytes:
         program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=sizes, strict=False)
     except Exception as error:
         raise OptionError(
-            f"stage {plan.stage.exit} cannot be exported: {str(error).strip().splitlines()[0]}",
+            f"stage {plan.stage.exit + 1} cannot be exported: {str(error).strip().splitlines()[0]}",
             expected="stages and a rule without branches on numbers",
             fix="see the error above; format='onnx' may do, as it traces",
         ) from error
     _forget_unused(program)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # it names the paths of this machine
     file = io.BytesIO()
     torch.export.save(program, file)
     return file.getvalue()
@@ -252,22 +273,36 @@ def _forget_unused(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _described(plan: _Plan, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": [plan.sizes(name).get(place, size) for place, size in enumerate(tensor.shape)],
-        }
-        for name, tensor in tensors.items()
-    ]
+def _described(plan: _Plan, file: str) -> dict[str, Any]:
+    def listed(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": [plan.sizes(name).get(place, size) for place, size in enumerate(tensor.shape)],
+            }
+            for name, tensor in tensors.items()
+        ]
+
+    return {"file": file, "inputs": listed(plan.inputs), "outputs": listed(plan.outputs)}
+
+
+def _check_readable(description: Mapping[str, Any]) -> None:
+    try:
+        check_description(description)
+    except ValueError as error:
+        raise OptionError(
+            f"the description of these stages {error}",
+            expected="values that load_exported can read",
+            fix="correct macs, class_names or data; convert a model in bfloat16 with model.float()",
+        ) from error
 
 
 def _check_size(name: str, data: bytes) -> bytes:
-    if len(data) > _LARGEST:
+    if len(data) > LARGEST_STAGE:
         raise OptionError(
             f"{name} would have {len(data):,} bytes",
-            expected=f"at most {_LARGEST:,}, as ONNX files are limited to",
+            expected=f"at most {LARGEST_STAGE:,}, as ONNX files are limited to",
             fix="export a smaller model, or one with more exits: the weights are shared out among the stages",
         )
     return data
@@ -279,7 +314,7 @@ def _check_class_names(names: Sequence[str] | None, classes: int) -> list[str] |
     if isinstance(names, str) or len(names) != classes or not all(isinstance(name, str) for name in names):
         raise OptionError(
             f"class_names are {len(names)} {type(names).__name__} entries",
-            expected=f"{classes} names, one a class",
+            expected=f"{classes} names, one per class",
             fix="give them in the order of the logits, or leave them out",
         )
     return list(names)

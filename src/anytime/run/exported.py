@@ -1,10 +1,12 @@
-"""Exported stages run again: what `anytime.run.export` wrote, as something that gives distributions exit by exit."""
+"""Exported stages run again: what `anytime.run.export` wrote, as something that gives distributions exit by exit.
+
+A folder of stages may come from anybody. ONNX files are checked (`anytime.run.onnx_safety`) and hold no code. Files of
+`torch.export` can run any code while torch reads them, so they are read only if the caller says that the folder is trusted.
+"""
 
 from __future__ import annotations
 
 import io
-import json
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.artifacts import read_bundle
+from anytime.artifacts import bundle_reader
+from anytime.checks import check_count, check_flag
 from anytime.combine.rules import Prediction
-from anytime.errors import DtypeError, FormatError, ShapeError
+from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
+from anytime.run.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.engines.folding import on_cpu
 from anytime.run.engines.onnx import make_session
 from anytime.run.engines.running import Running, check_inputs
+from anytime.run.onnx_safety import safe_onnx
 
-DESCRIPTION = "exported.json"
-FORMAT = "anytime exported stages"
-VERSION = 1
+LARGEST_STAGE = (1 << 31) - 1
+"""Bytes: protobuf, and so ONNX, has no larger files."""
+_IN_ONNX = {"float32": "float", "float64": "double"}
 
 Stage = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """What a stage's file does: tensors in, tensors out, in the order of the description."""
@@ -36,21 +41,22 @@ class ExportedModel:
         num_exits: How many exits there are.
         classes: How many classes.
         rule: The rule inside, as text.
-        class_names: What the classes are called, where that was written down.
-        costs: The cumulative cost up to each exit, where that was written down.
+        class_names: The names of the classes, if the export was given them.
+        macs: The cumulative MACs up to each exit, if the export was given them.
         description: All of `exported.json`.
     """
 
     name = "exported"
 
-    def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage]) -> None:
+    def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path) -> None:
         self.description = description
         self.num_exits: int = description["exits"]
         self.classes: int = description["classes"]
         self.rule: str = description["rule"]
         self.class_names: list[str] | None = description["class_names"]
-        self.costs: list[float] | None = description["costs"]
-        self._stages = stages
+        self.macs: list[float] | None = description["macs"]
+        self.why = f"{description['kind']} stages"
+        self._stages, self._path = stages, path
 
     def begin(self, x: Tensor) -> ExportedRun:
         """Take inputs, batch first; nothing is computed yet. `advance` runs a stage and gives its `Prediction`."""
@@ -61,9 +67,9 @@ class ExportedModel:
                 expected=f"({', '.join(map(str, wanted['shape']))})",
                 fix="export the model with an example of this shape, or resize the inputs",
             )
-        if inputs.dtype != getattr(torch, wanted["dtype"]):
+        if inputs.dtype != DTYPES[wanted["dtype"]]:
             raise DtypeError(f"x is {inputs.dtype}", expected=wanted["dtype"], fix=f"convert it to {wanted['dtype']}")
-        return ExportedRun(self._stages, inputs.contiguous())
+        return ExportedRun(self._stages, inputs.contiguous(), self.classes, self._path)
 
     def run(self, x: Tensor) -> Iterator[Prediction]:
         """Yield the prediction after each exit; what is not asked for is not computed."""
@@ -75,28 +81,51 @@ class ExportedModel:
             running.close()
 
 
-def _fits(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
-    """Whether a shape is as it should be; names stand for any size.
+def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
+    """Whether a shape is as it should be; what is not a number stands for any size.
 
     >>> _fits((3, 7), ["batch", "length"]), _fits((3, 7), ["batch", 8])
     (True, False)
     """
     return len(shape) == len(wanted) and all(
-        isinstance(one, str) or one == size for one, size in zip(wanted, shape, strict=True)
+        one == size or not isinstance(one, int) or not isinstance(size, int) for one, size in zip(wanted, shape, strict=True)
     )
 
 
 class ExportedRun(Running[Prediction]):
     """One input, or batch of inputs, on its way through exported stages."""
 
-    def __init__(self, stages: Sequence[Stage], x: Tensor) -> None:
+    def __init__(self, stages: Sequence[Stage], x: Tensor, classes: int, path: Path) -> None:
         super().__init__(len(stages), len(x))
-        self._stages = stages
+        self._stages, self._classes, self._path = stages, classes, path
         self._values: Sequence[Tensor] = [x]
 
     def _run(self, exit: int) -> Prediction:
-        _, log_probs, fell_back, *self._values = self._stages[exit](self._values)
-        return Prediction(log_probs, fell_back)
+        try:
+            _, log_probs, fell_back, labels, *values = self._stages[exit](self._values)
+        except Exception as error:  # the runtimes have no common type of error
+            shape = tuple(self._values[0].shape)
+            raise InputError(
+                f"stage {exit + 1} of {self._exits} failed on values of shape {shape}: {_first_line(error)}",
+                expected="inputs like the example that the model was exported with: for a text model, tokens of its vocabulary",
+                fix="check the range and the length of the inputs; if they are right, export the model again",
+            ) from error
+        self._check_given(exit, log_probs, fell_back, labels, values)
+        self._values = values
+        return Prediction(log_probs, fell_back, labels)
+
+    def _check_given(self, exit: int, log_probs: Tensor, fell_back: Tensor, labels: Tensor, values: Sequence[Tensor]) -> None:
+        """A file may declare one shape and give another."""
+        rows = self._batch
+        sound = log_probs.shape == (rows, self._classes) and fell_back.shape == labels.shape == (rows,)
+        if not sound or not all(value.ndim and len(value) == rows for value in values):
+            shapes = [tuple(value.shape) for value in (log_probs, fell_back, labels, *values)]
+            raise FormatError(
+                f"stage {exit + 1} gives tensors of the shapes {shapes} for {rows} inputs and {self._classes} classes",
+                expected="one row per input in each of them",
+                fix="export the model again",
+                path=self._path,
+            )
 
     def _select(self, rows: Tensor) -> None:
         self._values = [value[rows] for value in self._values]
@@ -105,34 +134,55 @@ class ExportedRun(Running[Prediction]):
         self._values = []
 
 
-def load_exported(folder: str | Path, *, threads: int = 1) -> ExportedModel:
-    """The stages that `export` wrote to a folder; a damaged bundle is refused.
-
-    ONNX files hold no code. Files of `torch.export` are read by torch, which trusts them: take them only from people you trust.
+def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False) -> ExportedModel:
+    """Read the stages that `export` wrote to a folder; a damaged or hostile bundle is refused.
 
     Args:
-        folder: Where they lie.
+        folder: The folder with `exported.json`.
         threads: For one stage in ONNX Runtime.
+        trusted: Whether to read `.pt2` files of `torch.export` as well. They can run any code while they are read: say True
+            only for files from yourself, or from somebody whose programs you would run. ONNX files need no trust.
     """
-    files = read_bundle(folder)
-    path = Path(folder) / DESCRIPTION
-    description = _read(files.get(DESCRIPTION, b""), path)
+    check_count(threads, "threads")
+    check_flag(trusted, "trusted")
+    path = Path(folder) / NAME
+    with bundle_reader(folder) as read:
+        try:
+            description = read_description(read(NAME, LARGEST_DESCRIPTION))
+        except ValueError as error:
+            raise _unreadable(path, str(error)) from error
+        onnx = description["kind"] == "onnx"
+        if not onnx and not trusted:
+            raise UntrustedError(
+                f"{folder} holds .pt2 files of torch.export",
+                expected="ONNX stages: .pt2 files can run any code while they are read",
+                fix="export the model as ONNX, the default format; or, if you would run a program from whoever made this "
+                "folder, say trusted=True (--trust on the command line)",
+                path=path,
+            )
+        stages = [_stage(read, stage, Path(folder), threads if onnx else None) for stage in description["stages"]]
+    return ExportedModel(description, stages, path=path)
+
+
+def _stage(read: Callable[[str, int], bytes], stage: Mapping[str, Any], folder: Path, threads: int | None) -> Stage:
+    file = read(stage["file"], LARGEST_STAGE)
     try:
-        contents = [files[stage["file"]] for stage in description["stages"]]
-        names = [[each["name"] for each in stage["inputs"]] for stage in description["stages"]]
-        if description["kind"] == "onnx":
-            stages = [_onnx_stage(file, each, threads) for file, each in zip(contents, names, strict=True)]
-        else:
-            stages = [_torch_stage(file) for file in contents]
-        return ExportedModel(description, stages)
-    except (FormatError, ImportError):
+        return _torch_stage(file) if threads is None else _onnx_stage(file, stage, threads)
+    except AnytimeError:
         raise
-    except Exception as error:
-        raise _unreadable(path, f"cannot be used: {type(error).__name__}: {error}") from error
+    except Exception as error:  # the runtimes have no common type of error
+        raise _unreadable(folder / stage["file"], f"cannot be used: {_first_line(error)}") from error
 
 
-def _onnx_stage(file: bytes, names: Sequence[str], threads: int) -> Stage:
-    session = make_session(file, threads=threads)
+def _onnx_stage(file: bytes, stage: Mapping[str, Any], threads: int) -> Stage:
+    session = make_session(safe_onnx(file), threads=threads)
+    for side, real in (("inputs", session.get_inputs()), ("outputs", session.get_outputs())):
+        described = tensors_of(stage, side)
+        if [(name, f"tensor({_IN_ONNX.get(dtype, dtype)})") for name, dtype, _ in described] != [
+            (each.name, each.type) for each in real
+        ] or not all(_fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
+            raise ValueError(f"its {side} are {[(each.name, each.type, each.shape) for each in real][:8]}")
+    names = [name for name, _, _ in tensors_of(stage, "inputs")]
 
     def run(values: Sequence[Tensor]) -> Sequence[Tensor]:
         given = dict(zip(names, (value.numpy() for value in values), strict=True))
@@ -142,7 +192,6 @@ def _onnx_stage(file: bytes, names: Sequence[str], threads: int) -> Stage:
 
 
 def _torch_stage(file: bytes) -> Stage:
-    _refuse_pickles(file)
     module: Any = torch.export.load(io.BytesIO(file)).module()
 
     def run(values: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -153,31 +202,12 @@ def _torch_stage(file: bytes) -> Stage:
     return run
 
 
-def _refuse_pickles(file: bytes) -> None:
-    """Nothing that `export` writes is pickled; what is could run any code when it is read."""
-    with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        for name in archive.namelist():
-            place, _, last = name.rpartition("/")
-            if place.endswith("data/constants") and not (last.startswith("tensor_") or last.endswith(".json")):
-                raise ValueError(f"{name} is a pickled object")
-            if last.endswith("_config.json") and b'"use_pickle": true' in archive.read(name):
-                raise ValueError(f"{name} names pickled tensors")
+def _first_line(error: Exception) -> str:
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
 
 
-def _read(data: bytes, path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"is not JSON: {error}" if data else "is not there") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT or document.get("version") != VERSION:
-        raise _unreadable(path, "does not describe exported stages of this version")
-    missing = {"kind", "exits", "classes", "class_names", "costs", "rule", "stages"} - set(document)
-    if missing or document["kind"] not in ("onnx", "torch-export") or not isinstance(document["stages"], list):
-        raise _unreadable(path, f"lacks {', '.join(sorted(missing)) or 'stages of a known kind'}")
-    if len(document["stages"]) != document["exits"]:
-        raise _unreadable(path, f"describes {len(document['stages'])} stages for {document['exits']} exits")
-    return document
-
-
-def _unreadable(path: Path, came: str) -> FormatError:
-    return FormatError(f"{path} {came}", expected="a folder that anytime.run.export wrote", fix="export it again", path=path)
+def _unreadable(path: Path, got: str) -> FormatError:
+    return FormatError(
+        f"{path} {got}", expected="a folder that 'anytime export' wrote", fix="export the model again", path=path
+    )

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable, Sequence
-from threading import Lock
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from threading import RLock
 from typing import NamedTuple
 
 from anytime.errors import OptionError
+from anytime.run.forks import renew_in_children
 
 _CUT_OFF = ("thread", "asyncio")
 """Ways of handing over an answer by which the caller has one at its deadline whatever is running."""
@@ -32,6 +33,8 @@ _WOKEN = 0.95
 """Which quantile of the times to wake up counts as slow. Rare spikes, which nothing foresees, must not rule out every stage."""
 _RARELY = 0.99
 """Which quantile of them is to end within the grace."""
+_LIKELY = 0.9
+"""Which quantile of the times of a first stage it is likely to keep to."""
 _TRY_EVERY = 100
 _TRY_ANYWAY = 1000
 _TRIES = 4
@@ -64,7 +67,7 @@ class Window:
 
     def __init__(self, length: int, quantile: float, values: Iterable[float] = ()) -> None:
         self._length, self._quantile = length, quantile
-        self._recent: deque[float] = deque()
+        self._recent: list[float] = []
         self._ordered: list[float] = []
         self.usual = self.slow = self.quickest = 0.0
         self._declined, self._trying, self._hopeful = 0, False, True
@@ -80,14 +83,17 @@ class Window:
         """Note a duration; the oldest one beyond the length goes."""
         if self._trying:
             self._judge(value)
+        recent, ordered = [*self._recent, value], self._ordered.copy()
+        insort(ordered, value)
+        if len(recent) > self._length:
+            del ordered[bisect_left(ordered, recent.pop(0))]
+        self._replace(recent, ordered)
+
+    def _replace(self, recent: list[float], ordered: list[float]) -> None:
+        """Both lists at once: an exception out of a signal handler, or a fork, must not leave one without the other."""
+        usual, slow = ordered[(len(ordered) - 1) // 2], ordered[math.ceil(self._quantile * len(ordered)) - 1]
+        self._recent, self._ordered, self.usual, self.slow, self.quickest = recent, ordered, usual, slow, ordered[0]
         self._declined, self._since = 0, None
-        self._recent.append(value)
-        insort(self._ordered, value)
-        if len(self._recent) > self._length:
-            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
-        ordered, count = self._ordered, len(self._ordered)
-        self.usual, self.quickest = ordered[(count - 1) // 2], ordered[0]
-        self.slow = self.at(self._quantile)
 
     def at(self, share: float) -> float:
         """The smallest duration that such a share of them does not exceed; 0 without any."""
@@ -117,9 +123,7 @@ class Window:
         self._trying, self._hopeful = False, value < _QUICK * self.slow
         self._quick = [*self._quick, value] if self._hopeful else []
         if len(self._quick) == _TRIES:
-            self._recent = deque(self._quick[:-1])
-            self._ordered = sorted(self._recent)
-            self._quick = []
+            self._recent, self._ordered, self._quick = self._quick[:-1], sorted(self._quick[:-1]), []
 
 
 _UNKNOWN = Window(1, 1.0)
@@ -134,15 +138,29 @@ class Outlook(NamedTuple):
             answer in its hands, where that is slow, less what the grace allows; for one that runs the stages the usual ones.
         needed: The seconds there should be for each stage to be begun, and for its answer to be in the caller's hands.
         at_best: As `waking`, where that is quickest.
+        usual: As `waking`, where that is usual.
+        least: The seconds below which a first stage that had to wait for its turn is not begun: a usual one would not fit.
+        likely: The seconds in which a first stage most likely ends.
+        quick: The seconds that each stage takes at best.
     """
 
     waking: float
     needed: tuple[float, ...]
     at_best: float = 0.0
+    usual: float = 0.0
+    least: float = 0.0
+    likely: float = 0.0
+    quick: tuple[float, ...] = ()
 
     def of_a_try(self, left: float) -> Outlook:
         """What to go by where it is tried all the same whether the first stage can be had in the seconds left."""
-        return self._replace(waking=self.at_best if self.at_best < left else 0.0)
+        return self._replace(waking=self.at_best if self.at_best < left else 0.0, least=0.0)
+
+    def of_a_crowd(self, left: float) -> Outlook:
+        """What to go by where others compete for the same turns: the first stage is begun if it may fit at all."""
+        return self._replace(
+            waking=min(self.waking, max(self.at_best, min(self.usual, left / 2), left - self.likely)), least=0.0
+        )
 
 
 class Forecast:
@@ -160,18 +178,23 @@ class Forecast:
         if isinstance(window, bool) or not isinstance(window, int) or window < 1:
             raise OptionError(f"window is {window!r}", expected="a whole number, at least 1", fix="100 is the default")
         self._quantile, self._length = quantile, window
-        self._stages: dict[int, dict[int, Window]] = {}
+        self._stages: dict[int, OrderedDict[int, Window]] = {}
         self._handing: dict[str, Window] = {}
         self._noted: deque[tuple[tuple[int, int, float], ...]] = deque()
         self._handed: deque[tuple[str, float]] = deque()
         self._outlooks: dict[tuple[int, int, str, float], Outlook] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a collection may end a request, and so note its times, while this thread holds it
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """The lock anew, in a forked process."""
+        self._lock = RLock()
 
     def seed(self, exit: int, batch: int, values: Iterable[float]) -> None:
         """Begin with these durations, which newer ones replace one by one."""
         with self._lock:
             self._digest()
-            self._stages.setdefault(exit, {})[batch] = Window(self._length, self._quantile, values)
+            self._stages.setdefault(exit, OrderedDict())[batch] = Window(self._length, self._quantile, values)
             self._outlooks.clear()
 
     def stage(self, exit: int, batch: int) -> float:
@@ -239,10 +262,9 @@ class Forecast:
             self._handing.setdefault(way, Window(self._length, _WOKEN)).add(max(taken, 0.0))
         while self._noted:
             for exit, batch, taken in self._noted.popleft():
-                known = self._stages.setdefault(exit, {})
-                window = known.pop(batch, None) or Window(self._length, self._quantile)
-                known[batch] = window  # at the end: the most recent
-                window.add(max(taken, 0.0))
+                known = self._stages.setdefault(exit, OrderedDict())
+                known.setdefault(batch, Window(self._length, self._quantile)).add(max(taken, 0.0))
+                known.move_to_end(batch)  # the most recent
                 if len(known) > _BATCHES:
                     del known[next(iter(known))]
 
@@ -259,7 +281,7 @@ class Forecast:
         with self._lock:
             if exit == 0:  # later ones are looked at between stages, where every microsecond is the caller's
                 self._digest()
-            known = self._stages.get(exit, {})
+            known: Mapping[int, Window] = self._stages.get(exit, {})
             near = batch if batch in known else _nearest(known, batch)
             blamed = [known[near]] if near is not None else []
             if exit == 0 and way in self._handing:
@@ -282,14 +304,17 @@ def _outlook(handing: Window, stages: Sequence[tuple[Window, float]], grace: flo
     usually = handing.usual
     waking = max(0.0, min(handing.slow, handing.at(_RARELY) - grace))
     slowly = max(usually, waking)
+    quick = tuple(known.quickest * times for known, times in stages)
+    first, times = stages[0]
     if safe:
         needed = [known.usual * times + slowly for known, times in stages]
-        return Outlook(waking, tuple(needed), handing.quickest)
+        likely = min(first.at(_LIKELY), 2 * first.usual) * times + usually  # one spike among a few is not likely
+        return Outlook(waking, tuple(needed), handing.quickest, usually, first.usual * times + usually, likely, quick)
     needed = [max(known.usual * times + slowly, known.slow * times + usually - grace) for known, times in stages]
-    return Outlook(usually, tuple(needed), handing.quickest)
+    return Outlook(usually, tuple(needed), handing.quickest, usually, needed[0], needed[0], quick)
 
 
-def _nearest(known: dict[int, Window], batch: int) -> int | None:
+def _nearest(known: Mapping[int, Window], batch: int) -> int | None:
     sizes = [size for size, window in known.items() if len(window)]
     larger = [size for size in sizes if size >= batch]
     return min(larger) if larger else max(sizes, default=None)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Profile(Fitted, kind="profile"):
         stage_seconds: Quantiles (`LEVELS`) of each stage's time, `(batch sizes, exits, levels)`.
         exit_seconds: Quantiles of the time from the start to each exit, of the same shape.
         repeats: How many runs each is from.
-        costs: Multiply-accumulates for one input up to each exit, where they are known.
+        macs: MACs (multiply-accumulates) for one input up to each exit, where they are known.
     """
 
     engine: str
@@ -56,7 +56,7 @@ class Profile(Fitted, kind="profile"):
     stage_seconds: Tensor
     exit_seconds: Tensor
     repeats: int
-    costs: tuple[float, ...] | None = None
+    macs: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,8 +67,17 @@ class Profile(Fitted, kind="profile"):
                 raise OptionError(
                     f"{name} have shape {tuple(times.shape)}", expected=f"{shape}, none negative", fix="measure it anew"
                 )
-        if self.costs is not None:
-            check_costs(self.costs, exits=self.exits)
+        if self.macs is not None:
+            check_costs(self.macs, exits=self.exits)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], *, path: str | Path = "the document") -> Self:
+        """The profile that a checked document describes. Files of before call the MACs `costs`."""
+        fields = document.get("fields")
+        if isinstance(fields, dict) and "macs" not in fields and "costs" in fields:
+            renamed = {"macs" if name == "costs" else name: value for name, value in fields.items()}
+            document = {**document, "fields": renamed}
+        return super().from_document(document, path=path)
 
     def seconds(self, batch: int = 1, *, share: float = 0.5) -> tuple[float, ...]:
         """The time to each exit, for one of the batch sizes.
@@ -108,7 +117,7 @@ def profile_model(
     *,
     batch_sizes: Sequence[int] = (1,),
     repeats: int = 100,
-    costs: Sequence[float] | None = None,
+    macs: Sequence[float] | None = None,
     clock: Clock | None = None,
 ) -> Profile:
     """Measure how long the stages take.
@@ -118,7 +127,7 @@ def profile_model(
         example: Inputs with the batch first; rows are used again where a batch size needs more.
         batch_sizes: Which.
         repeats: How many runs for each of them.
-        costs: Multiply-accumulates up to each exit, to keep beside the times.
+        macs: MACs (multiply-accumulates) for one input up to each exit, to keep beside the times.
         clock: Tells the time.
     """
     inputs = check_inputs(example)
@@ -149,7 +158,7 @@ def profile_model(
         stage_seconds=torch.stack(stages),
         exit_seconds=torch.stack(totals),
         repeats=repeats,
-        costs=None if costs is None else tuple(float(cost) for cost in costs),
+        macs=None if macs is None else tuple(float(cost) for cost in macs),
     )
 
 
@@ -172,7 +181,8 @@ def _run_once(engine: Engine, x: Tensor, clock: Clock) -> tuple[list[float], int
     stages = engine.begin(x)
     try:
         for _ in range(engine.num_exits):
-            classes = stages.advance().shape[1]
+            given = stages.advance()
+            classes = getattr(given, "log_probs", given).shape[1]  # exported stages give distributions
             now = clock.now()
             times.append(now - before)
             before = now

@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 from contextlib import suppress
+from functools import cache
 
 _TIMER_SLACK = 29
 _SLACK_NS = 1_000
@@ -31,12 +32,18 @@ _FAIR = (0, 3)
 _here = threading.local()
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    """Opened once: a forked process must not need the loader's lock, which another thread may have held."""
+    return ctypes.CDLL(None)
+
+
 def be_prompt() -> None:
     """Have the calling thread woken without delay from now on."""
     if not hasattr(_here, "prompt"):
         _here.prompt = True
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_TIMER_SLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
+            _libc().prctl(_TIMER_SLACK, ctypes.c_ulong(_SLACK_NS), 0, 0, 0)
             _take_slices(_SLICE_NS)
 
 
@@ -54,7 +61,7 @@ def _take_slices(nanoseconds: int) -> None:
     if calls is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return
     set_call, get_call = calls
-    syscall, held = ctypes.CDLL(None).syscall, ctypes.create_string_buffer(_ATTRIBUTES.size)
+    syscall, held = _libc().syscall, ctypes.create_string_buffer(_ATTRIBUTES.size)
     if syscall(get_call, 0, held, _ATTRIBUTES.size, 0) != 0:
         return
     size, policy, flags, nice, priority, _, *others = _ATTRIBUTES.unpack(held.raw)

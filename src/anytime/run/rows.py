@@ -14,7 +14,6 @@ from torch import Tensor
 from anytime.combine import Prediction
 from anytime.policy import Policy
 from anytime.policy.compact import BREAK_EVEN
-from anytime.policy.stopping import confidence
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +21,7 @@ class RowAnswers:
     """The answers after some exit; nobody changes them afterwards. Every tensor has the batch first.
 
     Attributes:
-        prediction: Log-probabilities and `fell_back`.
+        prediction: The answers.
         exit: How many exits were computed for each input.
         source: The exit that its answer is from, counted from 0.
     """
@@ -47,7 +46,7 @@ class Rows:
         self._memory = policy.start(batch)
         self._rows = torch.arange(batch)  # which input each row of the running batch is
         self._going = torch.ones(batch, dtype=torch.bool)
-        self._best = torch.full((batch,), -1.0, dtype=torch.float64)
+        self._best = torch.full((batch,), -torch.inf, dtype=torch.float64)
         self._answers: RowAnswers | None = None
 
     @property
@@ -61,10 +60,10 @@ class Rows:
         Returns:
             The answers of all inputs; the rows to go on with, where it pays to drop the others; and whether any input is left.
         """
-        self._memory, passed = self._policy.stop(self._memory, exit, now.log_probs)
+        self._memory, passed = self._policy.stop(self._memory, exit, now)
         taken = self._going
         if self._surest:
-            sure = confidence(now.log_probs)
+            sure = now.log_odds.double()
             last = exit + 1 == self._exits
             taken = self._going & ((passed & (not last)) | (sure > self._best[self._rows]))
             self._best[self._rows] = torch.maximum(sure, self._best[self._rows])
@@ -84,9 +83,9 @@ class Rows:
         if before is None:
             nothing = torch.zeros(len(self._going), dtype=torch.int64)
             before = RowAnswers(now, nothing, nothing)
-        log_probs, fell_back = before.prediction.log_probs.clone(), before.prediction.fell_back.clone()
+        answers = before.prediction.clone()
         used, source = before.exit.clone(), before.source.clone()
-        log_probs[place], fell_back[place] = now.log_probs[taken], now.fell_back[taken]
+        answers.put(place, now.at(taken))
         used[going], source[place] = exit + 1, exit
-        self._answers = RowAnswers(Prediction(log_probs, fell_back), used, source)
+        self._answers = RowAnswers(answers, used, source)
         return self._answers

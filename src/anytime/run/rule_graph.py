@@ -21,7 +21,7 @@ from anytime.run.engines.onnx import Free, make_session, traced
 from anytime.run.rule_step import Exportable, typical_states
 
 _SAME = 1e-5
-_GIVES = ["log_probs", "fell_back", "sum"]
+_GIVES = ["log_probs", "fell_back", "labels", "sum"]
 
 
 class ByGraph(ByRule):
@@ -44,10 +44,12 @@ class ByGraph(ByRule):
 
     def after(self, logits: Sequence[Any], exits: int) -> Prediction:
         """The answer after these of `exits` exits: what stepping over them gives."""
-        log_probs, fell_back, total = self._sessions[len(logits) - 1].run(_GIVES, dict(zip(self._names, logits, strict=False)))
+        if self.unchecked:
+            return super().after([torch.from_numpy(now) for now in logits], exits)
+        *gave, total = self._sessions[len(logits) - 1].run(_GIVES, dict(zip(self._names, logits, strict=False)))
         if not math.isfinite(total):  # the rule says what is wrong, or can do it where the sum is too large
             return super().after([torch.from_numpy(now) for now in logits], exits)
-        return Prediction(torch.from_numpy(log_probs), torch.from_numpy(fell_back))
+        return Prediction(*map(torch.from_numpy, gave))
 
 
 def by_graph(rule: Rule[Any], exits: int, classes: int) -> ByRule:
@@ -64,7 +66,10 @@ def by_graph(rule: Rule[Any], exits: int, classes: int) -> ByRule:
     rows = [logits for logits, _ in typical_states(rule, exits=exits, classes=classes)]
     try:
         graphs = ByGraph(rule, [make_session(_file(rule, rows[:seen], exits)) for seen in range(1, exits + 1)])
-        return graphs if _agree(graphs, plain, rows) else plain
+        if not _agree(graphs, plain, rows):
+            return plain
+        graphs.unchecked = True  # the first batch of the model is still to come
+        return graphs
     except Exception:  # whatever an exporter or a runtime stumbles over, the rule itself does not
         return plain
 
@@ -89,12 +94,12 @@ class _After(nn.Module):
         rows = torch.cat(logits)
         with Exportable():
             prediction = self.rule.after(rows.view(len(logits), -1, self.classes), self.exits)
-        return prediction.log_probs, prediction.fell_back, rows.sum()
+        return prediction.log_probs, prediction.fell_back, prediction.labels, rows.sum()
 
 
 def _file(rule: Rule[Any], logits: Sequence[Tensor], exits: int) -> bytes:
     names = _names(len(logits))
-    sizes: dict[str, Free] = {name: {0: "batch"} for name in (*names, *_GIVES[:2])}
+    sizes: dict[str, Free] = {name: {0: "batch"} for name in (*names, *_GIVES[:-1])}
     return traced(_After(rule, exits, logits[0].shape[1]), tuple(logits), names, _GIVES, sizes)
 
 
@@ -109,6 +114,6 @@ def _agree(graphs: ByGraph, plain: ByRule, rows: Sequence[Tensor]) -> bool:
             logits = [now[:count] for now in rows[:seen]]
             found, wanted = graphs.after([now.numpy() for now in logits], len(rows)), plain.after(logits, len(rows))
             same = torch.allclose(found.log_probs, wanted.log_probs, rtol=_SAME, atol=_SAME)
-            if not same or not torch.equal(found.fell_back, wanted.fell_back):
+            if not (same and torch.equal(found.fell_back, wanted.fell_back) and torch.equal(found.labels, wanted.labels)):
                 return False
     return True

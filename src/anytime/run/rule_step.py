@@ -16,13 +16,16 @@ from torch.overrides import TorchFunctionMode
 
 from anytime.combine.rules import Rule, State
 
-GIVES = ("probs", "log_probs", "fell_back")
+GIVES = ("probs", "log_probs", "fell_back", "labels")
 """What a step gives besides the new state."""
 _ROWS = 4
 
 
 class RuleStep(nn.Module):
-    """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, *state)` out.
+    """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, labels, *state)` out.
+
+    It computes in float64, keeps its state so, and gives answers in float32. Tools that quantise a graph leave float64 alone: a
+    step of eight bits would answer with other classes, and the infinities of log space have no scale.
 
     Args:
         rule: The rule.
@@ -38,9 +41,9 @@ class RuleStep(nn.Module):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         logits, *state = values
         with Exportable():
-            after, prediction = self.rule._update(_filled(self.state, iter(state)), logits)
-        left = () if self.last else tuple(flat(after).values())
-        return prediction.probs, prediction.log_probs, prediction.fell_back, *left
+            after, prediction = self.rule._update(_filled(self.state, iter(state)), logits.double())
+        left = () if self.last else flat(after).values()
+        return prediction.probs.float(), prediction.log_probs.float(), prediction.fell_back, prediction.labels, *left
 
 
 def flat(state: State) -> dict[str, Tensor]:
@@ -48,7 +51,7 @@ def flat(state: State) -> dict[str, Tensor]:
 
     >>> from anytime.combine import Caching
     >>> list(flat(Caching().step(Caching().start(3), torch.zeros(2, 4))[0]))
-    ['state_memory', 'state_margin']
+    ['state_memory', 'state_margin', 'state_labels']
     """
     return dict(_named("state", state))
 
@@ -62,7 +65,7 @@ def typical_states(rule: Rule[Any], *, exits: int, classes: int) -> Iterator[tup
         logits[1] = -logits[1].abs() - 0.1
         logits[2] = logits[2].abs() if exit < exits // 2 else -logits[2].abs()
         yield logits, state
-        state, _ = rule._update(state, logits)
+        state, _ = rule._update(state, logits.double())
 
 
 class Exportable(TorchFunctionMode):

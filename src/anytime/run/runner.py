@@ -1,16 +1,19 @@
 """Answers by a deadline: any model with exits, interruptible, on time.
 
-Where there is a time budget the stages run in a thread of the runner, and the caller waits for them or for its deadline,
-whichever comes first. Without one they run in the caller's own thread, which is the quickest.
+Where there is a time budget the stages run in threads of the runner, and the caller waits for them or for its deadline,
+whichever comes first. Without one they run in the caller's own thread, which is the quickest. Where there are more requests
+than the machine can run at once they take turns, stage by stage.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, cast
@@ -31,15 +34,20 @@ from anytime.run.budget import Budget, Duration, make_budget, seconds
 from anytime.run.clock import Clock, MonotonicClock
 from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
 from anytime.run.engines import ENGINES, Engine, make_engine
+from anytime.run.engines.choose import run_all
 from anytime.run.engines.onnx import OnnxRuntimeEngine
 from anytime.run.engines.running import check_inputs
+from anytime.run.executor import Executor
 from anytime.run.exported import ExportedModel, load_exported
 from anytime.run.forecast import Forecast
+from anytime.run.forks import renew_in_children
+from anytime.run.pace import Pace
 from anytime.run.profile import Profile
 from anytime.run.rule_graph import ByGraph, by_graph
 from anytime.run.task import Setup, Task, limit_exits
-from anytime.run.workers import Workers
 
+_WARM_UP = 3
+"""How many runs of all exits show how long the stages take."""
 _PATIENCE = 2.0
 """Seconds to wait for running stages where nobody called close: one that hangs must not keep the interpreter from ending."""
 
@@ -48,8 +56,9 @@ class Runner:
     """Runs a model with exits within budgets. Close it, or use it in a `with` statement, to end its threads.
 
     Threads are begun at the first request with a time budget. A stage that is still running when its request has been
-    answered comes to its end in its thread; the next request takes another one, so it shares the processor with the rest
-    of that stage and waits for nothing else.
+    answered runs to its end in its thread; the next request takes another one, so it shares the processor with the rest
+    of that stage and waits for nothing else. Any number of threads may use one runner: see `anytime.run.executor` for
+    whose turn it is.
 
     Args:
         model: A model with `num_exits` and `exits(x)`, or an engine.
@@ -68,11 +77,14 @@ class Runner:
             times that are usual, and only what is slow runs into the grace; without, even slow ones are aimed before it.
         threads: For a stage, as `torch.set_num_threads` takes it. That is a setting of the whole process: it is set here and
             put back by `close`. Two threads have a far worse tail than one where others use the machine. None leaves it.
-        workers: How many requests with a time budget may be under way at once; more wait for the first to end.
-        costs: Multiply-accumulates up to each exit; by default the profile's, or measured when a budget names FLOPs.
-        example: Inputs to make the engine ready with at once. Without it an engine that needs some is made from the first
-            request's, which then waits for that.
+        workers: How many threads may run stages, those included whose stages were given up. No more stages run at once than
+            there are cores for, `threads` each, and on a GPU one; all requests take turns at these.
+        costs: MACs for one input up to each exit; by default the profile's, or measured when a budget names MACs.
+        example: Inputs to build the engine with at once. Without it an engine that needs some is built by `warm_up`, or by the
+            first request without a time budget.
         forecast: How stage times are foreseen.
+        probabilities: Whether the exits yield probabilities or log-probabilities. Otherwise the first batch refuses them:
+            rules that read the sign and size of a logit, such as the ReLU product, collapse on them.
         seed: Of the draws of randomised prediction sets.
         clock: Tells the time.
 
@@ -102,13 +114,14 @@ class Runner:
         costs: Sequence[float] | None = None,
         example: Tensor | None = None,
         forecast: Forecast | None = None,
+        probabilities: bool = False,
         seed: int = 0,
         clock: Clock | None = None,
     ) -> None:
         _check_counts(threads=threads, workers=workers)
         if isinstance(model, ExportedModel):
             rule, engine = _rule_inside(model, rule, calibration), cast(Engine, model)
-            costs = model.costs if costs is None else costs
+            costs = model.macs if costs is None else costs
         self._model, self._exits = model, _count_exits(model, engine)
         if rule is None and calibration is None and isinstance(model, IntervalMLP):
             rule = Intersection()
@@ -127,28 +140,30 @@ class Runner:
         self._costs = _make_costs(costs, known, self._exits)
         self._forecast = _check_forecast(forecast)
         self._clock = clock or MonotonicClock()
-        self._draws = torch.Generator().manual_seed(seed)
-        self._profile, self._engine = known, engine
+        self._draws, self._seed = torch.Generator().manual_seed(seed), seed
+        self._profile, self._engine, self._probabilities = known, engine, probabilities
         self._setup: Setup | None = None
         self._making = threading.Lock()
         self._cut_off, self._grace = cut_off, seconds(grace)
-        self._workers = Workers(workers)
+        self._executor, self._workers = Executor(workers, self._clock), workers
         self._threads = _Threads(threads)
         # Ends the threads where nobody calls close, and at the end of the interpreter.
-        self._finalizer = weakref.finalize(self, _end, self._workers, self._threads, patience=_PATIENCE)
+        self._finalizer = weakref.finalize(self, _end, self._executor, self._threads, patience=_PATIENCE)
+        renew_in_children(self)
         if example is not None or not isinstance(engine, str) or engine == "eager":
             self._ready(example)
 
     @classmethod
-    def load(cls, folder: str | Path, *, threads: int = 1, **options: Any) -> Self:
+    def load(cls, folder: str | Path, *, threads: int = 1, trusted: bool = False, **options: Any) -> Self:
         """A runner over the stages that `anytime.run.export` wrote; the rule is inside them.
 
         Args:
-            folder: Where they lie.
+            folder: The folder with `exported.json`.
             threads: For a stage.
+            trusted: Whether to read `.pt2` files, which can run any code while they are read; ONNX files need no trust.
             options: Further arguments of the class.
         """
-        return cls(load_exported(folder, threads=threads), threads=threads, **options)
+        return cls(load_exported(folder, threads=threads, trusted=trusted), threads=threads, **options)
 
     def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
         """The best answer within a budget.
@@ -160,17 +175,17 @@ class Runner:
             budget: Further limits.
         """
         limits = make_budget(budget, deadline)
-        if limits.time is None or not self._cut_off:
-            task = self._task(x, limits, way="here")
-            if not task.fits():
-                task.refuse()
-            return task.run_here()
-        task = self._task(x, limits)
-        self._begin(task)
+        here = limits.time is None or not self._cut_off
+        task = self._task(x, limits, way="here" if here else "thread")
         try:
-            return task.wait()
-        except BaseException:  # Ctrl-C above all: let the thread begin no other stage
+            if not task.fits():
+                task.refuse(hold=self._executor.at_work())
+            elif not here:
+                self._executor.run(task)
+            return task.run_here() if here or task.settled else task.wait()
+        except BaseException:  # Ctrl-C above all: let no thread begin another stage
             task.interrupt()
+            task.drop()
             raise
 
     def stream(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Iterator[Answer]:
@@ -198,7 +213,11 @@ class Runner:
             budget: Further limits.
         """
         task = self._task(x, make_budget(budget, deadline))
-        self._begin(task)
+        try:
+            self._begin(task)
+        except BaseException:
+            task.interrupt()
+            raise
         return task
 
     async def predict_async(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
@@ -217,8 +236,8 @@ class Runner:
                 loop.call_soon_threadsafe(settled.set)
 
         task = self._task(x, make_budget(budget, deadline), way="asyncio", notify=notify)
-        self._begin(task)
         try:
+            self._begin(task)
             left = None if task.deadline is None else task.seconds_left()
             woken = None if left is None else self._clock.now() + left
             with suppress(TimeoutError):
@@ -231,10 +250,25 @@ class Runner:
             task.interrupt()
             raise
 
+    def warm_up(self, x: Any) -> None:
+        """Build the engine from inputs like those to come, and run all exits a few times, so that stage times are known.
+
+        A request with a time budget never builds an engine: that can take seconds.
+
+        Args:
+            x: Inputs with the batch first; stage times are known for this batch size then.
+        """
+        inputs = check_inputs(x)
+        setup = self._setup or self._ready(inputs)
+        run_all(setup.engine, inputs)  # a first run is slow, and is not measured
+        for _ in range(_WARM_UP):
+            self.predict(inputs)
+
     def close(self) -> None:
         """End the threads, those at work after the stage they are in, and put torch's number of threads back."""
-        if self._finalizer.detach() is not None:
-            _end(self._workers, self._threads)
+        if self._finalizer.alive:
+            _end(self._executor, self._threads)
+            self._finalizer.detach()  # last: one that was interrupted can be called again
 
     @property
     def engine(self) -> Engine:
@@ -257,12 +291,19 @@ class Runner:
         if not self._finalizer.alive:
             raise StateError("the runner is closed", expected="an open one", fix="make a new Runner")
         inputs = check_inputs(x)
-        if budget.flops is not None and self._costs is None:
+        if self._setup is None and budget.time is not None:
+            raise StateError(
+                f"a request with a time budget found the engine {self._engine!r} not built yet",
+                expected="an engine that was built before, which can take seconds",
+                fix="call runner.warm_up(x) first, or make the Runner with example=x",
+            )
+        if budget.macs is not None and self._costs is None:
             self._costs = _measure_costs(self._model, inputs)
         return Task(
             self._setup or self._ready(inputs),
             inputs,
             budget,
+            executor=self._executor,
             began=began,
             limit=limit_exits(budget, self._exits, self._costs),
             costs=self._costs,
@@ -273,7 +314,7 @@ class Runner:
 
     def _begin(self, task: Task) -> None:
         if task.fits():
-            self._workers.run(task)
+            self._executor.run(task)
         else:
             task.refuse()
 
@@ -291,11 +332,19 @@ class Runner:
         if self._profile is not None:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
+        self._executor.pace = Pace(_count_slots(engine, self._workers, self._threads.wanted))
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
-        begin, combiner = _make_combiner(self._rule, engine)
+        begin, combiner = _make_combiner(self._rule, engine, self._probabilities)
         return Setup(
             engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._draws, self._prior, self._grace
         )
+
+    def renew(self) -> None:
+        """In a forked process: another thread may have been building the engine, or drawing random numbers."""
+        self._making = threading.Lock()
+        self._draws = torch.Generator().manual_seed(self._seed)
+        if self._setup is not None:
+            self._setup = replace(self._setup, draws=self._draws)
 
 
 class _Threads:
@@ -325,24 +374,44 @@ class _Threads:
             elif self.wanted != self._before and torch.get_num_threads() == self.wanted:
                 torch.set_num_threads(self._before)
 
+    @classmethod
+    def renew(cls) -> None:
+        """The lock anew, in a forked process."""
+        cls._changing = threading.RLock()
 
-def _end(workers: Workers, threads: _Threads, *, patience: float | None = None) -> None:
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Threads.renew)
+
+
+def _end(executor: Executor, threads: _Threads, *, patience: float | None = None) -> None:
     try:
-        workers.close(patience=patience)
+        executor.close(patience=patience)
     finally:
         threads.restore()
 
 
-def _make_combiner(rule: Rule[Any] | Intersection, engine: Engine) -> tuple[Callable[[Tensor], Any], Combiner]:
+def _count_slots(engine: Engine, workers: int, threads: int | None) -> int:
+    """How many stages can truly run at once: one on a GPU, else one for so many cores as a stage has threads."""
+    device = getattr(engine, "device", None)
+    if device is not None and device.type != "cpu":
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(workers, cores // (threads or torch.get_num_threads())))
+
+
+def _make_combiner(
+    rule: Rule[Any] | Intersection, engine: Engine, probabilities: bool
+) -> tuple[Callable[[Tensor], Any], Combiner]:
     """How stages are begun, and what combines what they give."""
     if isinstance(engine, ExportedModel):
         return engine.begin, AsGiven()
     if isinstance(rule, Intersection):
         return engine.begin, ByIntersection(rule)
-    if isinstance(engine, OnnxRuntimeEngine):
+    if isinstance(engine, OnnxRuntimeEngine) and not probabilities:
         combiner = by_graph(rule, engine.num_exits, engine.classes)
         return engine.begin_arrays if isinstance(combiner, ByGraph) else engine.begin, combiner
-    return engine.begin, ByRule(rule)
+    return engine.begin, ByRule(rule, probabilities=probabilities)
 
 
 def _count_exits(model: Any, engine: str | Engine) -> int:
@@ -351,7 +420,7 @@ def _count_exits(model: Any, engine: str | Engine) -> int:
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="a model with num_exits and exits(x), or an engine",
-            fix="put exits on a network with anytime.models.attach, or make members an anytime.models.Ensemble",
+            fix="put exits on a network with anytime.models.attach_exits, or make members an anytime.models.Ensemble",
         )
     if isinstance(engine, str):
         if engine not in (*ENGINES, "auto"):
@@ -448,15 +517,15 @@ def _make_prior(on_too_short: str, prior: Any, rule: Any, classes: int | None) -
 
 
 def _make_costs(costs: Any, profile: Profile | None, exits: int) -> tuple[float, ...] | None:
-    given = costs if costs is not None else None if profile is None else profile.costs
+    given = costs if costs is not None else None if profile is None else profile.macs
     return None if given is None else tuple(check_costs(given, exits=exits).tolist())
 
 
 def _measure_costs(model: Any, example: Tensor) -> tuple[float, ...]:
     if not isinstance(model, MultiExit):
         raise OptionError(
-            f"a budget in FLOPs came with a {type(model).__name__}, whose costs are not known",
-            expected="costs of every exit",
+            f"a budget in MACs was given for a {type(model).__name__}, whose costs are not known",
+            expected="the MACs up to each exit",
             fix="pass costs=[...] to the Runner: multiply-accumulates for one input up to each exit",
         )
     return tuple(float(macs) for macs in measure_cost(model, example).macs)

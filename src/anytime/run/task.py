@@ -1,16 +1,18 @@
-"""One request on its way: its stages are run by one thread, its best answer so far is there for any other.
+"""One request on its way: its stages are run by one thread at a time, its best answer so far is there for any other.
 
-After each stage the thread that runs it appends to a list, and nothing that was appended ever changes; that is all there is
-between the two threads. Whoever settles the task first (the thread at the end, the caller at its deadline, anybody who
+After each stage the thread that ran it appends to a list, and nothing that was appended ever changes; that is all there is
+between the threads. Whoever settles the task first (the thread at the end, the caller at its deadline, anybody who
 interrupts) decides how many of these stages the answer is from.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +20,22 @@ from torch import Tensor
 from anytime.combine import Prediction
 from anytime.conformal import ConformalSets
 from anytime.errors import DeadlineTooShort, OptionError, StateError
+from anytime.models.modes import Modes
 from anytime.policy import Policy
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.clock import Clock
+from anytime.run.clock import Clock, Gate
 from anytime.run.combining import Combiner
 from anytime.run.engines.base import Engine, Stages
+from anytime.run.executor import Executor
 from anytime.run.forecast import Forecast, Outlook
 from anytime.run.rows import RowAnswers, Rows
+
+_PATIENCE = 0.01
+_STAGES = 4
+"""Another's stage is waited for as long as so many of one's own are expected to take, and at least these seconds."""
+_HOLD = 0.01
+_TIMELESS = Outlook(0.0, (0.0,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +54,21 @@ class Setup:
     grace: float = 0.0
 
 
+class _Outcome(NamedTuple):
+    """What an answer is made from."""
+
+    used: int
+    at: float
+    reason: Reason
+    failure: BaseException | None
+
+
 class Task:
-    """A request; made by `Runner.submit`."""
+    """A request; made by `Runner.submit`.
+
+    It has no lock: whoever settles it first puts its outcome into a dictionary, in one step, and everybody who waits has a
+    gate of its own. So neither a fork nor an exception out of a signal handler can leave it locked.
+    """
 
     def __init__(
         self,
@@ -53,6 +76,7 @@ class Task:
         x: Tensor,
         budget: Budget,
         *,
+        executor: Executor,
         began: float,
         limit: int,
         costs: tuple[float, ...] | None,
@@ -60,7 +84,7 @@ class Task:
         notify: Callable[[], None] | None = None,
         owner: object = None,
     ) -> None:
-        self._setup, self.budget, self._began = setup, budget, began
+        self._setup, self._executor, self.budget, self._began = setup, executor, budget, began
         self.deadline = budget.deadline(began)
         self._limit, self._costs, self._way, self._notify = limit, costs, way, notify
         self._owner = owner  # a runner that nobody else holds lives as long as its task
@@ -68,17 +92,18 @@ class Task:
         self._batch = len(x)
         self._seen: list[Tensor] = []
         self._rows: list[RowAnswers] = []
-        self._interrupted = self._begun = False
-        self.queued = False
+        self._stages: Generator[None, None, None] | None = None
+        self._interrupted = self._begun = self._ran = False
+        self._refused = executor.caller.refused
         self._reason: Reason | None = None
-        self._settled: int | None = None
-        self._settled_at = began
-        self.ended = began
+        self._outcome: dict[None, _Outcome] = {}
+        self._gates: list[Gate] = []
         self._error: BaseException | None = None
-        self._failure: BaseException | None = None
-        self._settling = threading.Lock()
-        self._gate = threading.Lock()
-        self._gate.acquire()
+        self.ended = self.picked = began
+        self.waited = self.at_work = False
+        self.more = True
+        self.modes: Modes
+        self.turn: threading.Lock | None = None
         self._uniform = self._draw()
         self._outlook = self._look(self._batch)
 
@@ -86,14 +111,18 @@ class Task:
 
     def current(self) -> Answer | None:
         """The best answer so far; None before the first exit."""
-        done, used = self.settled, self._used()
-        return self._answer(used, self._reason, at=self._settled_at if done else None) if used else None
+        settled = self._outcome.get(None)
+        used = self._used()
+        if not used:
+            return None
+        return self._answer(used, self._reason) if settled is None else self._answer(used, settled.reason, at=settled.at)
 
     def interrupt(self) -> None:
         """Take what there is: no further stage is begun. Where there is nothing yet, `result` waits for the running stage."""
         self._interrupted = True
         if self._used() or not self._begun:
             self._settle("interrupted")
+        self._executor.withdraw(self)
 
     def result(self, timeout: float | None = None) -> Answer:
         """The answer at the end, at the task's deadline, or after an interrupt, whichever comes first.
@@ -101,11 +130,12 @@ class Task:
         Args:
             timeout: Seconds to wait at most; a TimeoutError after that. The task goes on.
         """
-        if self.settled:  # its time is when it was there, not when somebody came for it
-            return self.collect(at=self._settled_at)
+        settled = self._outcome.get(None)
+        if settled is not None:  # its time is when it was there, not when somebody came for it
+            return self.collect(at=settled.at)
         left = None if self.deadline is None else self.seconds_left()
         shorter = timeout is not None and (left is None or timeout < left)
-        if not self._setup.clock.wait(self._gate, timeout if shorter else left):
+        if not self._wait(timeout if shorter else left):
             if shorter:
                 raise TimeoutError(f"no answer within {timeout} s; the task goes on")
             self.expire()
@@ -116,7 +146,7 @@ class Task:
     @property
     def settled(self) -> bool:
         """Whether it is decided what the answer is from."""
-        return self._settled is not None
+        return bool(self._outcome)
 
     def seconds_left(self) -> float:
         """Until the caller should take what there is: the deadline less the time it takes to wake up."""
@@ -132,28 +162,52 @@ class Task:
         if self.deadline is None or self.expected() <= self.budget.time:
             return True
         setup, left = self._setup, self.budget.time
+        if left > 0 and self._is_one_of_many(left):
+            self._outlook = self._outlook.of_a_crowd(left)
+            return True
         if left <= 0 or not setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now()):
             return False
         self._outlook = self._outlook.of_a_try(left)
         return True
 
-    def refuse(self) -> None:
-        """Settle for nothing, as the first exit is not expected in time."""
+    def _is_one_of_many(self, left: float) -> bool:
+        """Whether it is to be tried, as others compete for the same turns.
+
+        Times that were measured in a crowd are long for everybody. Who refuses all for them has nobody left to learn from that
+        they are shorter again: so everybody waits for a turn whose first exit ever was so quick, and where nobody is at work,
+        as all others were refused, it is tried.
+        """
+        at_work = self._executor.at_work()
+        if at_work and self._way != "here":
+            return self._outlook.quick[0] + self._outlook.at_best <= left
+        return not at_work and self._executor.refused_another(self._setup.clock.now() - left)
+
+    def refuse(self, *, hold: bool = False) -> None:
+        """Settle for nothing, as the first exit is not expected in time.
+
+        Args:
+            hold: Whether to do so after half of the time only, or 10 ms. Who asks again and again takes Python's lock from
+                the stages of others, which then look as slow as the refusal said they are.
+        """
+        self._executor.note_refusal(self._setup.clock.now())
+        if hold:
+            self._wait(min(self.budget.time / 2, _HOLD))
         self._settle("forecast")
 
     def wait(self) -> Answer:
         """The answer, no later than the deadline; how long the caller took to wake up is learnt for later ones."""
         clock, left = self._setup.clock, self.seconds_left()
         woken = clock.now() + left
-        if clock.wait(self._gate, left):
+        if self._wait(left):
             return self.collect(since=self.ended)
         self.expire()
         return self.collect(since=woken)
 
     def run_here(self) -> Answer:
-        """The answer, by stages in the caller's own thread."""
-        if self._settled is None:
-            self.work()
+        """The answer, by stages in the caller's own thread as long as nobody else waits for a turn."""
+        if not self.settled:
+            while self._executor.turn(self):
+                pass
             self.finish()
         return self.collect(since=None if self.deadline is None else self.ended)
 
@@ -161,34 +215,29 @@ class Task:
         """Time is up: the answer is what there is now."""
         self._interrupted = True
         self._settle("deadline")
-
-    def work(self) -> None:
-        """Run the stages, as many as the budget allows. In a thread of the runner, or in the caller's own."""
-        self._begun = True
-        try:
-            for _ in self._steps():
-                pass
-        except BaseException as error:  # it comes out where the caller waits
-            self._error = error
-        finally:
-            self._x = None
+        self._executor.withdraw(self)
 
     def answers(self) -> Iterator[Answer]:
-        """Run the stages in the caller's thread, an answer after each."""
-        steps = self._steps()
+        """Run the stages as `run_here`, an answer after each."""
         try:
-            while self._settled is None:
-                if next(steps, self) is self:  # the end: steps themselves are None
-                    break
-                yield self._answer(self._used(), self._reason)
+            while not self.settled and self.more:
+                before = self._used()
+                self._executor.turn(self)
+                if self._error is not None:
+                    raise self._error
+                if self._used() > before:
+                    yield self._answer(self._used(), self._reason)
         finally:
-            steps.close()
-            self._x = None
+            self._interrupted = True
+            self._executor.withdraw(self)
+            self.drop()
         if not self._used():
+            self._settle("interrupted")
             yield self._nothing()
 
     def finish(self) -> None:
         """Tell who waits; the thread is free for other work."""
+        self._x = None
         self._settle("interrupted")
 
     def collect(self, *, since: float | None = None, at: float | None = None) -> Answer:
@@ -198,30 +247,92 @@ class Task:
             since: When the answer could have been made at the earliest, to learn how long it took to be in the caller's hands.
             at: When it was there, if that was before now.
         """
-        if self._failure is not None:
-            raise self._failure
-        used = self._used()
-        if not used:
+        settled = self._outcome[None]
+        if settled.failure is not None:
+            raise settled.failure
+        caller = self._executor.caller
+        caller.refused = 0 if settled.used else caller.refused + 1
+        if not settled.used:
             return self._nothing()
-        answer = self._answer(used, self._reason, at=at)
+        answer = self._answer(settled.used, settled.reason, at=at)
         if since is not None:
             self._setup.forecast.note_handing(self._way, self._began + answer.elapsed - since)
         return answer
 
+    # For the executor.
+
+    def rank(self, now: float) -> tuple[float, ...]:
+        """Whose turn it is, the least first: the fewest exits, then who was refused most, then the earliest deadline.
+
+        A first stage that is not likely to end in time comes after all others: it would be at their cost.
+        """
+        exits = len(self._seen) or len(self._rows)
+        if self.deadline is None:
+            return 0, exits, 0, math.inf, self._began
+        return not exits and self.deadline - now < self._outlook.likely, exits, -self._refused, self.deadline, self._began
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds it is worth waiting for another's running stage."""
+        needed = self._outlook.needed
+        return max(_PATIENCE, _STAGES * needed[min(self._used(), len(needed) - 1)])
+
+    @property
+    def done(self) -> float | None:
+        """The seconds that the last stage takes at best, if that is known."""
+        quick, last = self._outlook.quick, len(self._seen) or len(self._rows)
+        return quick[last - 1] if self._ran and 0 < last <= len(quick) else None
+
+    def holds(self, now: float, patience: float) -> bool:
+        """Whether its running stage is worth waiting for."""
+        if self.settled or (self.deadline is not None and now > self.deadline):
+            return False
+        return now - max(self.picked, self.ended) <= patience
+
+    def step(self) -> bool:
+        """Run the next stage, in whichever thread; whether there is another to run."""
+        self._begun, self._ran = True, False
+        try:
+            if self._stages is None:
+                self._stages = self._run_stages()
+            next(self._stages)
+            self._ran, self.more = True, self._reason is None
+        except StopIteration:
+            self.more = False
+        except BaseException as error:  # it comes out where the caller waits
+            self._error, self.more = error, False
+        if not self.more:
+            self.drop()
+        return self.more
+
+    def drop(self) -> None:
+        """Let go of everything that stages hold."""
+        stages, self._x = self._stages, None
+        if stages is not None:
+            with suppress(ValueError):  # one is running: its thread lets go afterwards
+                stages.close()
+
+    def orphan(self) -> None:
+        """Settle for what there is in a forked process, in which no thread will go on with it."""
+        self._interrupted, self._notify = True, None  # the event loop is the other process's
+        self.finish()
+
     # The stages.
 
-    def _steps(self) -> Generator[None, None, None]:
+    def _run_stages(self) -> Generator[None, None, None]:
         """Run a stage and publish what it gave, each time it is asked to."""
         setup, x, limit = self._setup, self._x, self._limit
-        assert x is not None
+        if x is None:  # dropped before it began
+            return
         clock, policy = setup.clock, setup.policy
         exits, batch, now = setup.engine.num_exits, self._batch, clock.now()
         rows = None if policy is None else Rows(policy, batch, exits)
         state = None if rows is None else setup.combiner.start(exits)
+        # To be woken is part of the first stage, to wait for a turn is not.
+        before = now if self.waited or self._way == "stream" else self._began
         if self._stopped(0, batch, now):
             return
-        # To be woken is part of the first stage, to wait for a free thread is not.
-        before = now if self.queued or self._way == "stream" else self._began
+        self.waited = False
         times: list[tuple[int, int, float]] = []
         stages = setup.begin(x)
         try:
@@ -238,15 +349,16 @@ class Task:
                 else:
                     state, keep = self._take(exit, logits, state, rows)
                 if exit + 1 == limit:
-                    self._give_reason(self._limited())
+                    self._reason = self._reason or self._limited()
                 elif keep is not None and self._reason is None:
                     stages.keep(keep)
                     batch = len(keep)
                     self._outlook = self._look(batch)
                 yield
-                if self._reason is not None:
-                    return
-                before = clock.now() if self._way == "stream" else now  # a reader takes its time between exits
+                before = now
+                if self.waited or self._way == "stream":  # a reader takes its time between exits
+                    self.waited = False
+                    self.ended = before = clock.now()
         finally:
             setup.forecast.note_all(times)  # all at once: between stages every microsecond is the caller's
             stages.close()
@@ -262,57 +374,67 @@ class Task:
         answers, keep, left = rows.take(exit, prediction)
         self._rows.append(answers)
         if not left and exit + 1 < setup.engine.num_exits:
-            self._give_reason("policy")
+            self._reason = self._reason or "policy"
         return state if keep is None else state.select(keep), keep
 
     def _stopped(self, exit: int, batch: int, now: float) -> bool:
         """Whether the next stage is not to be begun; the reason is noted."""
         if self._interrupted or (self.budget.until is not None and self.budget.happened()):
-            return self._give_reason("interrupted")
+            self._reason = "interrupted"
+            return True
         if self.deadline is None:
             return False
         left, outlook = self.deadline - now, self._outlook
         if left <= outlook.waking:
-            return self._give_reason("deadline")
-        # The first stage's times count from the call on, and its forecast was looked at there.
-        if exit and outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._way, left=left):
-            return self._give_reason("forecast")
-        return False
+            self._reason = "deadline"
+        elif exit == 0:
+            # Its times count from the call on, and its forecast was looked at there, unless it had to wait since.
+            if self.waited and left < outlook.least:
+                self._reason = "forecast"
+        elif outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._way, left=left):
+            self._reason = "forecast"
+        return self._reason is not None
 
     def _look(self, batch: int) -> Outlook:
         """What to expect with so many inputs; nothing where time does not count."""
         if self.deadline is None:
-            return Outlook(0.0, (0.0,))
+            return _TIMELESS
         return self._setup.forecast.outlook(self._limit, batch, self._way, self._setup.grace)
 
     def _limited(self) -> Reason:
         if self._limit == self._setup.engine.num_exits:
             return "finished"
-        return "exits" if self._limit == self.budget.exits else "flops"
-
-    def _give_reason(self, reason: Reason) -> bool:
-        """Note why it ends, unless somebody has settled that before."""
-        with self._settling:
-            self._reason = self._reason or reason
-        return True
+        return "exits" if self._limit == self.budget.exits else "macs"
 
     def _settle(self, reason: Reason) -> None:
-        """Fix what the answer is from, once, and open the gate."""
-        with self._settling:
-            if self._settled is not None:
-                return
-            self._settled_at = self._setup.clock.now()
-            self._settled = max(len(self._seen), len(self._rows))
-            self._reason = self._reason or reason
-            self._failure = self._error  # what fails later, in a stage that was given up, is nobody's concern
-            self._gate.release()
-        if self._notify is not None:
+        """Fix what the answer is from, once, and let everybody go who waits for it."""
+        used = max(len(self._seen), len(self._rows))
+        # What fails later, in a stage that was given up, is nobody's concern.
+        outcome = _Outcome(used, self._setup.clock.now(), self._reason or reason, self._error)
+        first = self._outcome.setdefault(None, outcome) is outcome
+        self.more = False
+        for gate in (*self._gates, self.turn):
+            with suppress(RuntimeError):  # it is open
+                if gate is not None:
+                    gate.release()
+        if first and self._notify is not None:
             self._notify()
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Wait until it is settled, at most so long; whether it is."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        try:
+            return self.settled or self._setup.clock.wait(gate, seconds)
+        finally:
+            self._gates.remove(gate)
 
     # The answer.
 
     def _used(self) -> int:
-        return max(len(self._seen), len(self._rows)) if self._settled is None else self._settled
+        settled = self._outcome.get(None)
+        return max(len(self._seen), len(self._rows)) if settled is None else settled.used
 
     def _bounded(self, left: float) -> float:
         """Never negative and never longer than the whole budget, whatever the clock does."""
@@ -325,8 +447,7 @@ class Task:
 
     def _prediction(self, used: int) -> Any:
         if self._rows:
-            kept = self._rows[used - 1].prediction
-            return Prediction(kept.log_probs.clone(), kept.fell_back.clone())
+            return self._rows[used - 1].prediction.clone()
         return self._setup.combiner.after(self._seen[:used], self._setup.engine.num_exits)
 
     def _make(self, used: int, prediction: Any, members: Tensor | None, now: float, reason: Reason | None) -> Answer:
@@ -355,14 +476,14 @@ class Task:
         for exit in sorted(set(source.tolist())):
             rows = source == exit
             draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit]
-            members[rows] = sets.set_at(exit, log_probs[rows], draw)
+            members[rows] = sets.set_at(exit + 1, log_probs[rows], draw)
         return members
 
     def _nothing(self) -> Answer:
         """What there is to say where not even the first exit was reached."""
         if self._setup.prior is not None:
             return self._from_prior()
-        if self._reason in ("deadline", "forecast"):
+        if self._why() in ("deadline", "forecast"):
             raise self._too_short()
         raise StateError(
             "the request was interrupted before its first stage",
@@ -375,7 +496,11 @@ class Task:
         log_probs = self._setup.prior.log().expand(self._batch, -1).clone()
         prediction = Prediction(log_probs, torch.zeros(self._batch, dtype=torch.bool))
         members = None if self._setup.sets is None else torch.ones(log_probs.shape, dtype=torch.bool)
-        return self._make(0, prediction, members, self._setup.clock.now(), self._reason)
+        return self._make(0, prediction, members, self._setup.clock.now(), self._why())
+
+    def _why(self) -> Reason | None:
+        settled = self._outcome.get(None)
+        return self._reason if settled is None else settled.reason
 
     def _too_short(self) -> DeadlineTooShort:
         # A first stage that was begun and did not end took longer than was foreseen: at least as long as there was.
@@ -393,13 +518,13 @@ class Task:
 def limit_exits(budget: Budget, exits: int, costs: tuple[float, ...] | None) -> int:
     """How many exits the budget allows, time aside."""
     limit = exits if budget.exits is None else min(budget.exits, exits)
-    if budget.flops is None:
+    if budget.macs is None:
         return limit
     assert costs is not None  # the runner has measured them
-    affordable = sum(cost <= budget.flops for cost in costs)
+    affordable = sum(cost <= budget.macs for cost in costs)
     if affordable == 0:
         raise OptionError(
-            f"a budget of {budget.flops:g} FLOPs",
+            f"a budget of {budget.macs:g} MACs",
             expected=f"at least {costs[0]:g}, what the first exit costs",
             fix="allow more, or use a smaller network",
         )

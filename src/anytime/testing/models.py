@@ -102,13 +102,13 @@ def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
     for exit, now in enumerate(logits):
         if now.shape != (rows, width) or not now.is_floating_point():
             raise CheckError(
-                f"exit {exit} gave {tuple(now.shape)} of {now.dtype}",
+                f"exit {exit + 1} gave {tuple(now.shape)} of {now.dtype}",
                 expected=f"logits of shape (batch, classes), here ({rows}, {width}), as floating-point numbers at every exit",
                 fix="let every exit end in a layer with one output a class, without extra dimensions",
             )
         if not bool(now.isfinite().all()):
             raise CheckError(
-                f"exit {exit} gave NaN or infinity",
+                f"exit {exit + 1} gave NaN or infinity",
                 expected="finite logits",
                 fix="look at the initial weights and at the scale of the input",
             )
@@ -256,10 +256,10 @@ def _check_lazy(model: nn.Module, x: Tensor) -> None:
             needed |= {name.rpartition(".")[0] for name, share in shares.items() if share is not None}
             early = _later_stages(model, calls[-1], exit) - needed
             if early:
-                raise _eager(f"{min(early)!r} ran for exit {exit}, which does not need it", _ONE_STAGE)
+                raise _eager(f"{min(early)!r} ran for exit {exit + 1}, which does not need it", _ONE_STAGE)
             # A layer used as a function is never seen to run, and proves nothing.
             if not calls[-1] and needed <= {name for stage in calls for name in stage}:
-                raise _eager(f"nothing ran for exit {exit}", _ONE_STAGE)
+                raise _eager(f"nothing ran for exit {exit + 1}", _ONE_STAGE)
             calls.append([])
     with _watched(model) as stopped, torch.no_grad():
         iterator = model.exits(x)
@@ -317,7 +317,7 @@ def _check_close(came_out: Tensor, expected: Tensor, tolerance: float, *, came: 
     for exit, difference in enumerate(apart.tolist()):
         if not difference <= limit:
             raise CheckError(
-                f"{came}: at exit {exit} they are {difference:.3g} apart", expected=f"at most {limit:.3g}", fix=fix
+                f"{came}: at exit {exit + 1} they are {difference:.3g} apart", expected=f"at most {limit:.3g}", fix=fix
             )
 
 

@@ -11,7 +11,9 @@ try:
 except ImportError as error:  # pragma: no cover
     from anytime.errors import MissingExtraError
 
-    raise MissingExtraError("hypothesis is not installed", expected="hypothesis", fix="pip install 'anytime[dev]'") from error
+    raise MissingExtraError(
+        "hypothesis is not installed", expected="hypothesis", fix="pip install 'anytime-nn[dev]'"
+    ) from error
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _KINDS = ("normal", "wide", "huge", "tiny", "ties", "zeros", "negative", "spikes")

@@ -60,6 +60,7 @@ def save(folder: Path, training: TrainStep, place: Place) -> None:
             _MODEL: tensors_to_bytes(training.model.state_dict()),
             _OPTIMIZER: tensors_to_bytes({**memory, **extra}),
         },
+        kind="checkpoint",
     )
 
 

@@ -29,15 +29,20 @@ from anytime.artifacts import tensors_to_bytes, write_bytes
 from anytime.data import ImageData, Split, hold_out, load_cifar
 from anytime.errors import AnytimeError
 from anytime.models.base import MultiExit
+from anytime.outputs import lock_run
 from anytime.process import run_program
+from anytime.safe_text import print_safely as print
 from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, OptimizerName, Schedule, TrainConfig
 from anytime.train.log import EpochLog
 from anytime.train.logits import Evaluation, exit_accuracy
 from anytime.train.loop import Habits, Outcome, fit
 from anytime.train.plan import learnt_rule
+from anytime.train.run import check_finished, check_new, finish, is_finished
 from anytime.train.start import start_network
 from anytime.train.stopping import CTRL_C
 
+_SUMMARY = "summary.json"
+_FILES = ("config.json", "split.json", "log.csv", "val.npz", "test.npz", "model.safetensors", _SUMMARY)
 _RATE_PER_IMAGE = 0.1 / 64
 # Seconds kept back for the last evaluation and for writing.
 _RESERVE = 25.0
@@ -63,17 +68,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _train_all(options: argparse.Namespace) -> int:
     began = time.monotonic()
+    folders = {seed: options.out if len(options.seeds) == 1 else options.out / f"seed-{seed}" for seed in options.seeds}
+    for folder in () if options.resume else folders.values():
+        check_new(folder)
     sets = load_cifar(options.data, options.root)
     split = hold_out(len(sets["train"]), options.held_out, seed=options.split_seed)
     train, val = split.apply(sets["train"])
     print(f"{options.data}: {len(train)} train, {len(val)} val, {len(sets['test'])} test ({time.monotonic() - began:.0f} s)")
     done = True
-    for seed in options.seeds:
+    for seed, folder in folders.items():
         left = None if options.minutes is None else options.minutes * 60 - (time.monotonic() - began) - _RESERVE
         if left is not None and left <= 0:
             print(f"seed {seed}: no time left, not begun")
             return 1
-        folder = options.out if len(options.seeds) == 1 else options.out / f"seed-{seed}"
         done &= _train_one(options, seed, folder, split, (train, val, sets["test"]), left)
     return 0 if done else 1
 
@@ -87,6 +94,24 @@ def _train_one(
     seconds: float | None,
 ) -> bool:
     """One run with all its files; whether it came to its end."""
+    with lock_run(folder):
+        if not options.resume:
+            check_new(folder)
+        if is_finished(folder):
+            check_finished(folder, _FILES)
+            print(f"the run in {folder} is finished\n{(folder / _SUMMARY).read_text()}", flush=True)
+            return True
+        return _train_locked(options, seed, folder, split, sets, seconds)
+
+
+def _train_locked(
+    options: argparse.Namespace,
+    seed: int,
+    folder: Path,
+    split: Split,
+    sets: tuple[ImageData, ImageData, ImageData],
+    seconds: float | None,
+) -> bool:
     train, val, test = sets
     config, machine = _config(options, seed), _machine(options)
     model = start_network(options.model, config, classes=train.classes, init=options.init)
@@ -136,7 +161,8 @@ def _finish(
         np.savez(stored, logits=logits.numpy().astype(np.float16), labels=data.labels.numpy(), indices=data.rows.numpy())
         _write(folder / f"{name}.npz", stored.getvalue())
     _write(folder / "model.safetensors", tensors_to_bytes(model.state_dict()))
-    _write(folder / "summary.json", json.dumps(summary, indent=1).encode())
+    _write(folder / _SUMMARY, json.dumps(summary, indent=1).encode())
+    finish(folder, _FILES)
     print(json.dumps(summary), flush=True)
 
 

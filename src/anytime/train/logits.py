@@ -42,7 +42,7 @@ class Evaluation:
         """`(exits, N, classes)`, float32, on the host."""
         size, count = len(self._rows), len(self.data)
         pieces = []
-        with _measuring(self.model):
+        with measuring(self.model):
             for start in range(0, count, size):
                 # The last batch is filled up with the last row: shapes stay, and rows do not see each other.
                 self._rows.copy_(torch.arange(start, start + size).clamp(max=count - 1))
@@ -71,13 +71,14 @@ def exit_accuracy(logits: Tensor, labels: Tensor, rule: Rule[Any] | None = None)
 
 
 @contextmanager
-def _measuring(model: MultiExit) -> Iterator[None]:
-    """Evaluation mode, and true float32 in convolutions, for the time being."""
-    was_training, tf32 = model.training, torch.backends.cudnn.allow_tf32
+def measuring(model: MultiExit) -> Iterator[None]:
+    """Evaluation mode, and true float32 in convolutions and matrix products, for the time being."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = model.training, convolutions.allow_tf32, products.allow_tf32
     model.eval()
-    torch.backends.cudnn.allow_tf32 = False
+    convolutions.allow_tf32 = products.allow_tf32 = False
     try:
         yield
     finally:
-        model.train(was_training)
-        torch.backends.cudnn.allow_tf32 = tf32
+        model.train(before[0])
+        convolutions.allow_tf32, products.allow_tf32 = before[1:]

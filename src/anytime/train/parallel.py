@@ -30,6 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anytime.errors import AnytimeError, MissingExtraError, OptionError
 from anytime.models.base import MultiExit
+from anytime.safe_text import print_safely as print
 from anytime.train.config import Machine, TrainConfig
 from anytime.train.plan import Phase
 from anytime.train.step import TrainStep
@@ -252,7 +253,7 @@ def _fabric(processes: int, device: str) -> Any:
         raise MissingExtraError(
             "several processes were asked for, and lightning-fabric is not installed",
             expected="the package lightning-fabric",
-            fix="pip install 'anytime[train]', or leave processes at 1",
+            fix="pip install 'anytime-nn[train]', or leave processes at 1",
         ) from error
     local = int(os.environ["LOCAL_WORLD_SIZE"]) if _started() else processes
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)

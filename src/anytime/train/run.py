@@ -11,13 +11,17 @@
 | `vocab.txt` | the word pieces of texts |
 | `val.npz`, `test.npz` | logits and labels, for `anytime evaluate` |
 | `oos.npz` | logits of the out-of-scope queries of CLINC150, which have no label |
-| `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached; written last |
+| `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached |
+| `manifest.json` | checksums of all of these but the folders, which have their own; written last |
+
+A process that trains holds a lock on the folder. A run that is finished is not trained again.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +29,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anytime.artifacts import write_bytes, write_json, write_text
+from anytime.artifacts import bundle_kind, seal, verify_bundle, write_bytes, write_json, write_text
 from anytime.data.text import TokenData, save_tokenizer
-from anytime.errors import FileError, FormatError, MissingFileError, OptionError
+from anytime.errors import AnytimeError, FormatError, MissingFileError, OptionError
 from anytime.models import save
 from anytime.models.base import MultiExit
+from anytime.outputs import check_new_folder, exists, join_run, lock_run
 from anytime.reading import parsing, read_json
 from anytime.train.config import Machine
 from anytime.train.log import EpochLog
@@ -45,6 +50,11 @@ from anytime.train.stopping import CTRL_C
 from anytime.train.stream import StreamedStep
 
 _CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
+_SEALED = (
+    *(_CONFIG, "environment.json", _SPLIT, "log.csv", "curve.svg", _DATA, "vocab.txt"),
+    *("val.npz", "test.npz", "oos.npz", _SUMMARY),
+)
+KIND = "run"
 OnEpoch = Callable[[EpochLog], None]
 
 
@@ -68,19 +78,58 @@ class RunResult:
 
 
 def begin(config: RunConfig, folder: str | Path) -> RunConfig:
-    """Make a folder for a new run; refuses one that holds a run already."""
+    """Make a folder for a new run; refuses one that holds anything already."""
     folder, config = Path(folder), _settled(config)
-    if not leads():
-        return config
-    if any((folder / name).exists() for name in ("log.csv", "checkpoint", _SUMMARY)):
-        raise FileError(
-            f"{folder} holds a run already",
-            expected="a new folder",
-            fix=f"go on with `anytime train --resume --out {folder}`, or use another folder",
-            path=folder,
-        )
-    config.save(folder / _CONFIG)
+    if leads():
+        check_new(folder)
+        with lock_run(folder):
+            check_new(folder)  # another process may have been quicker
+            config.save(folder / _CONFIG)
     return config
+
+
+@contextmanager
+def claim(config: RunConfig, folder: str | Path, *, resume: bool) -> Iterator[RunConfig]:
+    """Hold the folder of a run, a new one unless it is to go on, until the run ends; gives the run's settings."""
+    folder = Path(folder)
+    if not leads():
+        yield _settled(config)
+        return
+    if not resume:
+        check_new(folder)
+    with lock_run(folder):
+        try:
+            yield config if resume else begin(config, folder)
+        except AnytimeError:
+            # What failed before it began is in nobody's way; all that is here was written by this run.
+            if not resume and not any((folder / name).exists() for name in ("log.csv", "checkpoint", _SUMMARY)):
+                for name in (_CONFIG, "environment.json", _SPLIT):
+                    (folder / name).unlink(missing_ok=True)
+            raise
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that is not new or empty."""
+    begun = exists(folder / _CONFIG) or exists(folder / "config.json")
+    fix = f"go on with --resume --out {folder}, or choose another folder" if begun else "choose another folder with --out"
+    check_new_folder(folder, fix=fix)
+
+
+def is_finished(folder: str | Path) -> bool:
+    """Whether the run in a folder has come to its end."""
+    return exists(Path(folder) / _SUMMARY)
+
+
+def finish(folder: Path, names: Iterable[str] = _SEALED) -> None:
+    """Write the manifest of a run that has come to its end, over those of its files that are there."""
+    seal(folder, [name for name in names if (folder / name).is_file()], kind=KIND)
+
+
+def check_finished(folder: Path, names: Iterable[str] = _SEALED) -> None:
+    """Compare a finished run with its manifest; one that was killed just before it was written gets it now."""
+    if bundle_kind(folder) is None:
+        finish(folder, names)
+    verify_bundle(folder)
 
 
 def stored_config(folder: str | Path, changes: Source | None = None) -> RunConfig:
@@ -102,14 +151,17 @@ def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda l
         on_epoch: Called after each epoch; at the top of a module where there are several processes.
     """
     folder = Path(folder)
-    if (folder / _SUMMARY).exists():
-        return _ended(folder)
-    if config.processes == 1:
-        return _train(config, folder, on_epoch)
-    usable_device(config.machine.device)
-    options: Any = {"device": config.machine.device, "after_ctrl_c": _after_ctrl_c}
-    found: RunResult = launch(config.processes, _train, config, folder, on_epoch, **options)
-    return found
+    with lock_run(folder) if leads() else nullcontext():
+        if is_finished(folder):
+            if leads():
+                check_finished(folder)
+            return _ended(folder)
+        if config.processes == 1:
+            return _train(config, folder, on_epoch)
+        usable_device(config.machine.device)
+        options: Any = {"device": config.machine.device, "after_ctrl_c": _after_ctrl_c}
+        found: RunResult = launch(config.processes, _train, config, folder, on_epoch, **options)
+        return found
 
 
 def _after_ctrl_c(found: RunResult) -> RunResult:
@@ -133,6 +185,11 @@ def _ended(folder: Path) -> RunResult:
 
 def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None) -> RunResult:
     """A run, or this process's part in it."""
+    with nullcontext() if team is None else join_run(folder):
+        return _train_locked(config, folder, on_epoch, team)
+
+
+def _train_locked(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any) -> RunResult:
     sets, machine = open_sets(config), config.machine
     if team is not None:
         machine = replace(machine, device=str(team.device))
@@ -190,7 +247,7 @@ def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> Habits:
 
 
 def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Write logits, what the data are, the network and, last of all, the summary."""
+    """Write logits, what the data are, the network, the summary and, last of all, the manifest."""
     summary: dict[str, Any] = {
         "data": config.data,
         "model": config.model,
@@ -216,6 +273,7 @@ def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, f
     write_json(folder / _DATA, _description(sets, folder))
     save(model.cpu(), folder / "model")
     write_json(folder / _SUMMARY, summary)
+    finish(folder)
     return summary
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.artifacts import read_bundle, tensors_from_bytes
+from anytime.artifacts import bundle_names, read_sealed, tensors_from_bytes
 from anytime.errors import OptionError
 from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
 from anytime.models.encoder import PRESETS as ENCODERS
@@ -105,8 +105,8 @@ def _take(model: MultiExit, weights: Mapping[str, Tensor]) -> None:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     for place in (path, path / "model"):
-        if is_file(place / "manifest.json"):
-            return tensors_from_bytes(read_bundle(place)[_WEIGHTS], path=place)
+        if place.is_dir() and _WEIGHTS in bundle_names(place):
+            return tensors_from_bytes(read_sealed(place, _WEIGHTS), path=place / _WEIGHTS)
     file = path / _WEIGHTS if path.is_dir() else path
     data = read_file(file, expected="the weights of an earlier run", fix="give a run's folder or file")
     return tensors_from_bytes(data, path=file)

@@ -13,7 +13,7 @@ from anytime.data.augment import Draws, normalise
 from anytime.data.base import StreamedImages
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
-from anytime.train.logits import Evaluation, exit_accuracy
+from anytime.train.logits import Evaluation, exit_accuracy, measuring
 from anytime.train.step import TrainStep
 
 
@@ -69,14 +69,10 @@ class StreamedEvaluation(Evaluation):
         """`(exits, N, classes)`, float32, on the host."""
         device = next(self.model.parameters()).device
         pieces = []
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with measuring(self.model):
             for pixels in self.stream.batches(torch.arange(len(self.stream)), self.batch):
                 images = normalise(pixels.to(device), self.stream.mean, self.stream.std)
                 pieces.append(torch.stack(tuple(self.model.exits(images))).cpu())
-        finally:
-            self.model.train(was_training)
         return torch.cat(pieces, 1)
 
     def accuracy(self, rule: Rule[Any] | None = None) -> tuple[float, ...]:

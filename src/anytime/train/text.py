@@ -17,8 +17,9 @@ from typing import Any, get_args
 from anytime.data.text import TextName
 from anytime.errors import AnytimeError
 from anytime.process import run_program
+from anytime.safe_text import print_safely as print
 from anytime.train.log import EpochLog
-from anytime.train.run import RunResult, begin, stored_config, train
+from anytime.train.run import RunResult, claim, is_finished, stored_config, train
 from anytime.train.settings import RunConfig, Source, read_pair, read_recipe, resolve
 from anytime.train.stopping import CTRL_C
 
@@ -45,25 +46,27 @@ def _train_all(options: argparse.Namespace) -> int:
             print(f"seed {seed}: no time left, not begun")
             return 1
         folder = options.out if len(options.seeds) == 1 else options.out / f"seed-{seed}"
-        done &= _train_one(_settings(options, seed, left, folder), folder, keep=options.keep_checkpoint)
+        resume = options.resume and (folder / "config.yaml").is_file()
+        with claim(_settings(options, seed, left, folder, resume=resume), folder, resume=resume) as config:
+            done &= _train_one(config, folder, keep=options.keep_checkpoint)
     return 0 if done else 1
 
 
-def _settings(options: argparse.Namespace, seed: int, seconds: float | None, folder: Path) -> RunConfig:
+def _settings(options: argparse.Namespace, seed: int, seconds: float | None, folder: Path, *, resume: bool) -> RunConfig:
     """The settings of a run: those its folder has where it goes on, else those of recipe and flags."""
     limit = {} if seconds is None else {"minutes": seconds / 60}
-    if options.resume and (folder / "config.yaml").is_file():
+    if resume:
         return stored_config(folder, Source("command line", limit))
     given = {name: getattr(options, name) for name in _SETTINGS if getattr(options, name) is not None}
     if options.weights is not None:
         given["init"] = options.weights
     flags = {**given, **limit, "seed": seed, **dict(read_pair(text) for text in options.set)}
-    return begin(resolve(read_recipe(options.recipe or f"{options.data}-minilm"), Source("command line", flags)), folder)
+    return resolve(read_recipe(options.recipe or f"{options.data}-minilm"), Source("command line", flags))
 
 
 def _train_one(config: RunConfig, folder: Path, *, keep: bool) -> bool:
     """One run with all its files; whether it came to its end."""
-    print(json.dumps(config.values()), flush=True)
+    print(f"the run in {folder} is finished" if is_finished(folder) else json.dumps(config.values()), flush=True)
     result: RunResult = train(config, folder, on_epoch=lambda line: _say(line, config.recipe.epochs))
     if result.summary is None:
         print(f"stopped at step {result.step} of {result.steps}: {result.stopped}; go on with --resume", flush=True)

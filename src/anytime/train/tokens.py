@@ -19,7 +19,7 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Machine, TrainConfig
 from anytime.train.graph import Replayed
-from anytime.train.logits import Evaluation
+from anytime.train.logits import Evaluation, measuring
 from anytime.train.objectives import Objective
 from anytime.train.step import TrainStep
 
@@ -105,12 +105,8 @@ class TokenEvaluation(Evaluation):
     @torch.no_grad()
     def logits(self) -> Tensor:
         """`(exits, N, classes)`, float32, on the host."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with measuring(self.model):
             pieces = [self._through(rows.to(self.data.ids.device), length).cpu() for rows, length in self._plan]
-        finally:
-            self.model.train(was_training)
         places = torch.cat([rows for rows, _ in self._plan]).argsort()
         return torch.cat(pieces, 1)[:, places]
 

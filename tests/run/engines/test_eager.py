@@ -31,7 +31,7 @@ class Given:
 def test_numbers_are_taken_in_any_width(dtype: torch.dtype) -> None:
     engine = EagerEngine(MLP(MLPConfig(classes=4)))
     x = torch.tensor([[0.5, -2.0]])
-    assert torch.equal(engine.begin(x.to(dtype)).advance(), engine.begin(x).advance())
+    torch.testing.assert_close(engine.begin(x.to(dtype)).advance(), engine.begin(x).advance())
 
 
 def test_a_list_of_logits_will_do() -> None:

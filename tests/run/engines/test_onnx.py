@@ -63,7 +63,7 @@ def test_nothing_is_printed_when_a_trace_fails(capfd: pytest.CaptureFixture[str]
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, make_network: Any) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     model, x = make_network("mlp")
-    with pytest.raises(MissingExtraError, match=r"pip install 'anytime\[engines\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'anytime-nn\[engines\]'"):
         onnx.OnnxRuntimeEngine(model, x)
 
 

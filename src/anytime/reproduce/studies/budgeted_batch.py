@@ -1,4 +1,4 @@
-"""Appendix B.10: a mean cost for a whole batch, spent by confidence; here the backbone is mostly the better choice."""
+"""Appendix B.10: a mean cost for a whole batch, spent by confidence: the backbone leads at small costs, then the product."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ def study(context: Context) -> Finding:
     panels: list[Panel] = []
     claims: list[Claim] = []
     numbers: dict[str, Any] = {}
+    most: list[str] = []
     for data, runs in groups.items():
         curves = {rule: [_curve(run, combine) for run in runs] for rule, combine in RULES.items()}
         panels.append(_panel(title_of(data), curves))
         grid = _grid(curves)
         at = {rule: [_mean_accuracy(seeds, cost) for cost in grid] for rule, seeds in curves.items()}
-        ahead = sum(mine >= theirs for mine, theirs in zip(at["latest"], at["product"], strict=True))
+        leads = [mine >= theirs for mine, theirs in zip(at["latest"], at["product"], strict=True)]
+        led = [cost for cost, leading in zip(grid, leads, strict=True) if leading]
         highest, last = max(at["latest"]), at["latest"][-1]
+        most.append(f"{title_of(data)}, {len(led)} of {len(grid)}")
         claims += [
             Claim(
-                f"{title_of(data)}: the backbone is ahead of the product at most costs",
-                ahead > len(grid) / 2,
-                f"at {ahead} of {len(grid)} costs from {grid[0] / _MEGA:.0f} to {grid[-1] / _MEGA:.0f} million",
+                f"{title_of(data)}: at the smallest costs the backbone is ahead of the product",
+                all(leads[: len(grid) // 4]),
+                f"at {len(led)} of {len(grid)} costs from {grid[0] / _MEGA:.0f} to {grid[-1] / _MEGA:.0f} million"
+                + (f", the largest of them {led[-1] / _MEGA:.0f} million" if led else ""),
             ),
             Claim(
                 f"{title_of(data)}: at the largest costs the product is ahead",
@@ -53,8 +57,10 @@ def study(context: Context) -> Finding:
         runs=names_of(*groups.values()),
         rows="; ".join(f"{title_of(data)}: {rows_in_words(runs, kept=True)}" for data, runs in groups.items()),
         note="Thresholds are set on the kept validation rows for q = 1/20, 2/20, … 39/20 by MSDNet's protocol. Costs are "
-        "multiply-accumulates an input. The paper's curves were not read off; what it says of them is checked between the "
-        "curves at equal costs.",
+        "multiply-accumulates per input. Confidences are compared as log-odds: as float32 probabilities a third of the "
+        "backbone's are 1 on CIFAR-10, these leave together, and larger costs are not reached. The paper's curves were not "
+        "read off; what it says of them is checked between the curves at equal costs. It finds the backbone ahead at most "
+        f"costs; here that is {'; '.join(most)}.",
         panels=tuple(panels),
         claims=tuple(claims),
         numbers=numbers,
@@ -63,7 +69,7 @@ def study(context: Context) -> Finding:
 
 def _curve(run: Run, rule: Rule[Any]) -> BudgetCurve:
     (held, _), (logits, labels) = run.logits("val"), run.logits()
-    return budget_curve(rule(held).log_probs, rule(logits).log_probs, labels, costs=run.macs())
+    return budget_curve(rule(held), rule(logits), labels, costs=run.macs())
 
 
 def _grid(curves: dict[str, list[BudgetCurve]]) -> list[float]:

@@ -221,7 +221,7 @@ def _raps(key: str, code: Raps, exit: int) -> Callable[[Run], Pair]:
         logits, labels = run.logits()
         found = [
             evaluate(logits, labels, rules=("product",), sets=sets).rules["product"][key][exit]
-            for sets in (Raps(variant="original"), code)
+            for sets in (Raps(variant="original", quantile="plain"), code)
         ]
         return Pair(*(100 * value if key == "set_coverage" else value for value in found))
 
@@ -245,7 +245,7 @@ def _unrandomised(key: str) -> Callable[[Run], Pair]:
         ascending = sort_rows(log_probs)
         rank = rank_of(log_probs, ascending, labels)
         draws = torch.rand(1, len(labels), generator=torch.Generator().manual_seed(0))
-        plain, drawn = Raps(randomised=False), Raps()
+        plain, drawn = Raps(randomised=False, quantile="corrected"), CODE
         found = []
         for calibrating in (plain, drawn):
             limit = calibrating.threshold(calibrating.label_score(ascending[:, :cut], rank[:, :cut], draws[:, :cut]))
@@ -288,6 +288,8 @@ def _oracle(exit: int) -> Callable[[Run], Pair]:
 
 
 _ONES = Product(weights="ones")
+CODE = Raps(quantile="corrected")
+"""Prediction sets as the paper's released code makes them."""
 _GATE, _CLAMP = Product(ThresholdReLU(THRESHOLD)), Product(ThresholdReLU(THRESHOLD, "clamp"))
 
 DEVIATIONS: tuple[Deviation, ...] = (
@@ -363,9 +365,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "cites RAPS: as its authors' code",
         "randomises the penalty too, corrects the quantile, allows empty sets",
         (
-            ("product set size, first exit", "classes", _raps("set_size", Raps(), 0)),
-            ("product set size, last exit", "classes", _raps("set_size", Raps(), -1)),
-            ("product coverage, last exit", "%", _raps("set_coverage", Raps(), -1)),
+            ("product set size, first exit", "classes", _raps("set_size", CODE, 0)),
+            ("product set size, last exit", "classes", _raps("set_size", CODE, -1)),
+            ("product coverage, last exit", "%", _raps("set_coverage", CODE, -1)),
         ),
     ),
     Deviation("RAPS seeds (18)", "–", "draws are not seeded", (("deviation of the last exit's set size", "classes", _seeds),)),

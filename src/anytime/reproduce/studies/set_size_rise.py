@@ -49,7 +49,7 @@ def study(context: Context) -> Finding:
 
 def _alike(runs: Sequence[Run], rule: Latest | Product) -> float:
     """Percent of the sets of one exit whose size is at most one off the most frequent, over exits and seeds."""
-    sets, shares = Raps(), []
+    sets, shares = Raps(quantile="corrected"), []
     for run in runs:
         logits, labels = run.logits()
         log_probs = rule(logits).log_probs

@@ -12,6 +12,7 @@ from anytime.metrics import follow
 from anytime.models import MLP, Ensemble, MLPConfig
 from anytime.reproduce.catalogue import Context
 from anytime.reproduce.finding import Claim, Field, Finding, Line, Panel
+from anytime.reproduce.float64 import in_float64
 
 MEMBERS, CLASSES = 5, 4
 _STEPS = {"smoke": 60, "small": 400, "full": 1000}
@@ -23,12 +24,12 @@ def study(context: Context) -> Finding:
     """The support on the plane after each member, and accuracy on other points."""
     train, test = make_spiral(1000, seed=0), make_spiral(2000, seed=1)
     ensemble = Ensemble([_member(train, seed, _STEPS[context.scale]) for seed in range(MEMBERS)])
-    axis = torch.linspace(-_EDGE, _EDGE, _CELLS)
+    axis = torch.linspace(-_EDGE, _EDGE, _CELLS, dtype=torch.float64)
     plane = torch.stack(torch.meshgrid(axis, -axis, indexing="xy"), -1).flatten(0, 1)
     with torch.inference_mode():
         rule = Product(weights="ones")
         answers = rule(ensemble(plane))
-        logits = ensemble(test.inputs)
+        logits = ensemble(test.inputs.double())
         seen = follow(rule(logits), test.targets)
     alive = ~answers.fell_back
     support = torch.where(alive, (answers.log_probs > -torch.inf).sum(-1), 0)
@@ -62,12 +63,11 @@ def study(context: Context) -> Finding:
 
 
 def _member(train: PointData, seed: int, steps: int) -> MLP:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = MLP(MLPConfig(classes=CLASSES, width=48, exits=3))
+    model = in_float64(MLP(MLPConfig(classes=CLASSES, width=48, exits=3)), seed)
+    inputs = train.inputs.double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(steps):
-        loss = F.cross_entropy(model(train.inputs)[-1], train.targets)
+        loss = F.cross_entropy(model(inputs)[-1], train.targets)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -13,6 +13,7 @@ from torch import Tensor
 from anytime.checks import check_threads
 from anytime.errors import AnytimeError, CheckError, OptionError
 from anytime.models.base import ExitModel, is_staged
+from anytime.models.modes import without_autocast
 from anytime.run.engines.base import Engine
 from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folding import apart, rounded_factors
@@ -22,6 +23,7 @@ ENGINES = ("eager", "folded", "onnxruntime", "cuda-graphs")
 _ROUNDS, _SECONDS = 9, 0.3
 
 
+@without_autocast()  # engines give the model's logits in float32; autocast around a request is for `eager` and `folded`
 def make_engine(model: ExitModel, name: str = "auto", *, example: Tensor | None = None, threads: int | None = 1) -> Engine:
     """Make a model ready to be run stage by stage.
 

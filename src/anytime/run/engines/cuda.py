@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from anytime.errors import DeviceError, OptionError
 from anytime.models.base import Carry, StagedModel
 from anytime.models.branches import run_paths_side_by_side
+from anytime.models.modes import without_autocast
 from anytime.run.engines.folding import apart, folded_copy, logits_of_stages, rounded_factors
 from anytime.run.engines.packed import PackedMSDNet, Run, can_be_packed, run_with_torch
 from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
+from anytime.run.forks import renew_in_children
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
 TOLERANCES: dict[Precision, float] = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
@@ -168,12 +170,18 @@ class CudaGraphsEngine:
         self.num_exits = model.num_exits
         self.TOLERANCE = TOLERANCES[precision]
         self._recorder = recorder or _cuda_graphs(device_of(model), precision)
+        self.device = self._recorder.device
         self._form = example.shape[1:]
         self._lock = RLock()
+        renew_in_children(self)
         with self._recorder.queue(self._moment(example)):
             ways = _Ways(self._recorder, model, example[:_ROWS], precision, pack=pack, parallel=parallel, fuse=fuse)
             self._lanes = [ways.lane(size) for size in sorted(set(sizes))]
         self.why = "; ".join(["asked for", *ways.found()])
+
+    def renew(self) -> None:
+        """The lock anew, in a forked process."""
+        self._lock = RLock()
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
@@ -389,7 +397,7 @@ class _Run(Running[Tensor]):
     def _run_without_graph(self, exit: int, carry: Carry) -> Tensor:
         engine = self._engine
         there = tuple(tensor.to(engine._recorder.device) for tensor in carry)
-        with engine._recorder.exact():
+        with engine._recorder.exact(), without_autocast():  # as the graphs, which were captured so
             self._carry, logits = self._way.model.stage(exit, there)
             return as_answer(logits)
 

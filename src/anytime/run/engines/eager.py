@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from anytime.errors import ShapeError, StateError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
+from anytime.models.modes import Modes
 from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
 
 
@@ -39,7 +40,7 @@ class EagerEngine:
         self.why = "asked for"
         self.num_exits = model.num_exits
         self._model = model.eval() if isinstance(model, nn.Module) else model
-        self._device, self._dtype = device_of(model), _dtype_of(model)
+        self.device, self._dtype = device_of(model), _dtype_of(model)
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
@@ -49,7 +50,7 @@ class EagerEngine:
         return _ByGenerator(self._model, inputs)
 
     def _prepared(self, x: Tensor) -> Tensor:
-        return x.to(self._device, self._dtype if x.is_floating_point() else None)
+        return x.to(self.device, self._dtype if x.is_floating_point() else None)
 
 
 class _ByStages(Running[Tensor]):
@@ -77,18 +78,33 @@ class _ByGenerator(Running[Tensor]):
         with torch.inference_mode():
             self._exits_left: Iterator[Tensor] = iter(model.exits(x))
         self._rows, self._given = torch.arange(len(x)), len(x)
+        self._left: Modes | None = None
 
     def _run(self, exit: int) -> Tensor:
         with torch.inference_mode():
-            # Picking rows copies: a generator may use the memory of its logits again.
-            logits = next(self._exits_left, None)
+            logits = self._next()
             if logits is None:
                 raise StateError(
                     f"the model's exits(x) ended after {exit} of {self._exits} exits",
                     expected="as many as its num_exits says",
                     fix="correct num_exits, or exits(x)",
                 )
+            # Picking rows copies: a generator may use the memory of its logits again.
             return as_answer(_checked(logits, exit, self._given))[self._rows]
+
+    def _next(self) -> Tensor | None:
+        """Modes that it leaves on, as by `with torch.autocast(...)` around a yield, are kept for it, and off for its thread."""
+        own = Modes.now()
+        if self._left is not None:
+            self._left.restore()
+        try:
+            return next(self._exits_left, None)
+        finally:
+            left = Modes.now()
+            self._left = None
+            if left != own:
+                self._left = left
+                own.restore()
 
     def _select(self, rows: Tensor) -> None:
         self._rows = self._rows[rows]
@@ -96,7 +112,8 @@ class _ByGenerator(Running[Tensor]):
     def _drop(self) -> None:
         close = getattr(self._exits_left, "close", None)
         if close is not None:
-            close()
+            with Modes.now().again():  # what it left on it turns off, here or elsewhere
+                close()
 
 
 def _checked(logits: object, exit: int, rows: int) -> Tensor:
@@ -104,8 +121,8 @@ def _checked(logits: object, exit: int, rows: int) -> Tensor:
         return logits
     came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
     raise ShapeError(
-        f"exit {exit} of the model gave {came} (counted from 0)",
-        expected=f"logits of shape ({rows}, classes), a row an input",
+        f"exit {exit + 1} of the model gave {came}",
+        expected=f"logits of shape ({rows}, classes), one row per input",
         fix="correct the model, or give its inputs with the batch first",
     )
 

@@ -31,5 +31,5 @@ class FoldedEngine(EagerEngine):
         super().__init__(copy)
 
     def _prepared(self, x: Tensor) -> Tensor:
-        moved = x.to(self._device, torch.float32) if x.is_floating_point() else x.to(self._device)
+        moved = x.to(self.device, torch.float32) if x.is_floating_point() else x.to(self.device)
         return moved.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else moved

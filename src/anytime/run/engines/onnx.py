@@ -202,7 +202,10 @@ def make_session(file: bytes, *, threads: int = 1) -> Any:
     options.inter_op_num_threads = 1
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 4  # what goes wrong is raised
-    return runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    # By itself it takes bytes for a format of its own wherever they look like that.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # Its fallback to another provider prints to stdout, and there is no other.
+    return runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"], enable_fallback=False)
 
 
 def require(package: str) -> Any:
@@ -213,7 +216,7 @@ def require(package: str) -> Any:
         raise MissingExtraError(
             f"{package} is not installed",
             expected=f"the package {package}",
-            fix="pip install 'anytime[engines]', or use engine='eager'",
+            fix="pip install 'anytime-nn[engines]', or use engine='eager'",
         ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import as_tensor
+from anytime.checks import as_float, as_tensor
 from anytime.errors import DtypeError, ShapeError, StateError
 
 T = TypeVar("T")
@@ -100,8 +100,8 @@ def check_rows(rows: Tensor, batch: int) -> Tensor:
 
 
 def as_answer(logits: Tensor) -> Tensor:
-    """Logits as engines give them: float32, on the CPU."""
-    return logits.detach().to("cpu", torch.float32)
+    """Logits as engines give them: float32, on the CPU; what is no floating point number is refused."""
+    return as_float(logits, "logits").detach().to("cpu", torch.float32)
 
 
 def device_of(model: object) -> torch.device:

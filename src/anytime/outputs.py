@@ -1,0 +1,186 @@
+"""Where results may go: no command writes over what it did not write itself, and no two processes train in one folder.
+
+A folder of results has a manifest that says what it is (`anytime.artifacts.write_bundle`); a single file says it in its first
+bytes. The checks here come before the work, so that a wrong path costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from anytime.artifacts import bundle_kind, bundle_names, make_folder, overwrites, typed_errors
+from anytime.errors import FileError, LockedError
+
+if sys.platform != "win32":
+    import fcntl
+
+LOCK = ".anytime-run.lock"
+_HEAD = 512
+_held: set[Path] = set()
+
+
+def check_folder(folder: str | Path, *, kind: str, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse a folder for results unless it is new, empty, or holds an earlier bundle of the same kind.
+
+    Args:
+        folder: Where the results are to go.
+        kind: What they are, as `write_bundle` is told.
+        inputs: What the command reads; none of it may be written over. None is left out.
+    """
+    place, given = Path(folder), _existing(inputs)
+    _refuse_inputs(place, given)
+    if not os.path.lexists(place):
+        return
+    if not exists(place, Path.is_dir):
+        raise FileError(f"{place} is a file", expected="a folder", fix="give another folder with --out", path=place)
+    if not _names(place):
+        return
+    found = bundle_kind(place)
+    if found != kind:
+        held = "files that this command did not write" if not found else f"the results of another command ({found})"
+        raise overwrites(place, f"holds {held}")
+    for name in bundle_names(place):
+        _refuse_inputs(place / name, given)
+
+
+def check_new_folder(folder: str | Path, *, fix: str) -> None:
+    """Refuse a folder that has anything in it but a lock."""
+    place = Path(folder)
+    if os.path.lexists(place) and (not exists(place, Path.is_dir) or _names(place)):
+        error = overwrites(place, "is not empty" if exists(place, Path.is_dir) else "is a file")
+        error.expected, error.fix = "a new or an empty folder", fix
+        raise error
+
+
+def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse a path for a single file unless it is new, or holds an earlier file of the same kind.
+
+    Args:
+        path: Where the file is to go.
+        ours: Whether a file that begins with these bytes is of this kind.
+        inputs: What the command reads; none of it may be written over. None is left out.
+    """
+    place = Path(path)
+    _refuse_inputs(place, _existing(inputs))
+    if exists(place, Path.is_dir):
+        raise FileError(f"{place} is a folder", expected="the path of a file", fix=f"give {place / 'NAME'}", path=place)
+    if not exists(place, Path.is_file):
+        return
+    try:
+        with place.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise FileError(
+            f"{place} cannot be read: {error.strerror}", expected="a new path", fix="use another", path=place
+        ) from error
+    if not ours(head):
+        raise overwrites(place, "was not written by this command")
+
+
+@contextmanager
+def lock_run(folder: str | Path) -> Iterator[None]:
+    """Keep other processes from training in a folder; the lock goes with the process, however that ends.
+
+    It can be taken again inside itself, and by the processes that this one starts (`join_run`). Where the file system has no
+    locks it does nothing.
+    """
+    with typed_errors(folder):
+        place = Path(folder).resolve()
+        if place in _held or sys.platform == "win32":
+            handle = None
+        else:
+            make_folder(place)
+            handle = _take(place)
+    if handle is None:
+        yield
+        return
+    _held.add(place)
+    try:
+        yield
+    finally:
+        _held.discard(place)
+        (place / LOCK).unlink(missing_ok=True)
+        os.close(handle)
+
+
+@contextmanager
+def join_run(folder: str | Path) -> Iterator[None]:
+    """Hold the lock of a run together with the process that started this one, should that be killed."""
+    place = Path(folder).resolve()
+    if sys.platform == "win32" or place in _held or not (place / LOCK).exists():
+        yield
+        return
+    handle = os.open(place / LOCK, os.O_RDWR)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _take(place: Path) -> int:
+    while True:
+        handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # From here on shared, which `join_run` needs; whoever comes later asks for it alone and does not get it.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            error = _locked(place, handle)
+            os.close(handle)
+            raise error from None
+        except OSError:  # a file system without locks
+            return handle
+        # Whoever held it before may have removed the file in the meantime: then this lock would keep nobody out.
+        with suppress(FileNotFoundError):
+            if (place / LOCK).stat().st_ino == os.fstat(handle).st_ino:
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+                return handle
+        os.close(handle)
+
+
+def _locked(place: Path, handle: int) -> LockedError:
+    written = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
+    pid = int(written) if written.isascii() and written.isdigit() else None
+    return LockedError(
+        f"process {pid or 'unknown'} is training in {place}",
+        expected="one training at a time in a folder",
+        fix="wait for it or end it, or use another --out",
+        path=place,
+        pid=pid,
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir() if path.name != LOCK]
+    except OSError as error:
+        raise FileError(
+            f"{folder} cannot be read: {error.strerror}", expected="a readable folder", fix="use another folder", path=folder
+        ) from error
+
+
+def exists(path: str | Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
+    """Whether there is such a path, of a kind; false for what cannot be one, too long or with a NUL, which its user says."""
+    try:
+        return kind(Path(path))
+    except (OSError, ValueError):
+        return False
+
+
+def _existing(inputs: Iterable[str | Path | None]) -> list[Path]:
+    return [Path(path) for path in inputs if path is not None and exists(path)]
+
+
+def _refuse_inputs(place: Path, inputs: Iterable[Path]) -> None:
+    if not exists(place):
+        return
+    for path in inputs:
+        if place.samefile(path):
+            raise overwrites(place, "is an input of this command" if place == path else f"is {path}, an input of this command")

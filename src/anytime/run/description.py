@@ -1,0 +1,140 @@
+"""`exported.json`: what exported stages are, read from a file that anybody may have written.
+
+Every value is checked before it is used, against the limits here and against the other values: what a stage leaves is what the
+next one is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from anytime.run.rule_step import GIVES
+
+NAME = "exported.json"
+KIND = "export"
+FORMAT = "anytime exported stages"
+VERSION = 2
+LARGEST_DESCRIPTION = 1 << 24
+"""Bytes."""
+Format = Literal["onnx", "torch-export"]
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+}
+"""Element types of what stages are given and give."""
+_MOST_EXITS, _MOST_CLASSES, _MOST_DIMENSIONS, _LARGEST_SIZE, _LARGEST_NUMBER = 1000, 1 << 24, 8, 1 << 31, 1e30
+_VALUES = {"kind", "exits", "classes", "class_names", "macs", "data", "rule", "stages"}
+
+
+def read_description(data: bytes) -> dict[str, Any]:
+    """The description in a file; raises `ValueError` with the reason if it is not one."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError("does not describe exported stages")
+    if document.get("version") != VERSION:
+        raise ValueError(f"has version {str(document.get('version'))[:20]}, and this release reads version {VERSION}")
+    check_description(document)
+    return document
+
+
+def check_description(document: Mapping[str, Any]) -> None:
+    """Raise `ValueError` with the reason unless every value is of its kind and they fit together."""
+    missing = _VALUES - set(document)
+    _require(not missing, f"lacks {', '.join(sorted(missing))}")
+    _require(document["kind"] in get_args(Format), f"names no known kind: {_short(document['kind'])}")
+    exits = _count(document, "exits", _MOST_EXITS)
+    classes = _count(document, "classes", _MOST_CLASSES)
+    names, macs, stages = document["class_names"], document["macs"], document["stages"]
+    if names is not None:
+        sound = isinstance(names, list) and len(names) == classes and all(isinstance(name, str) for name in names)
+        _require(sound, f"does not have one name per class: {_short(names)}")
+    if macs is not None:
+        sound = isinstance(macs, list) and len(macs) == exits and all(_is_number(value) for value in macs)
+        _require(
+            sound and all(a < b for a, b in zip([0, *macs], macs, strict=False)),
+            f"has the MACs {_short(macs)} for {exits} exits",
+        )
+    _require(isinstance(document["rule"], str), f"says of the rule {_short(document['rule'])}")
+    _check_data(document["data"])
+    sound = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages) and len(stages) == exits
+    _require(sound, f"describes {len(stages) if isinstance(stages, list) else 'no'} stages for {exits} exits")
+    files = [stage.get("file") for stage in stages]
+    _require(all(isinstance(file, str) for file in files) and len(set(files)) == exits, "does not name one file per stage")
+    _check_chain(stages, classes)
+
+
+def tensors_of(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tuple[int | str, ...]]]:
+    """Name, element type and shape of everything that a stage is given or gives."""
+    listed = stage.get(side)
+    _require(isinstance(listed, list), f"does not say what the {side} of a stage are")
+    found = []
+    for each in listed if isinstance(listed, list) else ():
+        match each:
+            case {"name": str() as name, "dtype": str() as dtype, "shape": ["batch", *sizes]} if (
+                dtype in DTYPES and len(sizes) < _MOST_DIMENSIONS and all(_is_size(size) for size in sizes)
+            ):
+                found.append((name, dtype, ("batch", *sizes)))
+            case _:
+                raise ValueError(f"describes a tensor as {_short(each)}")
+    _require(len({name for name, _, _ in found}) == len(found), f"has {side} of the same name")
+    return found
+
+
+def _check_chain(stages: Sequence[Mapping[str, Any]], classes: int) -> None:
+    """The first stage is given `x`, and each one gives an answer and what the next is given."""
+    answer = [("float32", ("batch", classes)), ("float32", ("batch", classes)), ("bool", ("batch",)), ("int64", ("batch",))]
+    left: list[Any] | None = None
+    for number, stage in enumerate(stages, 1):
+        inputs, outputs = tensors_of(stage, "inputs"), tensors_of(stage, "outputs")
+        given = [(dtype, shape) for _, dtype, shape in inputs]
+        _require(
+            given == left if left is not None else len(given) == 1, f"gives stage {number} what the one before does not leave"
+        )
+        answers, states = outputs[: len(GIVES)], outputs[len(GIVES) :]
+        _require([name for name, _, _ in answers] == list(GIVES), f"has no answer of stage {number}")
+        of_kind = [(dtype, shape) for _, dtype, shape in answers] == answer
+        _require(of_kind, f"has an answer of stage {number} of another kind")
+        left = [(dtype, shape) for _, dtype, shape in states]
+    _require(not left, "has a last stage that leaves something for a next one")
+
+
+def _check_data(data: Any) -> None:
+    match data:
+        case None:
+            return
+        case {"name": str(), "mean": [*mean], "std": [*std]} if len(mean) == len(std):
+            numbers = all(_is_number(value) for value in (*mean, *std))
+            _require(numbers and all(value > 0 for value in std), f"normalises inputs by {_short(data)}")
+        case _:
+            raise ValueError(f"says of the data {_short(data)}")
+
+
+def _count(document: Mapping[str, Any], name: str, most: int) -> int:
+    value = document[name]
+    _require(type(value) is int and 1 <= value <= most, f"says that {name} is {_short(value)}, and 1 to {most} are possible")
+    return int(value)
+
+
+def _is_size(size: Any) -> bool:
+    return (type(size) is int and 0 <= size <= _LARGEST_SIZE) or isinstance(size, str)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < _LARGEST_NUMBER  # NaN is not
+
+
+def _require(holds: bool, why: str) -> None:
+    if not holds:
+        raise ValueError(why)
+
+
+def _short(value: object) -> str:
+    return repr(value)[:100]
