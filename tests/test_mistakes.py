@@ -304,4 +304,4 @@ def test_a_file_name_that_is_not_utf_8_is_read_and_reported(tmp_path: Path) -> N
     name = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.npz")
     Path(name).write_bytes(files.good)
     assert run(["evaluate", name, "--out", str(tmp_path / "run"), "--json"]) == 0
-    assert "b?.npz" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "b?.npz" in (tmp_path / "run" / "report.html").read_text()

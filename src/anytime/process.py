@@ -28,6 +28,7 @@ def run_program(call: Callable[[], int]) -> NoReturn:
     code = INTERRUPTED
     try:
         _interrupt_by_exception()
+        sys.unraisablehook = _heard_anyway
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
         _open_streams()
         code = exit_code(call)
@@ -92,6 +93,13 @@ def _leave_at_once(number: int, frame: Any) -> NoReturn:
     with suppress(OSError):
         os.write(2, f"{_WORDS}\n".encode())
     os._exit(INTERRUPTED)
+
+
+def _heard_anyway(lost: Any) -> None:
+    """Ctrl-C in a callback, whose exceptions Python drops with a message, still ends the program."""
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        _leave_at_once(signal.SIGINT, None)
+    sys.__unraisablehook__(lost)
 
 
 class _Messages(io.FileIO):

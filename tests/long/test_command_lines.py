@@ -205,7 +205,11 @@ def interrupted_after(seconds: float) -> Iterator[None]:
             raise TooLongError
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGALRM, ring)
+    def dropped(lost: Any) -> None:  # in a callback; a program of its own ends then, and here there is a next ring
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            sys.__unraisablehook__(lost)
+
+    before, sys.unraisablehook = signal.signal(signal.SIGALRM, ring), dropped
     hear = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
@@ -214,6 +218,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         signal.signal(signal.SIGINT, hear)
+        sys.unraisablehook = sys.__unraisablehook__
 
 
 def run_case(case: int, seed: int, kept: Kept) -> str | None:
