@@ -86,7 +86,7 @@ def study(context: Context) -> Finding:
 def _train(train: PointData, count: int, steps: int) -> list[IntervalMLP]:
     """Members that are trained side by side, each by itself: a step of all costs little more than a step of one."""
     members = [in_float64(IntervalMLP(width=48, exits=3), seed) for seed in range(count)]
-    weights, buffers = stack_module_state(members)  # type: ignore[arg-type]
+    weights, buffers = stack_module_state(members)
     x, targets = train.inputs.double(), train.targets.double()
     forward = torch.func.vmap(lambda one, rest: torch.func.functional_call(members[0], (one, rest), (x,)))
     optimizer = torch.optim.Adam(weights.values(), lr=0.005)
