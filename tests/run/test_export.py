@@ -146,7 +146,7 @@ def test_the_description_is_true_of_the_files(onnx_folder: Path) -> None:
         for described, real in ((stage["inputs"], session.get_inputs()), (stage["outputs"], session.get_outputs())):
             assert [each["name"] for each in described] == [each.name for each in real]
             assert [each["shape"][1:] for each in described] == [each.shape[1:] for each in real]
-            kinds = {"tensor(float)": "float32", "tensor(bool)": "bool", "tensor(int64)": "int64"}
+            kinds = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(bool)": "bool", "tensor(int64)": "int64"}
             assert [each["dtype"] for each in described] == [kinds[each.type] for each in real]
             assert not any(isinstance(each.shape[0], int) for each in real)
     first, second = document["stages"]
