@@ -157,7 +157,7 @@ def main() -> None:
     print("\nrunner to rival: " + ", ".join(f"{count} threads {ratio:.2f}" for count, ratio in ratios.items()))
     few = [rates[threads] for threads in (1, 2, 4) if threads in rates]
     most = max(rates)
-    if few and most > 4:
+    if max(few, default=0) > 0 and most > 4:
         print(f"{most} threads to the best of 1, 2 and 4: {rates[most] / max(few):.0%}")
 
 

@@ -213,8 +213,8 @@ class Task:
 
     def expire(self) -> None:
         """Time is up: the answer is what there is now."""
-        self._interrupted = True
         self._settle("deadline")
+        self._interrupted = True  # not before: the thread would give that as the reason
         self._executor.withdraw(self)
 
     def answers(self) -> Iterator[Answer]:
