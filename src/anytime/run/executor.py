@@ -6,7 +6,7 @@ before, then of the earliest deadline. So while there are more requests than the
 first exit in turn before anybody gets a second. A request that nobody else waits behind goes on in its thread without a
 hand-over: a single caller pays nothing for this.
 
-A stage cannot be stopped. One whose request was given up, or that takes far longer than the next one in line, keeps its thread
+A stage cannot be stopped. One that takes far longer than the next one in line would keeps its thread
 but not its slot: another thread takes over, up to `limit` threads in all.
 
 Threads fetch their work themselves, and which of them are busy is counted when it matters, never kept in a counter. So an

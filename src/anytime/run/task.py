@@ -284,9 +284,11 @@ class Task:
         return quick[last - 1] if self._ran and 0 < last <= len(quick) else None
 
     def holds(self, now: float, patience: float) -> bool:
-        """Whether its running stage is worth waiting for."""
-        if self.settled or (self.deadline is not None and now > self.deadline):
-            return False
+        """Whether its running stage is worth waiting for.
+
+        It is so when its request was given up, too: it needs the processor all the same, and one more beside it would make both
+        so slow that they are given up as well.
+        """
         return now - max(self.picked, self.ended) <= patience
 
     def step(self) -> bool:
