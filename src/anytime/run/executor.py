@@ -353,9 +353,9 @@ class Executor:
     def _measure(self, last: Work, more: bool, now: float) -> None:
         """A stage has ended: how much gets done counts where all that may run does run."""
         done = last.done
-        if done is None or len(self._waiting) + more + self._busy(now, math.inf) < self.pace.level:
+        if len(self._waiting) + more + self._busy(now, math.inf) < self.pace.level:
             self.pace.pause()
-        else:
+        elif done is not None:  # the step of a request that was given up runs nothing
             self.pace.note(done, now)
 
     def _run(self, work: Work, own: Modes) -> bool:
