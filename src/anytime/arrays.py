@@ -13,7 +13,7 @@ import threading
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -173,7 +173,8 @@ class Inflated:
         check_memory(len(outer) * len(inner) * width, f"these rows of {self._path}")
         found = np.empty((len(outer), len(inner), *rest), self.dtype)
         for place, exit in enumerate(outer.tolist()):
-            for first, rows in _runs(inner):
+            # No more than a chunk at a time, so that reading all of it takes little more than its own size.
+            for first, rows in _runs(inner, most=max(1, self._chunk // max(1, width))):
                 start = self._begin + (exit * count + int(inner[first])) * width
                 part = np.frombuffer(self._read(start, start + rows * width), self.dtype)
                 found[place, first : first + rows] = part.reshape(rows, *rest)
@@ -229,16 +230,15 @@ class Inflated:
         return marks
 
 
-def _runs(places: NDArray[Any]) -> list[tuple[int, int]]:
-    """Where places that follow each other begin, and how many they are.
+def _runs(places: NDArray[Any], *, most: int) -> Iterator[tuple[int, int]]:
+    """Where places that follow each other begin, and how many they are, at most `most`.
 
-    >>> _runs(np.array([4, 5, 6, 9]))
-    [(0, 3), (3, 1)]
+    >>> list(_runs(np.array([4, 5, 6, 9]), most=2))
+    [(0, 2), (2, 1), (3, 1)]
     """
-    if len(places) == 0:
-        return []
     cuts = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
-    return [(first, end - first) for first, end in zip([0, *cuts], [*cuts, len(places)], strict=True)]
+    for first, end in zip([0, *cuts], [*cuts, len(places)], strict=True):
+        yield from ((start, min(most, end - start)) for start in range(first, end, most))
 
 
 def _map(path: Path, file: BinaryIO, *, end: int, texts: bool) -> NDArray[Any]:

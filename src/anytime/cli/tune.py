@@ -70,7 +70,8 @@ def tune(
     source = open_logits(file, labels)
     if not at_most <= 1:
         raise OptionError(f"--at-most is {at_most:g}", expected="a share, at most 1", fix="1 % is 0.01")
-    logits, known = check_rows(source.logits[:], labels_of(source))  # in the file's order, for errors that name a row
+    given = labels_of(source)  # before the logits, which may be large
+    logits, known = check_rows(source.logits[:], given)  # in the file's order, for errors that name a row
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
     kept = 0 if certify_confidence is None else round(CERTIFYING * len(known))
     back, rows = order[:kept], order[kept:]
