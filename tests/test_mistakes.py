@@ -285,11 +285,13 @@ def test_errors_are_also_what_python_programmers_catch() -> None:
         assert issubclass(kind, AnytimeError)
 
 
-def test_a_threshold_beyond_float32_leaves_nothing(tmp_path: Path) -> None:
+def test_a_threshold_beyond_all_logits_leaves_nothing_and_one_beyond_float32_is_refused() -> None:
     for mode in ("gate", "clamp"):
-        found = anytime.Product(anytime.ThresholdReLU(1e39, mode=mode))(GOOD)
+        found = anytime.Product(anytime.ThresholdReLU(1e30, mode=mode))(GOOD)
         assert bool(found.log_probs.exp().sum(-1).sub(1).abs().max() < 1e-5)
-    assert bool(anytime.Product(anytime.ThresholdReLU(1e39))(GOOD).fell_back.all())
+    assert bool(anytime.Product(anytime.ThresholdReLU(1e30))(GOOD).fell_back.all())
+    with pytest.raises(OptionError, match="threshold is"):
+        anytime.ThresholdReLU(1e39)
 
 
 def test_logits_beyond_float32_can_be_calibrated_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,8 +126,6 @@ def log_above(logits: Tensor, threshold: float | Tensor, mode: Gate) -> Tensor:
         values = torch.maximum(logits, threshold) if mode == "clamp" else logits
         alive = values > (0.0 if mode == "clamp" else threshold)
         return torch.where(alive, _log(torch.where(alive, values, 1.0)), -math.inf)
-    # No number of a narrower type is above a threshold beyond it, and torch does not take one.
-    threshold = min(threshold, torch.finfo(logits.dtype).max)
     if mode == "clamp" and threshold > 0:
         return _log(logits.clamp(min=threshold))
     if threshold == 0 and not logits.requires_grad and not torch.compiler.is_compiling() and logits.numel() < _FEW:
