@@ -343,7 +343,7 @@ if importlib.util.find_spec("pyarrow"):
     KINDS["parquet"] = Kind(make_parquet, ("trec.parquet",), lambda folder: load_text("trec", folder))
 if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnxscript"):
     KINDS["exported stages"] = Kind(
-        make_exported, ("exported.json", "stage_0.onnx", "stage_1.onnx", "manifest.json"), load_exported, 0.3
+        make_exported, ("exported.json", "stage_1.onnx", "stage_2.onnx", "manifest.json"), load_exported, 0.3
     )
 
 
