@@ -97,6 +97,20 @@ def test_to_wait_for_others_is_not_counted_as_a_stages_time(fakes: Any, logits: 
     assert [forecast.stage(exit, 6) for exit in range(5)] == [1.0] * 5
 
 
+def test_a_stage_that_ended_after_its_deadline_counts_as_nothing_done(fakes: Any, logits: Tensor) -> None:
+    clock = fakes.FakeClock()
+    engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
+    forecast = Forecast()
+    forecast.seed(0, len(engine.rows), [1.0] * 30)
+    with Runner(engine, engine=engine, clock=clock, forecast=forecast) as runner:
+        task = runner._task(engine.rows, Budget(time=2.0))
+        assert task.done is None
+        task.step()
+        assert task.done == 1.0
+        task.deadline = clock.now() - 0.5
+        assert task.done == 0.0
+
+
 def test_a_request_without_a_deadline_is_not_put_off_for_ever(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)

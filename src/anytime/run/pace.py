@@ -2,7 +2,8 @@
 
 Cores alone do not say. Threads that run many small operations wait for Python's lock, and for each other's cores where other
 programs use the machine: two of them can get less done than one. Where operations are long, or run outside of Python, as many
-stages as cores are best. What was done is measured in the quickest times of the stages, so that their mix does not matter.
+stages as cores are best. What was done is measured in the quickest times of the stages, so that their mix does not matter; a
+stage that ended after its request's deadline counts as nothing done.
 """
 
 from __future__ import annotations

@@ -279,9 +279,11 @@ class Task:
 
     @property
     def done(self) -> float | None:
-        """The seconds that the last stage takes at best, if that is known."""
+        """The seconds that the last stage takes at best, if that is known; 0 if it ended after the deadline, for nobody."""
         quick, last = self._outlook.quick, len(self._seen) or len(self._rows)
-        return quick[last - 1] if self._ran and 0 < last <= len(quick) else None
+        if not (self._ran and 0 < last <= len(quick)):
+            return None
+        return quick[last - 1] if self.deadline is None or self.ended <= self.deadline else 0.0
 
     def holds(self, now: float, patience: float) -> bool:
         """Whether its running stage is worth waiting for.
