@@ -23,7 +23,7 @@ from torch import nn
 
 from anytime.data import ImageData, augment, normalise
 from anytime.models import MultiExit, create
-from anytime.train import Machine, TrainConfig, phases
+from anytime.train import Hardware, TrainConfig, phases
 from anytime.train.step import TrainStep
 
 Step = Callable[[], None]
@@ -53,14 +53,14 @@ def main() -> None:
     json.dump({"device": _device_name(options.device), "torch": torch.__version__, "results": results}, sys.stdout)
     print()
     if options.profile:
-        profile(our_step(network(options), data, options.batch[0], replace(Machine.best(options.device), graph=False)))
+        profile(our_step(network(options), data, options.batch[0], replace(Hardware.best(options.device), graph=False)))
 
 
 def check(options: argparse.Namespace, data: ImageData) -> None:
     """How far the losses of each variant are from float32 on the CPU, on the same batches from the same start."""
-    exact = _losses(options, data, Machine())
+    exact = _losses(options, data, Hardware())
     for name, machine in {
-        "graph, float32": replace(Machine.best(options.device), precision="float32"),
+        "graph, float32": replace(Hardware.best(options.device), precision="float32"),
         **machines(options),
     }.items():
         try:
@@ -72,7 +72,7 @@ def check(options: argparse.Namespace, data: ImageData) -> None:
             print(f"{name}: {type(error).__name__}: {str(error)[:2000]}", flush=True)
 
 
-def _losses(options: argparse.Namespace, data: ImageData, machine: Machine, steps: int = 6) -> torch.Tensor:
+def _losses(options: argparse.Namespace, data: ImageData, machine: Hardware, steps: int = 6) -> torch.Tensor:
     """Losses `(steps, exits)` of the first steps: the later ones are replays where there is a graph."""
     training = _training(network(options), data, 64, machine)
     training.begin(0)
@@ -95,11 +95,11 @@ def profile(step: Step) -> None:
     print(seen.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=90))
 
 
-def machines(options: argparse.Namespace) -> dict[str, Machine]:
+def machines(options: argparse.Namespace) -> dict[str, Hardware]:
     """Our step in its variants, the default first."""
     if not options.device.startswith("cuda"):
-        return {"ours": Machine(device=options.device, channels_last=True)}
-    best = Machine(device=options.device, precision="bfloat16", channels_last=True, graph=True)
+        return {"ours": Hardware(device=options.device, channels_last=True)}
+    best = Hardware(device=options.device, precision="bfloat16", channels_last=True, graph=True)
     first = replace(best, channels_last=False)
     variants = {
         "graph": best,
@@ -118,7 +118,7 @@ def machines(options: argparse.Namespace) -> dict[str, Machine]:
     return variants
 
 
-def our_step(model: MultiExit, data: ImageData, batch: int, machine: Machine) -> Step:
+def our_step(model: MultiExit, data: ImageData, batch: int, machine: Hardware) -> Step:
     """The trainer's step, on the batches of one epoch in turn."""
     training = _training(model, data, batch, machine)
     training.begin(0)
@@ -132,7 +132,7 @@ def our_step(model: MultiExit, data: ImageData, batch: int, machine: Machine) ->
     return step
 
 
-def _training(model: MultiExit, data: ImageData, batch: int, machine: Machine) -> TrainStep:
+def _training(model: MultiExit, data: ImageData, batch: int, machine: Hardware) -> TrainStep:
     config = TrainConfig(batch=batch)
     objective = phases(config, exits=model.num_exits, steps_per_epoch=1)[0].objective
     return TrainStep(model, data, objective, config, machine)

@@ -8,7 +8,7 @@ from pathlib import Path
 from anytime import evaluate, samples
 from anytime.artifacts import write_text
 from anytime.report import figures
-from anytime.report.chart import standalone
+from anytime.report.svg.chart import standalone
 
 FOLDER = Path(__file__).parent / "pictures"
 

@@ -124,7 +124,7 @@ def test_a_mistake_in_python_is_explained(mistake: str) -> None:
         call()
     assert isinstance(caught.value, AnytimeError)
     assert hint in str(caught.value)
-    assert caught.value.came
+    assert caught.value.got
     assert caught.value.expected
     assert caught.value.fix
 
@@ -265,7 +265,7 @@ def test_a_mistake_on_the_command_line_is_explained(mistake: str, tmp_path: Path
     assert out == ""
     assert hint in err
     assert "expected:" in err
-    assert "to do:" in err
+    assert "fix:" in err
     assert "Traceback" not in err
     assert sorted(tmp_path.rglob("*")) == before, "nothing half-written"
 

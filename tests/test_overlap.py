@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import certify, tune
-from anytime.calibrate.tuned import TunedRule
+from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import check_disjoint, fingerprints, shared_rows
 from anytime.cli import run
 from anytime.errors import FormatError, OverlapError

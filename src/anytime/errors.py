@@ -43,19 +43,19 @@ class AnytimeError(Exception):
     """Base of all errors of this library.
 
     Args:
-        came: What was given, in the caller's words.
+        got: What was given, in the caller's words.
         expected: What would have been accepted.
         fix: What the caller can do now.
     """
 
-    def __init__(self, came: str, *, expected: str, fix: str) -> None:
-        super().__init__(came)
-        self.came = came
+    def __init__(self, got: str, *, expected: str, fix: str) -> None:
+        super().__init__(got)
+        self.got = got
         self.expected = expected
         self.fix = fix
 
     def __str__(self) -> str:
-        return printable(f"{self.came}\n  expected: {self.expected}\n  to do: {self.fix}", lines=True)
+        return printable(f"{self.got}\n  expected: {self.expected}\n  fix: {self.fix}", lines=True)
 
 
 class InputError(AnytimeError, ValueError):
@@ -77,8 +77,8 @@ class DeviceError(InputError):
 class NonFiniteError(InputError):
     """NaN or infinity among the logits; `exit`, counted from 1, and `row`, counted from 0, say where."""
 
-    def __init__(self, came: str, *, expected: str, fix: str, exit: int, row: int) -> None:
-        super().__init__(came, expected=expected, fix=fix)
+    def __init__(self, got: str, *, expected: str, fix: str, exit: int, row: int) -> None:
+        super().__init__(got, expected=expected, fix=fix)
         self.exit = exit
         self.row = row
 
@@ -107,7 +107,7 @@ class DeadlineTooShort(AnytimeError, TimeoutError):  # noqa: N818 - said as a se
     """Not even the first exit could be had in time.
 
     Args:
-        came: What was given, in the caller's words.
+        got: What was given, in the caller's words.
         expected: What would have been accepted.
         fix: What the caller can do now.
         forecast: The seconds that an answer from the first exit was expected to take.
@@ -117,8 +117,8 @@ class DeadlineTooShort(AnytimeError, TimeoutError):  # noqa: N818 - said as a se
     # TimeoutError brings a __str__ of its own, made for errno.
     __str__ = AnytimeError.__str__
 
-    def __init__(self, came: str, *, expected: str, fix: str, forecast: float, budget: float) -> None:
-        super().__init__(came, expected=expected, fix=fix)
+    def __init__(self, got: str, *, expected: str, fix: str, forecast: float, budget: float) -> None:
+        super().__init__(got, expected=expected, fix=fix)
         self.forecast = forecast
         self.budget = budget
 
@@ -130,8 +130,8 @@ class DivergedError(AnytimeError, ArithmeticError):
 class FileError(AnytimeError):
     """A file that cannot be used."""
 
-    def __init__(self, came: str, *, expected: str, fix: str, path: str | Path) -> None:
-        super().__init__(came, expected=expected, fix=fix)
+    def __init__(self, got: str, *, expected: str, fix: str, path: str | Path) -> None:
+        super().__init__(got, expected=expected, fix=fix)
         self.path = Path(path)
 
 
@@ -165,8 +165,8 @@ class OverwriteError(FileError):
 class LockedError(FileError):
     """Another process is using the folder; `pid` is its number, where that is known."""
 
-    def __init__(self, came: str, *, expected: str, fix: str, path: str | Path, pid: int | None) -> None:
-        super().__init__(came, expected=expected, fix=fix, path=path)
+    def __init__(self, got: str, *, expected: str, fix: str, path: str | Path, pid: int | None) -> None:
+        super().__init__(got, expected=expected, fix=fix, path=path)
         self.pid = pid
 
 

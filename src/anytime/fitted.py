@@ -123,7 +123,7 @@ class Fitted:
         except FormatError:
             raise
         except AnytimeError as error:
-            raise FormatError(f"{path}: {error.came}", expected=error.expected, fix="fit it anew", path=path) from None
+            raise FormatError(f"{path}: {error.got}", expected=error.expected, fix="fit it anew", path=path) from None
 
 
 def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:

@@ -94,7 +94,7 @@ def test_a_command_that_would_write_over_something_is_refused_before_the_work(
     assert state(place) == before
     said = capsys.readouterr().err
     assert "expected: " in said
-    assert "to do: " in said
+    assert "fix: " in said
     assert "Traceback" not in said
 
 

@@ -24,7 +24,7 @@ from anytime.calibrate.certify import (
     rounded_up,
     share_bound,
 )
-from anytime.calibrate.tuned import TunedRule
+from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import fingerprints
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 

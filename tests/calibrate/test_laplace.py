@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import anytime
 from anytime.calibrate import LastLayerLaplace, fit_laplace, laplace_torch
-from anytime.calibrate.laplace import GRID, HIGHEST, LOWEST
+from anytime.calibrate.laplace.posterior import GRID, HIGHEST, LOWEST
 from anytime.data import load_digits, normalise
 from anytime.errors import (
     AnytimeError,
@@ -283,7 +283,7 @@ def test_rows_in_blocks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     features, labels, layers = rows(50, 13)
     before = {name: fit_laplace(features, labels, layers, structure=name) for name in ("kron", "full", "diag")}  # type: ignore[arg-type]
     answers = {name: posterior.predict(features, method="sampled") for name, posterior in before.items()}
-    monkeypatch.setattr("anytime.calibrate.curvature._BLOCK", 64)
+    monkeypatch.setattr("anytime.calibrate.laplace.curvature._BLOCK", 64)
     for name, posterior in before.items():
         again = fit_laplace(features, labels, layers, structure=name)  # type: ignore[arg-type]
         assert again.prior_precision == pytest.approx(posterior.prior_precision, rel=1e-6)

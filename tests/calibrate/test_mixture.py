@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import anytime
 from anytime.calibrate import LaplaceMixture, LastLayerLaplace, average_logits, fit_mixture
-from anytime.calibrate.mixture import TEMPERATURES, VARIANCES
+from anytime.calibrate.laplace.mixture import TEMPERATURES, VARIANCES
 from anytime.errors import AnytimeError, FormatError, IntegrityError, LabelError, OptionError, OverlapError, ShapeError
 from anytime.models import MLP, Ensemble, MLPConfig
 from anytime.models.features import collect_features, last_layers
@@ -197,7 +197,7 @@ def test_a_row_alone_is_answered_as_in_its_batch_and_draws_are_shared() -> None:
 def test_rows_in_blocks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     test, _ = rows(8, 1)
     mixture = fit()
-    monkeypatch.setattr("anytime.calibrate.curvature._BLOCK", 64)
+    monkeypatch.setattr("anytime.calibrate.laplace.curvature._BLOCK", 64)
     assert torch.allclose(fit().predict(test).probs, mixture.predict(test).probs, atol=1e-9)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import anytime
 from anytime.calibrate import Candidate, Frontier, TunedRule, certify, tune
-from anytime.calibrate.tune import drop_name, measure
+from anytime.calibrate.tuning.frontier import drop_name, measure
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
 FEW = (3.0,)
@@ -129,7 +129,7 @@ def test_nothing_that_fits_names_the_nearest() -> None:
     found = made({"accuracy": (0.9, 0.8), "drop_0.1": (0.4, 0.02), "ece": (0.1, 0.2), "nll": (1.0, 1.0)})
     with pytest.raises(OptionError) as error:
         found.choose(at_most={"drop_0.1": 0.01}, at_least={})
-    assert "none of 2 rules fits the wish: least ece with drop_0.1 at most 0.01" in error.value.came
+    assert "none of 2 rules fits the wish: least ece with drop_0.1 at most 0.01" in error.value.got
     assert "the nearest is rule 1 with" in error.value.expected
 
 

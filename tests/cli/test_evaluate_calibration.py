@@ -76,7 +76,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     out, err = capsys.readouterr()
     assert out == ""
     assert "expected:" in err
-    assert "to do:" in err
+    assert "fix:" in err
     return err
 
 

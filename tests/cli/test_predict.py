@@ -18,7 +18,7 @@ from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_sets
 from anytime.data import load_digits
-from anytime.data.pictures import decode_image, read_image
+from anytime.data.images import decode_image, read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
 from anytime.models import create, load, save
 from anytime.run import Answer
@@ -247,7 +247,7 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, capsys: Captured, c
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
-    assert "to do:" in err
+    assert "fix:" in err
 
 
 def test_a_run_without_a_network_says_how_to_go_on(tmp_path: Path, capsys: Captured) -> None:
@@ -322,6 +322,6 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))
-    monkeypatch.setattr("anytime.data.pictures.decode_image.__kwdefaults__", {**decode_image.__kwdefaults__, "most": 100})
+    monkeypatch.setattr("anytime.data.images.decode_image.__kwdefaults__", {**decode_image.__kwdefaults__, "most": 100})
     assert run(["predict", str(folder), str(folder / "pet.png")]) == 2
     assert "at most 100 pixels" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_powers
 from anytime.cli import run
 from anytime.cli.rules import load_rule, split
 from anytime.evaluation import open_logits
-from anytime.report.frontier import frontier_figures, render_frontier
+from anytime.report.pages.frontier import frontier_figures, render_frontier
 
 
 def write(path: Path, seed: int, rows: int = 300) -> Path:

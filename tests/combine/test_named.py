@@ -34,7 +34,7 @@ from anytime.errors import OptionError
 def test_a_text_that_names_no_rule_is_refused_with_help(text: str) -> None:
     with pytest.raises(OptionError) as caught:
         anytime.rule(text)
-    assert repr(text) in caught.value.came
+    assert repr(text) in caught.value.got
 
 
 def test_a_near_miss_gets_a_suggestion() -> None:

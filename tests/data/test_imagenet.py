@@ -15,8 +15,8 @@ from anytime.data.split import hold_out
 from anytime.errors import FormatError, IntegrityError, MissingFileError
 from anytime.models.base import MultiExit
 from anytime.train import TrainConfig, joint_cross_entropy, on_logits
-from anytime.train.config import Machine
-from anytime.train.stream import StreamedEvaluation, StreamedStep
+from anytime.train.config import Hardware
+from anytime.train.data.stream import StreamedEvaluation, StreamedStep
 
 CLASSES = ("n01440764", "n01443537", "n01484850")
 SIZE = 16
@@ -173,7 +173,7 @@ def test_the_trainer_learns_from_a_stream(folder: Path) -> None:
     torch.manual_seed(0)
     model = Colours()
     config = TrainConfig(epochs=5, batch=8, lr=0.5)
-    training = StreamedStep(model, sets["train"], on_logits(joint_cross_entropy), config, Machine())
+    training = StreamedStep(model, sets["train"], on_logits(joint_cross_entropy), config, Hardware())
     for epoch in range(5):
         training.begin(epoch)
         for index in range(training.steps_per_epoch):
@@ -189,7 +189,7 @@ def test_a_stream_goes_on_within_an_epoch_as_if_never_stopped(folder: Path) -> N
 
     def last_loss(first: int) -> list[float]:
         torch.manual_seed(0)
-        training = StreamedStep(Colours(), train, on_logits(joint_cross_entropy), TrainConfig(batch=8), Machine())
+        training = StreamedStep(Colours(), train, on_logits(joint_cross_entropy), TrainConfig(batch=8), Hardware())
         training.begin(2)
         for index in range(first, 3):
             training.take_losses()

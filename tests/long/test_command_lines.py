@@ -242,7 +242,7 @@ def run_case(case: int, seed: int, kept: Kept) -> str | None:
     if code not in (0, 1, 2, 130):
         return f"{where}: exit code {code}"
     said = err.getvalue()
-    if "Traceback" in said or (code == 2 and not ("expected:" in said and "to do:" in said)):
+    if "Traceback" in said or (code == 2 and not ("expected:" in said and "fix:" in said)):
         return f"{where}: {code} {said[-500:]}"
     return f"{where}: {lost} have changed" if (lost := kept.changed()) else None
 

@@ -46,21 +46,21 @@ from anytime.conformal import fit_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
 from anytime.data.cifar_archive import ARCHIVES, read_archive
 from anytime.data.cifar_sheets import _labels, read_shards, write_shards
-from anytime.data.pictures import read_image
+from anytime.data.images import read_image
 from anytime.data.text import collect_vocabulary, load_tokenizer, save_tokenizer
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import AnytimeError
 from anytime.fitted import _checksum
 from anytime.models import create, load, save
 from anytime.models.base import MultiExit
-from anytime.models.pretrained import load_pretrained
+from anytime.models.text.pretrained import load_pretrained
 from anytime.reproduce.runs import read_run
 from anytime.run.exported import load_exported
 from anytime.train import checkpoint
-from anytime.train.checkpoint import Place
-from anytime.train.config import Machine, TrainConfig
+from anytime.train.checkpoint import TrainState
+from anytime.train.config import Hardware, TrainConfig
 from anytime.train.log import CsvLog
-from anytime.train.objectives import joint_cross_entropy, on_logits
+from anytime.train.objectives.losses import joint_cross_entropy, on_logits
 from anytime.train.run import _ended
 from anytime.train.settings import read_pair, read_settings, resolve
 from anytime.train.start import start_network
@@ -172,7 +172,7 @@ class Small(MultiExit):
 
 def training() -> TrainStep:
     data: ImageData = load_digits()["train"].take(torch.arange(64))
-    return TrainStep(Small(), data, on_logits(joint_cross_entropy), TrainConfig(epochs=2, batch=32), Machine())
+    return TrainStep(Small(), data, on_logits(joint_cross_entropy), TrainConfig(epochs=2, batch=32), Hardware())
 
 
 def make_network(folder: Path) -> None:
@@ -299,7 +299,7 @@ def make_arrays(folder: Path) -> None:
 
 
 def make_checkpoint(folder: Path) -> None:
-    checkpoint.save(folder, training(), Place(3, 1.5))
+    checkpoint.save(folder, training(), TrainState(3, 1.5))
 
 
 KINDS: dict[str, Kind] = {
@@ -488,7 +488,7 @@ def run_case(case: int, seed: int, samples: dict[str, Path], place: Path) -> str
             warnings.simplefilter("ignore")
             KINDS[kind].read(place)
     except AnytimeError as error:
-        if not (error.came and error.expected and error.fix):
+        if not (error.got and error.expected and error.fix):
             return f"{where}: an error without words"
     except TooLongError:
         return f"{where}: more than {SECONDS} s"

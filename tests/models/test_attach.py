@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from anytime.data import load_digits
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models import AttachedExits, CifarResNet, PooledHead, attach_exits, measure_cost
-from anytime.models.heads import MixedPool, pooling
+from anytime.models.attach.heads import MixedPool, pooling
 from anytime.testing import check_model
 from anytime.train import Evaluation, TrainConfig, fit
 

@@ -37,12 +37,12 @@ from anytime.models import (
     load_minilm,
     load_pretrained,
     measure_cost,
-    pretrained,
     save,
     take_encoder,
 )
-from anytime.models.encoder import PRESETS
 from anytime.models.features import last_layers
+from anytime.models.text import pretrained
+from anytime.models.text.encoder import PRESETS
 from anytime.testing import check_model
 
 TINY = EncoderConfig(
@@ -357,7 +357,7 @@ def test_the_presets_have_the_published_shapes() -> None:
 def test_a_wrong_setting_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError) as caught:
         replace(TINY, **options)
-    assert next(iter(options)) in caught.value.came
+    assert next(iter(options)) in caught.value.got
     assert caught.value.fix
 
 

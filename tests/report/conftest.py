@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytime.evaluation import Evaluation, Promises, evaluate, promises
+from anytime.evaluation import Evaluation, Guarantees, evaluate, measure_guarantees
 
 Make = Callable[..., Evaluation]
 Change = Callable[..., Evaluation]
@@ -44,12 +44,12 @@ def plain() -> Evaluation:
 
 
 @pytest.fixture(scope="session")
-def measured() -> Callable[..., tuple[Promises, Evaluation]]:
+def measured() -> Callable[..., tuple[Guarantees, Evaluation]]:
     """What was fitted on other random logits, and the evaluation that belongs to it."""
 
-    def build(exits: int = 4, classes: int = 8, **options: Any) -> tuple[Promises, Evaluation]:
+    def build(exits: int = 4, classes: int = 8, **options: Any) -> tuple[Guarantees, Evaluation]:
         test, held = random_logits(exits, 200, classes), random_logits(exits, 160, classes, seed=1)
-        found = promises(test, held, **options)
+        found = measure_guarantees(test, held, **options)
         rules = {name: each.rule for name, each in found.rules.items()}
         return found, found.put_sets(evaluate(*test, rules=rules, sets=None))
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anytime.report.chart import (
+from anytime.report.svg.chart import (
     MARKERS,
     Axis,
     Chart,
@@ -18,7 +18,7 @@ from anytime.report.chart import (
     standalone,
     style_sheet,
 )
-from anytime.report.scale import linear, symlog
+from anytime.report.svg.scale import linear, symlog
 
 EVIL = '"><script>alert(1)</script>&'
 

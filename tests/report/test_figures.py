@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from anytime.evaluation import Evaluation
-from anytime.report.figures import figures
-from anytime.report.inputs import GROUP, answers, manner, trajectories, worst
-from anytime.report.tables import exit_by_exit, over_all
+from anytime.report.pages.figures import figures
+from anytime.report.pages.inputs import GROUP, answers, manner, trajectories, worst
+from anytime.report.pages.tables import exit_by_exit, over_all
 
 Make = Callable[..., Evaluation]
 Change = Callable[..., Evaluation]

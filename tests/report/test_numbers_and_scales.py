@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anytime.report.numbers import compact, exact, number, percent, plural, points, share
-from anytime.report.palette import DARK, LIGHT, variables
-from anytime.report.scale import Symlog, linear, symlog
+from anytime.report.svg.palette import DARK, LIGHT, variables
+from anytime.report.svg.scale import Symlog, linear, symlog
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 from anytime.combine import rule
 from anytime.evaluation import Evaluation
 from anytime.report import render
-from anytime.report.figures import figures
-from anytime.report.page import as_json, flat
+from anytime.report.pages.figures import figures
+from anytime.report.pages.page import as_json, flat
 
 Make = Callable[..., Evaluation]
 EVIL = "</script><img src=x onerror=alert(1)>"

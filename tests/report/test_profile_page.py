@@ -8,8 +8,8 @@ from html import unescape
 import pytest
 import torch
 
-from anytime.report.chart import place
-from anytime.report.profile import exit_table, headline, load_note, profile_figures, render_profile, stage_table
+from anytime.report.pages.profile import exit_table, headline, load_note, profile_figures, render_profile, stage_table
+from anytime.report.svg.chart import place
 from anytime.run import Profile
 
 EVIL = "</style><script>alert(1)</script>"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from anytime.evaluation import Evaluation
-from anytime.report.card import card
-from anytime.report.rules import looks
-from anytime.report.verdict import sentences, verdict
+from anytime.report.pages.card import card
+from anytime.report.pages.rules import looks
+from anytime.report.pages.verdict import sentences, verdict
 
 Change = Callable[..., Evaluation]
 Falls = Callable[..., dict[str, Any]]

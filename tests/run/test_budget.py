@@ -70,7 +70,7 @@ def test_durations_are_read(value: Any, expected: float) -> None:
 def test_nonsense_is_no_duration(value: Any) -> None:
     with pytest.raises(OptionError) as error:
         seconds(value)
-    assert "duration" in error.value.came
+    assert "duration" in error.value.got
 
 
 @pytest.mark.parametrize(

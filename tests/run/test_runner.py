@@ -131,7 +131,7 @@ def test_too_short_is_said_at_once_with_the_forecast_and_nothing_is_begun(make: 
     assert isinstance(error.value, TimeoutError)
     assert isinstance(error.value, anytime.AnytimeError)
     assert (error.value.forecast, error.value.budget) == (2.0, 1.5)
-    assert "to do:" in str(error.value)
+    assert "fix:" in str(error.value)
     assert engine.begun == []
 
 

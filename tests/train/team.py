@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from anytime.data import ImageData, load_digits
 from anytime.errors import AnytimeError, OptionError
 from anytime.models.base import MultiExit
-from anytime.train.config import Machine, TrainConfig
+from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.stream import StreamedStep
+from anytime.train.objectives.plan import phases
 from anytime.train.parallel import StreamedTeamStep, Team, TeamStep, launch
-from anytime.train.plan import phases
 from anytime.train.step import TrainStep
-from anytime.train.stream import StreamedStep
 
 RECIPE = TrainConfig(epochs=2, batch=64, lr=0.1, nesterov=True, objective="joint-then-product", product_from=0.5)
 STEPS = 4
@@ -79,7 +79,7 @@ def work(team: Team | None = None, *, streamed: bool = False) -> dict[str, Any] 
     torch.manual_seed(0 if team is None or team.rank == 0 else 99)  # the leader's weights count
     data: Any = Stream(load_digits()["train"]) if streamed else load_digits()["train"]
     plan = phases(RECIPE, exits=2, steps_per_epoch=len(data) // RECIPE.batch)
-    first = (Small(), data, plan[0].objective, RECIPE, Machine())
+    first = (Small(), data, plan[0].objective, RECIPE, Hardware())
     alone, shared = (StreamedStep, StreamedTeamStep) if streamed else (TrainStep, TeamStep)
     training: TrainStep = alone(*first) if team is None else shared(*first, team)
     if isinstance(training, TeamStep) and team is not None and team.rank:

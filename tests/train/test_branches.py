@@ -7,7 +7,7 @@ import torch
 
 from anytime.errors import OptionError
 from anytime.models import create
-from anytime.train.branches import run_side_by_side
+from anytime.train.gpu.branches import run_side_by_side
 
 
 def test_branches_change_no_number_and_end_on_the_main_stream(streams: list[Any]) -> None:

@@ -14,7 +14,7 @@ from anytime.artifacts import tensors_from_bytes
 from anytime.data.cifar_archive import ARCHIVES
 from anytime.models import create
 from anytime.train.cifar import main
-from anytime.train.logits import exit_accuracy
+from anytime.train.data.logits import exit_accuracy
 
 ROWS = 12
 

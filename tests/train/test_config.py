@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from anytime.errors import OptionError
-from anytime.train import Machine, TrainConfig
+from anytime.train import Hardware, TrainConfig
 
 
 def test_a_recipe_survives_json() -> None:
     config = TrainConfig(epochs=7, exit_weights=(1, 0.5), schedule="cosine", objective="product")
     assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    machine = Machine(channels_last=True)
-    assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
+    machine = Hardware(channels_last=True)
+    assert Hardware.from_json(json.loads(json.dumps(machine.to_json()))) == machine
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_unknown_names_are_refused() -> None:
 
 def test_a_graph_needs_a_gpu() -> None:
     with pytest.raises(OptionError, match="CUDA graph"):
-        Machine(device="cpu", graph=True)
-    assert Machine.best("cuda:0").graph
-    assert not Machine.best("cpu").graph
+        Hardware(device="cpu", graph=True)
+    assert Hardware.best("cuda:0").graph
+    assert not Hardware.best("cpu").graph
 
 
 @pytest.mark.parametrize("values", [{"distillation": {"share": 2}}, {"distillation": {1: 2}}, {"l2w": {"meta": 1}}])

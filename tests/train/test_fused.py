@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from anytime.errors import MissingExtraError
-from anytime.train.fused import fuse_norms
+from anytime.train.gpu.fused import fuse_norms
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Triton's interpreter turns arrays of one element into numbers, which later releases of NumPy refuse.
@@ -22,8 +22,8 @@ PROGRAM = """
 import copy, torch
 from torch import nn
 from anytime.data import load_digits
-from anytime.train import Machine, TrainConfig, joint_cross_entropy, on_logits
-from anytime.train.fused import BatchNormReLU
+from anytime.train import Hardware, TrainConfig, joint_cross_entropy, on_logits
+from anytime.train.gpu.fused import BatchNormReLU
 from anytime.train.step import TrainStep
 
 torch.manual_seed(0)
@@ -66,7 +66,7 @@ class Small(nn.Module):
 
 model, losses = Small(), []
 for fused in (False, True):
-    machine = Machine(device=device, channels_last=True, fused=fused)
+    machine = Hardware(device=device, channels_last=True, fused=fused)
     step = TrainStep(copy.deepcopy(model), load_digits()["val"], on_logits(joint_cross_entropy), TrainConfig(batch=8), machine)
     step.begin(0)
     for index in range(3):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytime.train.graph import Replayed
+from anytime.train.gpu.graph import Replayed
 
 
 class FakeStream:

@@ -12,7 +12,7 @@ from anytime.errors import OptionError
 from anytime.models.imta import IMTA
 from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.train import Evaluation, TrainConfig, distillation, fit, joint_cross_entropy
-from anytime.train.imta import equilibrium, one_for_all
+from anytime.train.objectives.imta import equilibrium, one_for_all
 
 NETWORK = MSDNetConfig(
     classes=10, exits=3, base=1, step=1, channels=8, growth=4, growth_factors=(1, 2), bottleneck_factors=(1, 2), image_size=16

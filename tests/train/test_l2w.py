@@ -16,8 +16,8 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.policy import exit_shares
-from anytime.train import L2W, Evaluation, Habits, Machine, TrainConfig, fit
-from anytime.train.l2w import (
+from anytime.train import L2W, Evaluation, FitOptions, Hardware, TrainConfig, fit
+from anytime.train.objectives.l2w import (
     Half,
     WeighedStep,
     WeightNetwork,
@@ -165,7 +165,7 @@ def test_looking_ahead_never_looks_at_numbers(dtype: torch.dtype) -> None:
 
 def test_a_batch_is_two_steps_of_each_optimiser(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     torch.manual_seed(0)
-    step = WeighedStep(tiny.Tiny(), digits["train"], None, RECIPE, Machine())  # type: ignore[arg-type]
+    step = WeighedStep(tiny.Tiny(), digits["train"], None, RECIPE, Hardware())  # type: ignore[arg-type]
     step.begin(0)
     before = copy.deepcopy(step.optimizer.weigher.state_dict())
     step(0, 0.05)
@@ -178,7 +178,7 @@ def test_without_a_meta_step_two_halves_are_two_plain_weighted_steps(digits: dic
     torch.manual_seed(0)
     model = tiny.Tiny()
     config = replace(RECIPE, l2w=L2W(strength=0.0, meta_every=2))
-    step = WeighedStep(copy.deepcopy(model), digits["train"], None, config, Machine())  # type: ignore[arg-type]
+    step = WeighedStep(copy.deepcopy(model), digits["train"], None, config, Hardware())  # type: ignore[arg-type]
     step.begin(0)
     step(1, 0.05)
     assert not step.optimizer.adam.state
@@ -218,7 +218,7 @@ def test_the_captured_step_does_what_it_does_operation_by_operation() -> None:
     # From the same state each time: a network that begins to learn makes much of the last digit of its weights.
     config, data = replace(RECIPE, l2w=L2W(meta_every=2)), larger_digits()["train"]
     plain, graph = (
-        WeighedStep(MSDNet(NETWORK), data, None, config, Machine(device="cuda", graph=captured))  # type: ignore[arg-type]
+        WeighedStep(MSDNet(NETWORK), data, None, config, Hardware(device="cuda", graph=captured))  # type: ignore[arg-type]
         for captured in (False, True)
     )
     plain.begin(0)
@@ -247,11 +247,11 @@ def test_a_stopped_run_ends_with_the_same_bits(digits: dict[str, ImageData], tin
     for name in ("whole", "stopped"):
         torch.manual_seed(0)
         model = tiny.Tiny(width=4)
-        habits = Habits(folder=tmp_path / name, resume=True, checkpoint_every=1)
+        options = FitOptions(folder=tmp_path / name, resume=True, checkpoint_every=1)
         if name == "stopped":
             with pytest.raises(KeyboardInterrupt):
-                fit(copy.deepcopy(model), few, recipe, habits=replace(habits, on_epoch=interrupt_second))
-        fit(model, few, recipe, habits=habits)
+                fit(copy.deepcopy(model), few, recipe, options=replace(options, on_epoch=interrupt_second))
+        fit(model, few, recipe, options=options)
     whole, stopped = (read_bundle(tmp_path / name / "checkpoint") for name in ("whole", "stopped"))
     assert whole["model.safetensors"] == stopped["model.safetensors"]
     assert whole["optimizer.safetensors"] == stopped["optimizer.safetensors"]
@@ -264,7 +264,7 @@ def interrupt_second(line: object) -> None:
 
 def test_what_cannot_be_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="streams"):
-        fit(tiny.Tiny(), digits["train"], RECIPE, machine=Machine(device="cuda", streams=True))
+        fit(tiny.Tiny(), digits["train"], RECIPE, machine=Hardware(device="cuda", streams=True))
     for wrong in (replace(RECIPE, nesterov=True), replace(RECIPE, batch=63)):
         with pytest.raises(OptionError, match="nesterov"):
             fit(tiny.Tiny(), digits["train"], wrong)

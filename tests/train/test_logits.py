@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from anytime.data import ImageData, normalise
 from anytime.models.base import MultiExit
 from anytime.train import Evaluation
-from anytime.train.stream import StreamedEvaluation
-from anytime.train.tokens import TokenEvaluation
+from anytime.train.data.stream import StreamedEvaluation
+from anytime.train.data.tokens import TokenEvaluation
 
 
 @pytest.mark.parametrize("batch", [300, 128, 7, 1000])

@@ -17,7 +17,7 @@ from anytime.artifacts import read_bundle
 from anytime.data import ImageData
 from anytime.errors import InputError, IntegrityError, OptionError
 from anytime.models import create
-from anytime.train import DivergedError, Evaluation, Habits, TrainConfig, fit
+from anytime.train import DivergedError, Evaluation, FitOptions, TrainConfig, fit
 from anytime.train.log import Progress
 
 
@@ -35,8 +35,8 @@ def test_the_log_has_a_line_an_epoch_and_validates_when_asked(
     digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path
 ) -> None:
     lines = []
-    habits = Habits(folder=tmp_path, evaluate_every=2, on_epoch=lines.append)
-    fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=3), val=digits["val"], habits=habits)
+    options = FitOptions(folder=tmp_path, evaluate_every=2, on_epoch=lines.append)
+    fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=3), val=digits["val"], options=options)
     with (tmp_path / "log.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2", "3"]
@@ -49,7 +49,12 @@ def test_a_diverged_loss_stops_the_run_and_says_what_to_do(
     digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path
 ) -> None:
     with pytest.raises(DivergedError, match=r"lower lr .* warmup") as caught:
-        fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=9, lr=1e12), habits=Habits(folder=tmp_path, checkpoint_every=1))
+        fit(
+            tiny.Tiny(),
+            digits["train"],
+            TrainConfig(epochs=9, lr=1e12),
+            options=FitOptions(folder=tmp_path, checkpoint_every=1),
+        )
     assert "exit" in str(caught.value)
     assert ("last good weights" in str(caught.value)) == (tmp_path / "checkpoint").exists()
 
@@ -113,11 +118,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, uninterrupted: Pa
 
 def test_time_runs_out_with_a_checkpoint(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
     config = TrainConfig(epochs=1000)
-    outcome = fit(tiny.Tiny(), digits["train"], config, habits=Habits(folder=tmp_path, seconds=0.5))
+    outcome = fit(tiny.Tiny(), digits["train"], config, options=FitOptions(folder=tmp_path, seconds=0.5))
     assert not outcome.finished
     assert outcome.stopped is not None
     assert "seconds" in outcome.stopped
-    again = fit(tiny.Tiny(), digits["train"], config, habits=Habits(folder=tmp_path, seconds=0.5, resume=True))
+    again = fit(tiny.Tiny(), digits["train"], config, options=FitOptions(folder=tmp_path, seconds=0.5, resume=True))
     assert again.step > outcome.step
     assert again.seconds > 1.0
 
@@ -125,11 +130,11 @@ def test_time_runs_out_with_a_checkpoint(digits: dict[str, ImageData], tiny: Mod
 def test_a_checkpoint_of_another_recipe_or_of_other_data_is_refused(
     digits: dict[str, ImageData], tiny: ModuleType, uninterrupted: Path
 ) -> None:
-    habits = Habits(folder=uninterrupted, resume=True)
+    options = FitOptions(folder=uninterrupted, resume=True)
     with pytest.raises(OptionError, match=r"lr was 0\.1 and is 0\.2"):
-        fit(tiny.Tiny(), digits["train"], replace(tiny.RECIPE, lr=0.2), habits=habits)
+        fit(tiny.Tiny(), digits["train"], replace(tiny.RECIPE, lr=0.2), options=options)
     with pytest.raises(OptionError, match="data"):
-        fit(tiny.Tiny(), digits["test"], tiny.RECIPE, habits=habits)
+        fit(tiny.Tiny(), digits["test"], tiny.RECIPE, options=options)
 
 
 def test_a_checkpoint_of_another_network_is_refused(
@@ -137,23 +142,23 @@ def test_a_checkpoint_of_another_network_is_refused(
 ) -> None:
     other = create("resnet-cifar-20", classes=10, depth=8, image_size=8, at=(0.5,))
     with pytest.raises(InputError, match="do not fit a ResNet"):
-        fit(other, digits["train"], tiny.RECIPE, habits=Habits(folder=uninterrupted, resume=True))
+        fit(other, digits["train"], tiny.RECIPE, options=FitOptions(folder=uninterrupted, resume=True))
 
 
 def test_a_damaged_checkpoint_is_refused(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
-    habits = Habits(folder=tmp_path)
+    options = FitOptions(folder=tmp_path)
     config = TrainConfig(epochs=1)
-    fit(tiny.Tiny(), digits["train"], config, habits=habits)
+    fit(tiny.Tiny(), digits["train"], config, options=options)
     file = tmp_path / "checkpoint" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
     with pytest.raises(IntegrityError):
-        fit(tiny.Tiny(), digits["train"], config, habits=replace(habits, resume=True))
+        fit(tiny.Tiny(), digits["train"], config, options=replace(options, resume=True))
 
 
 def test_resuming_without_a_checkpoint_begins_anew(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
-    assert fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=1), habits=Habits(folder=tmp_path, resume=True)).finished
+    assert fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=1), options=FitOptions(folder=tmp_path, resume=True)).finished
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from anytime.train import TrainConfig
-from anytime.train.optimizers import optimizer_for
-from anytime.train.weights import FlatWeights
+from anytime.train.gpu.optimizers import optimizer_for
+from anytime.train.gpu.weights import FlatWeights
 
 
 def network() -> nn.Module:
@@ -47,7 +47,7 @@ def test_steps_are_those_of_torch(name: str, nesterov: bool) -> None:
 
 def test_heads_on_a_frozen_backbone_learn_with_adam(tiny: ModuleType, digits) -> None:
     from anytime.train import fit
-    from anytime.train.logits import Evaluation
+    from anytime.train.data.logits import Evaluation
 
     torch.manual_seed(0)
     model = tiny.Tiny()

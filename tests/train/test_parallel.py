@@ -16,7 +16,7 @@ import torch
 
 from anytime.data import ImageData
 from anytime.errors import MissingExtraError, OptionError
-from anytime.train.config import Machine, TrainConfig
+from anytime.train.config import Hardware, TrainConfig
 from anytime.train.parallel import Team, TeamStep, launch
 
 needs_fabric = pytest.mark.skipif(importlib.util.find_spec("lightning_fabric") is None, reason="needs lightning-fabric")
@@ -64,7 +64,7 @@ def test_two_processes_learn_what_one_learns_from_the_joined_batch(
 def test_an_error_of_the_leader_arrives_with_its_advice() -> None:
     said = output("--fail")
     assert "the leader has a bad day" in said
-    assert "to do: sleep" in said
+    assert "fix: sleep" in said
 
 
 @needs_fabric
@@ -83,13 +83,13 @@ def test_a_port_taken_by_somebody_else_is_left_to_them() -> None:
 @pytest.mark.parametrize(
     ("recipe", "machine", "word"),
     [
-        (TrainConfig(batch=63), Machine(), "multiple"),
-        (TrainConfig(objective="l2w"), Machine(), "l2w"),
-        (TrainConfig(), replace(Machine(), compile=True), "compile"),
+        (TrainConfig(batch=63), Hardware(), "multiple"),
+        (TrainConfig(objective="l2w"), Hardware(), "l2w"),
+        (TrainConfig(), replace(Hardware(), compile=True), "compile"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(
-    recipe: TrainConfig, machine: Machine, word: str, digits: dict[str, ImageData], tiny: ModuleType
+    recipe: TrainConfig, machine: Hardware, word: str, digits: dict[str, ImageData], tiny: ModuleType
 ) -> None:
     with pytest.raises(OptionError, match=word):
         TeamStep(tiny.Tiny(), digits["train"], None, recipe, machine, Team(0, 2, torch.device("cpu")))

@@ -6,7 +6,7 @@ import pytest
 
 from anytime.errors import AnytimeError, OptionError
 from anytime.models import create
-from anytime.train.plan import phases
+from anytime.train.objectives.plan import phases
 from anytime.train.run import _options
 from anytime.train.settings import Source, read_recipe, read_settings, recipe_names, resolve
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from anytime.data import ImageData, normalise
 from anytime.errors import OptionError
-from anytime.train import Machine, TrainConfig, joint_cross_entropy, on_logits
+from anytime.train import Hardware, TrainConfig, joint_cross_entropy, on_logits
 from anytime.train.step import TrainStep
 
 OBJECTIVE = on_logits(joint_cross_entropy)
@@ -44,7 +44,7 @@ def test_the_step_is_that_of_a_plain_loop(
     model = tiny.Tiny()
     rival = copy.deepcopy(model)
     config = TrainConfig(batch=64, nesterov=nesterov, augment=False)
-    step = TrainStep(model, digits["train"], OBJECTIVE, config, Machine(channels_last=channels_last))
+    step = TrainStep(model, digits["train"], OBJECTIVE, config, Hardware(channels_last=channels_last))
     step.begin(0)
     ours = []
     steps = 4  # few, as training amplifies rounding
@@ -61,7 +61,7 @@ def test_the_step_is_that_of_a_plain_loop(
 def test_the_callers_model_changes_by_publishing_alone(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     model = tiny.Tiny()
     before = copy.deepcopy(model.state_dict())
-    step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Machine())
+    step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
     step.begin(0)
     step(0, 0.1)
     assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
@@ -74,7 +74,7 @@ def test_frozen_parameters_stay(digits: dict[str, ImageData], tiny: ModuleType) 
     model = tiny.Tiny()
     model.stages.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
-    step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Machine())
+    step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
     step.begin(0)
     for index in range(3):
         step(index, 0.1)
@@ -98,7 +98,7 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
     model = tiny.Tiny()
     losses = []
     with without_onednn():
-        for machine in (Machine(), Machine(precision="bfloat16", channels_last=True)):
+        for machine in (Hardware(), Hardware(precision="bfloat16", channels_last=True)):
             step = TrainStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), machine)
             step.begin(0)
             for index in range(6):
@@ -113,7 +113,7 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
 
 
 def test_an_epoch_shows_each_row_once_and_epochs_differ(digits: dict[str, ImageData], tiny: ModuleType) -> None:
-    step = TrainStep(tiny.Tiny(), digits["train"], OBJECTIVE, TrainConfig(), Machine())
+    step = TrainStep(tiny.Tiny(), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
     step.begin(0)
     first = step.order.clone(), step.draws.down.clone()
     assert torch.equal(first[0].sort().values, torch.arange(1197))
@@ -126,9 +126,9 @@ def test_an_epoch_shows_each_row_once_and_epochs_differ(digits: dict[str, ImageD
 
 def test_a_batch_larger_than_the_data_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="batch"):
-        TrainStep(tiny.Tiny(), digits["val"], OBJECTIVE, TrainConfig(batch=301), Machine())
+        TrainStep(tiny.Tiny(), digits["val"], OBJECTIVE, TrainConfig(batch=301), Hardware())
 
 
 def test_a_frozen_network_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="gradient"):
-        TrainStep(tiny.Tiny().requires_grad_(False), digits["train"], OBJECTIVE, TrainConfig(), Machine())
+        TrainStep(tiny.Tiny().requires_grad_(False), digits["train"], OBJECTIVE, TrainConfig(), Hardware())

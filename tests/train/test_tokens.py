@@ -17,10 +17,10 @@ from anytime.data.text import TokenData, collect_vocabulary, load_text, tokenize
 from anytime.errors import OptionError
 from anytime.models import create
 from anytime.models.base import MultiExit
-from anytime.train import Habits, Machine, TrainConfig, fit, joint_cross_entropy, learning_rate, on_logits, phases
-from anytime.train.optimizers import optimizer_for
-from anytime.train.tokens import TokenEvaluation, TokenStep, batch_widths
-from anytime.train.weights import FlatWeights
+from anytime.train import FitOptions, Hardware, TrainConfig, fit, joint_cross_entropy, learning_rate, on_logits, phases
+from anytime.train.data.tokens import TokenEvaluation, TokenStep, batch_widths
+from anytime.train.gpu.optimizers import optimizer_for
+from anytime.train.gpu.weights import FlatWeights
 
 RECIPE = TrainConfig(epochs=2, batch=8, lr=1e-3, head_rate=5, optimizer="adamw", schedule="linear", warmup=0.5, seed=3)
 PIECES, CLASSES, LENGTH = 40, 3, 20
@@ -44,7 +44,7 @@ def network(**options: Any) -> MultiExit:
 
 
 def step(model: MultiExit, data: TokenData, **changes: Any) -> TokenStep:
-    return TokenStep(model, data, on_logits(joint_cross_entropy), replace(RECIPE, **changes), Machine())
+    return TokenStep(model, data, on_logits(joint_cross_entropy), replace(RECIPE, **changes), Hardware())
 
 
 @given(st.integers(2, 600))
@@ -166,9 +166,9 @@ def test_faster_heads_do_not_go_with_l2w() -> None:
 # A run.
 
 
-def weights_after(folder: Path | None, *, habits: dict[str, Any] | None = None, **changes: Any) -> dict[str, torch.Tensor]:
+def weights_after(folder: Path | None, *, options: dict[str, Any] | None = None, **changes: Any) -> dict[str, torch.Tensor]:
     model = network()
-    fit(model, rows(), replace(RECIPE, **changes), val=rows(9), habits=Habits(folder=folder, **(habits or {})))
+    fit(model, rows(), replace(RECIPE, **changes), val=rows(9), options=FitOptions(folder=folder, **(options or {})))
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -186,10 +186,10 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(TokenStep, "__call__", dies)
     with pytest.raises(KeyboardInterrupt):
-        weights_after(tmp_path, objective=objective, habits={"checkpoint_every": 1})
+        weights_after(tmp_path, objective=objective, options={"checkpoint_every": 1})
     monkeypatch.undo()
     torch.rand(5)
-    again = weights_after(tmp_path, objective=objective, habits={"resume": True})
+    again = weights_after(tmp_path, objective=objective, options={"resume": True})
     for name, value in whole.items():
         assert torch.equal(value, again[name]), name
 
@@ -199,14 +199,14 @@ def test_a_checkpoint_of_rows_cut_otherwise_is_refused(tmp_path: Path) -> None:
     data = rows()
     cut = replace(data, ids=data.ids[:, :16], lengths=data.lengths.clamp(max=16))
     with pytest.raises(OptionError, match="length was 20 and is 16"):
-        fit(network(), cut, RECIPE, habits=Habits(folder=tmp_path, resume=True))
+        fit(network(), cut, RECIPE, options=FitOptions(folder=tmp_path, resume=True))
 
 
 def test_heads_learn_on_a_frozen_encoder_without_dropout_in_it() -> None:
     model = network(dropout=0.5)
     before = copy.deepcopy(model.state_dict())
     recipe = replace(RECIPE, frozen=("encoder",), hold_statistics=True)
-    training = TokenStep(model, rows(), on_logits(joint_cross_entropy), recipe, Machine())
+    training = TokenStep(model, rows(), on_logits(joint_cross_entropy), recipe, Hardware())
     dropping = {name for name, part in training.network.named_modules() if isinstance(part, torch.nn.Dropout) and part.training}
     assert dropping == {"dropout"}
     fit(model, rows(), recipe)
@@ -226,9 +226,9 @@ def test_every_objective_for_logits_learns(objective: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "machine"), [({"objective": "l2w", "head_rate": 1}, Machine()), ({}, Machine(compile=True))]
+    ("changes", "machine"), [({"objective": "l2w", "head_rate": 1}, Hardware()), ({}, Hardware(compile=True))]
 )
-def test_what_does_not_fit_texts_is_refused(changes: dict[str, Any], machine: Machine) -> None:
+def test_what_does_not_fit_texts_is_refused(changes: dict[str, Any], machine: Hardware) -> None:
     with pytest.raises(OptionError, match="texts"):
         fit(network(), rows(), replace(RECIPE, **changes), machine=machine)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from anytime.data import load_digits
 from anytime.models.base import MultiExit
-from anytime.train import EpochLog, Habits, TrainConfig, fit
+from anytime.train import EpochLog, FitOptions, TrainConfig, fit
 
 RECIPE = TrainConfig(epochs=6, batch=64, lr=0.1, schedule="cosine", warmup=1, objective="joint-then-product", seed=1)
 
@@ -47,8 +47,8 @@ def train(folder: Path | None, *, resume: bool = False, seconds: float | None = 
     def say(line: EpochLog) -> None:
         print(line.epoch, flush=True)
 
-    habits = Habits(folder=folder, resume=resume, checkpoint_every=1, seconds=seconds, on_epoch=say)
-    fit(model, sets["train"], RECIPE, val=sets["val"], habits=habits)
+    options = FitOptions(folder=folder, resume=resume, checkpoint_every=1, seconds=seconds, on_epoch=say)
+    fit(model, sets["train"], RECIPE, val=sets["val"], options=options)
     return model
 
 

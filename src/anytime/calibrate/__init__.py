@@ -3,14 +3,14 @@
 from anytime.calibrate.adaptive import AdaptiveFit, Trial, fit_adaptive_threshold
 from anytime.calibrate.certify import Certificate, ChoiceCertificate, certify, certify_choice
 from anytime.calibrate.ensembles import FittedRule, fit_arithmetic, fit_geometric
-from anytime.calibrate.laplace import LastLayerLaplace, fit_laplace
-from anytime.calibrate.laplace_package import laplace_torch
-from anytime.calibrate.mixture import LaplaceMixture, fit_mixture
+from anytime.calibrate.laplace.mixture import LaplaceMixture, fit_mixture
+from anytime.calibrate.laplace.package import laplace_torch
+from anytime.calibrate.laplace.posterior import LastLayerLaplace, fit_laplace
 from anytime.calibrate.powers import PowersFit, fit_powers
-from anytime.calibrate.static import StaticTrial, sweep_static_thresholds
 from anytime.calibrate.temperature import Temperature, fit_temperature
-from anytime.calibrate.tune import Candidate, Frontier, tune
-from anytime.calibrate.tuned import TunedRule
+from anytime.calibrate.tuning.frontier import Candidate, Frontier, tune
+from anytime.calibrate.tuning.static import StaticTrial, sweep_static_thresholds
+from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.models.ensemble import average_logits
 
 __all__ = [

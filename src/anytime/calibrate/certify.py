@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, get_args
 
 from torch import Tensor
 
-from anytime.calibrate.tuned import TunedRule
+from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import check_labels, check_logits, check_probabilities, check_scale, fingerprints
 from anytime.combine import Rule, rule
 from anytime.combine.named import name_of

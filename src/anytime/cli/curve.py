@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from anytime.artifacts import write_text
-from anytime.report.chart import Axis, Chart, Series, look, standalone
-from anytime.report.scale import linear
+from anytime.report.svg.chart import Axis, Chart, Series, look, standalone
+from anytime.report.svg.scale import linear
 from anytime.train.log import read_log
 
 # More markers on a line than this run into each other.

@@ -78,7 +78,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineReport:
     """Where this runs: `cores` are in the machine, `usable_cores` are those this process may use."""
 
     system: str
@@ -98,7 +98,7 @@ class Health:
     python: Package
     packages: tuple[Package, ...]
     extras: tuple[Extra, ...]
-    machine: Machine
+    machine: MachineReport
     notes: tuple[str, ...]
 
     @property
@@ -243,7 +243,7 @@ def _extra_rows(health: Health) -> Iterable[Row]:
             yield "ok", "green", name, "optional"
 
 
-def _machine_rows(machine: Machine) -> Iterable[Row]:
+def _machine_rows(machine: MachineReport) -> Iterable[Row]:
     yield "", "", "system", machine.system
     yield "", "", "cores", f"{machine.usable_cores} usable of {machine.cores}"
     if machine.threads is not None:
@@ -253,11 +253,11 @@ def _machine_rows(machine: Machine) -> Iterable[Row]:
         yield "", "", device.kind, f"{device.name}{memory}"
 
 
-def _machine() -> tuple[Machine, list[str]]:
+def _machine() -> tuple[MachineReport, list[str]]:
     threads, interop_threads, devices, notes = _torch()
     memory = _memory()
     cores = os.cpu_count() or 1
-    machine = Machine(
+    machine = MachineReport(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         processor=_processor(),
         cores=cores,

@@ -14,7 +14,7 @@ from anytime.safe_text import print_safely as print
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anytime.evaluation import Evaluation, Promise, Promises
+    from anytime.evaluation import Evaluation, Guarantee, Guarantees
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -55,7 +55,7 @@ def evaluate(
     from anytime.cli.rules import rule_files, rules_from
     from anytime.conformal import Raps
     from anytime.evaluation import evaluate as measure
-    from anytime.evaluation import open_logits, promises
+    from anytime.evaluation import measure_guarantees, open_logits
     from anytime.outputs import check_folder
 
     if out is not None:
@@ -69,21 +69,21 @@ def evaluate(
         "seed": seed,
     }
     raps = None if sets == "none" else Raps(variant=sets)
-    promised = None
+    guaranteed = None
     if calibration is not None:
         held_out = open_logits(calibration)
         # Equal logits are found when the rows are read, in blocks; a few of them may be.
         refuse_same_file(held_out.path, held_out.labels, source.path, source.labels)
         with rows_bar("fitting and measuring") as progress:
-            promised = promises(source, held_out, rules=named, sets=raps, progress=progress, **options)
-        named = {**named, **{name: each.rule for name, each in promised.rules.items() if each.fitted}}
+            guaranteed = measure_guarantees(source, held_out, rules=named, sets=raps, progress=progress, **options)
+        named = {**named, **{name: each.rule for name, each in guaranteed.rules.items() if each.fitted}}
         raps = None  # they are calibrated on the other file
     with rows_bar("evaluating") as progress:
         found = measure(source, rules=named, sets=raps, progress=progress, **options)
-    if promised is not None:
-        found = promised.put_sets(found)
+    if guaranteed is not None:
+        found = guaranteed.put_sets(found)
     held = None if calibration is None else calibration.name
-    show(found, source=file.name, out=out, json=json, promised=promised, calibration=held)
+    show(found, source=file.name, out=out, json=json, guaranteed=guaranteed, calibration=held)
     return 0
 
 
@@ -94,7 +94,7 @@ def show(
     out: Path | None,
     json: bool,
     title: str | None = None,
-    promised: Promises | None = None,
+    guaranteed: Guarantees | None = None,
     calibration: str | None = None,
     kind: str = "evaluate",
     more: Mapping[str, bytes] | None = None,
@@ -102,11 +102,11 @@ def show(
     """Write the folder if one is asked for, then print the table or the document."""
     from anytime.cli.table import print_table
     from anytime.report.folder import document, write_folder
-    from anytime.report.promises import dropped
-    from anytime.report.verdict import advice_on_few_classes
+    from anytime.report.pages.guarantees import dropped
+    from anytime.report.pages.verdict import advice_on_few_classes
 
-    if promised is not None and promised.dropped_rows:
-        print(f"anytime: {dropped(promised, str(calibration))}", file=sys.stderr)
+    if guaranteed is not None and guaranteed.dropped_rows:
+        print(f"anytime: {dropped(guaranteed, str(calibration))}", file=sys.stderr)
     if said := advice_on_few_classes(found):
         print(f"anytime: {said}", file=sys.stderr)
     if out is not None:
@@ -118,7 +118,7 @@ def show(
             source=source,
             environment=environment(),
             title=title,
-            promises=promised,
+            guarantees=guaranteed,
             calibration=calibration,
             kind=kind,
             more=more,
@@ -127,21 +127,21 @@ def show(
     if json:
         import json as writer
 
-        print(writer.dumps(document(found, promised), allow_nan=False))
+        print(writer.dumps(document(found, guaranteed), allow_nan=False))
     else:
         print_table(found)
-        if promised is not None:
-            print_promises(promised, str(calibration))
+        if guaranteed is not None:
+            print_guarantees(guaranteed, str(calibration))
 
 
-def print_promises(found: Promises, calibration: str) -> None:
-    """Print what was fitted and can be promised to stdout, one row a rule."""
+def print_guarantees(found: Guarantees, calibration: str) -> None:
+    """Print what was fitted and can be guaranteed to stdout, one row a rule."""
     from rich.table import Table
 
     from anytime.calibrate.certify import rounded_down, rounded_up
     from anytime.cli.console import make_console
     from anytime.report.numbers import share
-    from anytime.report.promises import at_cost
+    from anytime.report.pages.guarantees import at_cost
 
     middle = (found.costs[0] + found.costs[-1]) / 2
     rows = f"{found.fitting_rows:,} rows to fit, {found.calibrating_rows:,} for sets and thresholds"
@@ -169,7 +169,7 @@ def print_promises(found: Promises, calibration: str) -> None:
     )
 
 
-def _change(found: Promise, key: str) -> str:
+def _change(found: Guarantee, key: str) -> str:
     states = [found.before] if found.after is None else [found.before, found.after]
     return " → ".join(f"{sum(state[key]) / len(state[key]):.3f}" for state in states)
 

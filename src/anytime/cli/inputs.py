@@ -25,7 +25,7 @@ from anytime.cli import stages
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD, middle
-from anytime.data.pictures import read_image
+from anytime.data.images import read_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import (
     DtypeError,
@@ -35,8 +35,9 @@ from anytime.errors import (
     OptionError,
     ShapeError,
 )
-from anytime.models import dvit, encoder, imta, load, mlp, msdnet, names, resnet
+from anytime.models import dvit, imta, load, mlp, msdnet, names, resnet
 from anytime.models.base import MultiExit
+from anytime.models.text import encoder
 from anytime.models.zoo import create
 from anytime.reading import is_file, json_from, open_file, parsing, read_file
 from anytime.reproduce.runs import is_published, read_run
@@ -203,7 +204,7 @@ def open_model_or_name(text: str, *, threads: int = 1, trust: bool = False) -> O
             raise
         close = get_close_matches(text, names(), n=1)
         raise MissingFileError(
-            error.came,
+            error.got,
             expected=f"{error.expected}; or a network by name: {', '.join(names())}",
             fix=f"did you mean {close[0]!r}?" if close else "check the path or the name",
             path=text,

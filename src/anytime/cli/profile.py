@@ -90,7 +90,7 @@ def count(model: MultiExit, example: Any) -> tuple[int, ...]:
 
 def show(found: Profile, *, name: str, shape: tuple[int, ...], notes: list[str], out: Path | None, json: bool) -> None:
     """Write the folder if one is asked for, then print the table or the document."""
-    from anytime.report.profile import load_note, write_profile
+    from anytime.report.pages.profile import load_note, write_profile
 
     busy = load_note(found)
     for note in [*notes, *([busy] if busy else [])]:
@@ -128,7 +128,7 @@ def print_table(found: Profile, name: str) -> None:
     from rich.table import Table
 
     from anytime.cli.console import make_console
-    from anytime.report.profile import exit_table, machine
+    from anytime.report.pages.profile import exit_table, machine
 
     cells = exit_table(found)
     table = Table()

@@ -17,8 +17,8 @@ from anytime.safe_text import print_safely as print
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from anytime.report.chart import Axis, Chart, Look, Series
-    from anytime.report.scale import Scale
+    from anytime.report.svg.chart import Axis, Chart, Look, Series
+    from anytime.report.svg.scale import Scale
     from anytime.reproduce import Band, Field, Finding, Line, Panel, Study
     from anytime.reproduce.runs import Runs
 
@@ -215,7 +215,7 @@ def picture(found: Finding) -> str:
     """All panels of a finding as one SVG file in the style of the report."""
     from html import escape
 
-    from anytime.report.chart import HEIGHT, WIDTH, style_sheet
+    from anytime.report.svg.chart import HEIGHT, WIDTH, style_sheet
 
     columns = max(1, min(2 if len(found.panels) == 4 else _COLUMNS, len(found.panels)))
     step = HEIGHT + _TITLE + 8
@@ -240,7 +240,7 @@ def picture(found: Finding) -> str:
 
 
 def _placed(panel: Panel | Field, x: float, y: float) -> str:
-    from anytime.report.chart import HEIGHT, WIDTH, draw
+    from anytime.report.svg.chart import HEIGHT, WIDTH, draw
     from anytime.reproduce import Field
 
     if isinstance(panel, Field):
@@ -253,7 +253,7 @@ def _placed(panel: Panel | Field, x: float, y: float) -> str:
 
 
 def _chart(panel: Panel) -> Chart:
-    from anytime.report.chart import Axis, Chart, Series
+    from anytime.report.svg.chart import Axis, Chart, Series
 
     series = tuple(Series(line.name, line.x, line.y, _look(line), spread=line.spread) for line in panel.lines)
     return Chart(panel.title, _x_axis(panel), Axis(panel.y_title, _y_scale(panel, series)), series)
@@ -262,9 +262,9 @@ def _chart(panel: Panel) -> Chart:
 def _x_axis(panel: Panel) -> Axis:
     from dataclasses import replace
 
-    from anytime.report.chart import Axis
-    from anytime.report.figures import exit_axis
-    from anytime.report.scale import linear
+    from anytime.report.pages.figures import exit_axis
+    from anytime.report.svg.chart import Axis
+    from anytime.report.svg.scale import linear
 
     if panel.exits is not None:
         return replace(exit_axis(panel.exits), title=panel.x_title)
@@ -273,7 +273,7 @@ def _x_axis(panel: Panel) -> Axis:
 
 
 def _y_scale(panel: Panel, series: Sequence[Series]) -> Scale:
-    from anytime.report.scale import linear, symlog
+    from anytime.report.svg.scale import linear, symlog
 
     if panel.y_range is not None:
         return linear(panel.y_range)
@@ -286,7 +286,7 @@ def _y_scale(panel: Panel, series: Sequence[Series]) -> Scale:
 
 
 def _look(line: Line) -> Look:
-    from anytime.report.chart import Look, look
+    from anytime.report.svg.chart import Look, look
 
     known = look(line.look)
     return Look(f"{known.css} faint" if line.faint else known.css, known.marker if line.marks else None)
@@ -294,7 +294,7 @@ def _look(line: Line) -> Look:
 
 def _marks(chart: Chart, line: Line) -> str:
     """What lies over a line: the paper's values as crosses."""
-    from anytime.report.chart import place
+    from anytime.report.svg.chart import place
 
     parts = []
     for x, y in zip(line.x, line.paper, strict=False):
@@ -306,7 +306,7 @@ def _marks(chart: Chart, line: Line) -> str:
 
 def _area(chart: Chart, band: Band) -> str:
     """The band as closed areas, one for each stretch of x without a gap."""
-    from anytime.report.chart import look, path, place
+    from anytime.report.svg.chart import look, path, place
 
     stretches: list[list[tuple[float, float, float]]] = [[]]
     for x, low, high in zip(band.x, band.low, band.high, strict=True):
@@ -348,7 +348,7 @@ def _legend(found: Finding, width: float) -> tuple[str, int]:
     """The legend of all panels as SVG, broken into lines by how wide the words may be; and the number of lines."""
     from html import escape
 
-    from anytime.report.chart import MARKERS, look
+    from anytime.report.svg.chart import MARKERS, look
     from anytime.reproduce import Panel
 
     panels = [panel for panel in found.panels if isinstance(panel, Panel)]

@@ -117,7 +117,7 @@ def tune(
 def write(folder: Path, found: Frontier, chosen: TunedRule | None, promise: ChoiceCertificate | None, *, source: str) -> Path:
     """Write the bundle, in place of an earlier one; gives the path of the picture."""
     from anytime.artifacts import json_text, write_bundle
-    from anytime.report.frontier import render_frontier
+    from anytime.report.pages.frontier import render_frontier
 
     page = render_frontier(found, source=source, chosen=chosen, certificate=promise, title=Path(source).stem)
     fitted = {"rule.json": chosen, "certificate.json": promise, "frontier.json": found}
@@ -130,7 +130,7 @@ def document(found: Frontier, chosen: TunedRule | None, promise: ChoiceCertifica
     """What `--json` prints."""
     from dataclasses import asdict
 
-    from anytime.calibrate.tune import REFERENCES
+    from anytime.calibrate.tuning.frontier import REFERENCES
 
     rule = None if chosen is None else {"name": chosen.name, "rule": chosen.text, "wish": chosen.wish, **chosen.figures}
     return {
@@ -149,7 +149,7 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
     """Print one row a rule to stdout, the well-known ones last."""
     from rich.table import Table
 
-    from anytime.calibrate.tune import REFERENCES
+    from anytime.calibrate.tuning.frontier import REFERENCES
     from anytime.cli.console import make_console
 
     known = {one.name: one for one in found.candidates}

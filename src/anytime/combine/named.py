@@ -122,7 +122,7 @@ def _make(known: Callable[..., Any], name: str, args: tuple[Any, ...], values: d
     try:
         return known(*args, **values)
     except OptionError as error:
-        raise OptionError(f"rule {text!r}: {error.came}", expected=error.expected, fix=error.fix) from None
+        raise OptionError(f"rule {text!r}: {error.got}", expected=error.expected, fix=error.fix) from None
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(
             f"rule {text!r}: {name} does not take these arguments ({error})",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from anytime.arrays import read_npz
 from anytime.artifacts import write_bytes
-from anytime.data.pictures import decode_image, pillow
+from anytime.data.images import decode_image, pillow
 from anytime.errors import FormatError
 from anytime.reading import json_from, read_file
 

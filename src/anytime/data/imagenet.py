@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anytime.data.pictures import read_image
+from anytime.data.images import read_image
 from anytime.errors import FormatError, MissingFileError
 
 if TYPE_CHECKING:
@@ -195,9 +195,9 @@ def _scan(folder: Path, split: str) -> ImageFolders:
     return ImageFolders(folder, tuple(files), torch.tensor(labels), names, torch.arange(len(files)), split)
 
 
-def _missing(folder: Path, came: str) -> MissingFileError:
+def _missing(folder: Path, got: str) -> MissingFileError:
     return MissingFileError(
-        came,
+        got,
         expected="a folder for each class with its .JPEG files, such as train/n01440764/n01440764_18.JPEG",
         fix="unpack ILSVRC2012 from https://image-net.org, with the validation images sorted into class folders",
         path=folder,

@@ -104,7 +104,7 @@ class WordPiece:
                 settings = _read_json(text, path) if path.suffix == ".json" else {"vocabulary": _read_lines(text)}
                 return cls(**settings if lower is None else {**settings, "lower": lower})
         except OptionError as error:
-            raise FormatError(f"{path} {what}: {error.came}", expected=expected, fix=fix, path=path) from error
+            raise FormatError(f"{path} {what}: {error.got}", expected=expected, fix=fix, path=path) from error
 
     def __len__(self) -> int:
         """How many pieces there are."""

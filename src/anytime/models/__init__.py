@@ -1,18 +1,18 @@
 """Networks with exits, one file an architecture, and ways to put exits on others."""
 
-from anytime.models.attach import AttachedExits, attach_exits
+from anytime.models.attach.exits import AttachedExits, attach_exits
+from anytime.models.attach.heads import PooledHead
 from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 from anytime.models.cost import Cost, measure_cost
 from anytime.models.dvit import DViT, DViTConfig
-from anytime.models.encoder import EncoderConfig, EncoderExits
 from anytime.models.ensemble import AveragedEnsemble, Ensemble, average_logits
 from anytime.models.features import collect_features, exit_features, last_layers
-from anytime.models.heads import PooledHead
 from anytime.models.imta import IMTA, IMTAConfig
 from anytime.models.mlp import MLP, IntervalMLP, MLPConfig
 from anytime.models.msdnet import MSDNet, MSDNetConfig
-from anytime.models.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
 from anytime.models.resnet import CifarResNet, ResNet, ResNetConfig
+from anytime.models.text.encoder import EncoderConfig, EncoderExits
+from anytime.models.text.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
 from anytime.models.zoo import create, load, load_weights, names, save
 from anytime.models.ztw import CascadeHead, attach_cascade
 

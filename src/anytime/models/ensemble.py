@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from anytime.checks import check_logits
 from anytime.errors import OptionError, ShapeError, StateError
+from anytime.models.attach.probe import logits_of
 from anytime.models.base import Carry, ExitModel, MultiExit
-from anytime.models.probe import logits_of
 
 
 class Ensemble(MultiExit):

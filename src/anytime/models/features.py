@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
+from anytime.models.attach.probe import evaluating, hooked
 from anytime.models.base import ExitModel
-from anytime.models.probe import evaluating, hooked
 
 _Call = tuple[nn.Module, tuple[Any, ...], Any]
 """A layer, its arguments, its output."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anytime.errors import OptionError
-from anytime.models.attach import AttachedExits, Place, Statistics
-from anytime.models.heads import PooledHead
+from anytime.models.attach.exits import AttachedExits, Location, Statistics
+from anytime.models.attach.heads import PooledHead
 from anytime.models.ztw import cascade_heads
 
 _LIMITS = {"classes": 1 << 20, "depth": 1202, "width": 1024, "channels": 64, "image_size": 1024}
@@ -50,7 +50,7 @@ class ResNetConfig:
     width: int = 16
     channels: int = 3
     image_size: int = 32
-    at: tuple[Place, ...] = ()
+    at: tuple[Location, ...] = ()
     heads: Literal["pooled", "cascade"] = "pooled"
     frozen: bool = False
     statistics: Statistics = "fixed"

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from anytime.artifacts import json_text, read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
-from anytime.models import dvit, encoder, imta, mlp, msdnet, resnet
+from anytime.models import dvit, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
+from anytime.models.text import encoder
 from anytime.reading import json_from, parsing
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
@@ -122,7 +123,7 @@ def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
         _check_fit(network, weights)
     except InputError as error:
         raise FormatError(
-            f"{path} does not fit {_CONFIG}: {error.came}", expected=error.expected, fix="save the network again", path=path
+            f"{path} does not fit {_CONFIG}: {error.got}", expected=error.expected, fix="save the network again", path=path
         ) from error
     network.load_state_dict(weights, assign=True)
     return network.eval()
@@ -198,17 +199,17 @@ def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
     architecture, settings = _ARCHITECTURES[document["architecture"]], document["config"]
     known_keys = {field.name for field in fields(architecture.config)}
     if not isinstance(settings, dict) or "classes" not in settings or not set(settings) <= known_keys:
-        came = f"has the settings {_some(list(settings))}" if isinstance(settings, dict) else "has no settings"
-        raise _unreadable(path, came, expected=f"classes, and others of {', '.join(sorted(known_keys))}")
+        got = f"has the settings {_some(list(settings))}" if isinstance(settings, dict) else "has no settings"
+        raise _unreadable(path, got, expected=f"classes, and others of {', '.join(sorted(known_keys))}")
     try:
         with parsing(path, expected="what anytime.models.save writes", fix="save the network again", kind=FormatError):
             return architecture, architecture.config(**settings)
     except OptionError as error:
-        raise _unreadable(path, f"has a wrong setting: {error.came}", expected=error.expected) from error
+        raise _unreadable(path, f"has a wrong setting: {error.got}", expected=error.expected) from error
 
 
-def _unreadable(path: Path, came: str, *, expected: str = "what anytime.models.save writes") -> FormatError:
-    return FormatError(f"{path} {came}", expected=expected, fix="save the network again with this version", path=path)
+def _unreadable(path: Path, got: str, *, expected: str = "what anytime.models.save writes") -> FormatError:
+    return FormatError(f"{path} {got}", expected=expected, fix="save the network again with this version", path=path)
 
 
 def _unknown(what: str, name: object, known: list[str] | tuple[str, ...]) -> OptionError:

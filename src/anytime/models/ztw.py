@@ -13,8 +13,8 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from anytime.models.attach import AttachedExits, Head, Method, Place, Statistics
-from anytime.models.heads import pooling
+from anytime.models.attach.exits import AttachedExits, Head, Location, Method, Statistics
+from anytime.models.attach.heads import pooling
 
 
 class CascadeHead(nn.Module):
@@ -60,7 +60,7 @@ def cascade_heads(classes: int, *, normalise: bool = True, convolution: bool = T
 
 def attach_cascade(
     module: nn.Module,
-    at: Sequence[Place],
+    at: Sequence[Location],
     *,
     example: Tensor,
     classes: int,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anytime.report.card import card
-from anytime.report.figures import figures
 from anytime.report.folder import write_folder
-from anytime.report.page import render
-from anytime.report.verdict import verdict
+from anytime.report.pages.card import card
+from anytime.report.pages.figures import figures
+from anytime.report.pages.page import render
+from anytime.report.pages.verdict import verdict
 
 __all__ = ["card", "figures", "render", "verdict", "write_folder"]

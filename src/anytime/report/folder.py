@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.report.measures import MEASURES
-from anytime.report.page import render
+from anytime.report.pages.measures import MEASURES
+from anytime.report.pages.page import render
 from anytime.safe_text import csv_cell
 
 if TYPE_CHECKING:
-    from anytime.evaluation import Evaluation, Promises
+    from anytime.evaluation import Evaluation, Guarantees
 
 _VERSIONS = ("torch", "numpy")
 FITTED = "fitted-product.json"
@@ -27,7 +27,7 @@ def write_folder(
     source: str,
     environment: Mapping[str, Any],
     title: str | None = None,
-    promises: Promises | None = None,
+    guarantees: Guarantees | None = None,
     calibration: str | None = None,
     kind: str = "evaluate",
     more: Mapping[str, bytes] | None = None,
@@ -40,7 +40,7 @@ def write_folder(
         source: The name of the file with the logits.
         environment: What it was measured with, as `anytime doctor` finds it.
         title: The title of the report; the source without its ending if left out.
-        promises: What was fitted on calibration rows and measured on the same inputs; the fitted product is saved with it.
+        guarantees: What was fitted on calibration rows and measured on the same inputs; the fitted product is saved with it.
         calibration: The name of the file with the calibration rows.
         kind: Which command writes it: a later call replaces the folder of the same one only.
         more: Further files, by name.
@@ -53,28 +53,28 @@ def write_folder(
         title=title or Path(source).stem,
         source=source,
         versions=_versions(environment),
-        promises=promises,
+        guarantees=guarantees,
         calibration=calibration or "the calibration rows",
     )
     files = {
         "config.yaml": config(evaluation, source, calibration),
-        "metrics.json": json_text(document(evaluation, promises)),
+        "metrics.json": json_text(document(evaluation, guarantees)),
         "per_exit.csv": per_exit(evaluation),
         "report.html": page,
         "environment.json": json_text(environment),
     }
-    if promises is not None:
-        files[FITTED] = json_text(promises.product.document())
+    if guarantees is not None:
+        files[FITTED] = json_text(guarantees.product.document())
     # The name of a file may hold bytes that are not UTF-8: people read a question mark there.
     written = {name: text.encode(errors="replace") for name, text in files.items()}
     write_bundle(folder, {**written, **(more or {})}, kind=kind)
     return Path(folder) / "report.html"
 
 
-def document(evaluation: Evaluation, promises: Promises | None = None) -> dict[str, Any]:
+def document(evaluation: Evaluation, guarantees: Guarantees | None = None) -> dict[str, Any]:
     """What `anytime evaluate --json` prints."""
     found = evaluation.to_json()
-    return found if promises is None else {**found, "calibration": promises.to_json()}
+    return found if guarantees is None else {**found, "calibration": guarantees.to_json()}
 
 
 def config(evaluation: Evaluation, source: str, calibration: str | None = None) -> str:

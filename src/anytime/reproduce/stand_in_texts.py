@@ -16,8 +16,8 @@ from anytime.models import create
 from anytime.reproduce.needs import OUT_OF_SCOPE, SINGLE_HEAD, SOME_CLASSES, TEXT, Need
 from anytime.reproduce.runs import Run
 from anytime.train.config import TrainConfig
+from anytime.train.data.tokens import TokenEvaluation
 from anytime.train.loop import fit
-from anytime.train.tokens import TokenEvaluation
 
 _NAME = "made-up texts"
 _CLASSES, _SOME = 8, (2, 4)

@@ -20,8 +20,8 @@ from anytime.reproduce.needs import Need
 from anytime.reproduce.runs import Run
 from anytime.reproduce.stand_in_texts import on_texts
 from anytime.train.config import L2W, TrainConfig
+from anytime.train.data.logits import Evaluation
 from anytime.train.digits import NETWORK
-from anytime.train.logits import Evaluation
 from anytime.train.loop import fit
 
 _TEST_SHARE = 0.6

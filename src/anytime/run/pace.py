@@ -33,7 +33,7 @@ class Pace:
         self.pause()
 
     def pause(self) -> None:
-        """There was not enough to do: what comes next is measured anew."""
+        """There was not enough fix: what comes next is measured anew."""
         self._since: float | None = None
         self._count, self._done = 0, 0.0
 

@@ -121,7 +121,7 @@ def _check_same_twice(model: ExitModel, x: Tensor, logits: Tensor, tolerance: fl
         again,
         logits,
         tolerance,
-        came="the same input gave other logits the second time",
+        got="the same input gave other logits the second time",
         fix="turn off dropout and other noise in eval mode, and keep no state between calls",
     )
 
@@ -133,7 +133,7 @@ def _check_rows(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -
             alone,
             logits[:, row : row + 1],
             tolerance,
-            came=f"row {row} alone gave other logits than in its batch",
+            got=f"row {row} alone gave other logits than in its batch",
             fix="let no layer mix the rows of a batch in eval mode (a batch norm must use its running statistics)",
         )
 
@@ -146,7 +146,7 @@ def _check_turns(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) 
         both,
         logits[:, [0, -1]],
         tolerance,
-        came="two inputs worked on in turns gave other logits than one after the other",
+        got="two inputs worked on in turns gave other logits than one after the other",
         fix="keep what exits(x) needs between exits in local variables, not on the model",
     )
 
@@ -174,7 +174,7 @@ def _check_forward(model: MultiExit, x: Tensor, logits: Tensor, tolerance: float
             expected=f"the stacked logits, {tuple(logits.shape)}",
             fix="leave forward to MultiExit",
         )
-    _check_close(together, logits, tolerance, came="forward(x) differs from the exits", fix="leave forward to MultiExit")
+    _check_close(together, logits, tolerance, got="forward(x) differs from the exits", fix="leave forward to MultiExit")
 
 
 def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
@@ -309,20 +309,20 @@ def _check_modes(model: nn.Module, x: Tensor) -> None:
             )
 
 
-def _check_close(came_out: Tensor, expected: Tensor, tolerance: float, *, came: str, fix: str) -> None:
+def _check_close(came_out: Tensor, expected: Tensor, tolerance: float, *, got: str, fix: str) -> None:
     if came_out.shape != expected.shape:
-        raise CheckError(f"{came}: their shape is {tuple(came_out.shape)}", expected=f"shape {tuple(expected.shape)}", fix=fix)
+        raise CheckError(f"{got}: their shape is {tuple(came_out.shape)}", expected=f"shape {tuple(expected.shape)}", fix=fix)
     apart = (came_out - expected).abs().amax((1, 2))
     limit = tolerance * max(1.0, float(expected.abs().amax()))
     for exit, difference in enumerate(apart.tolist()):
         if not difference <= limit:
             raise CheckError(
-                f"{came}: at exit {exit + 1} they are {difference:.3g} apart", expected=f"at most {limit:.3g}", fix=fix
+                f"{got}: at exit {exit + 1} they are {difference:.3g} apart", expected=f"at most {limit:.3g}", fix=fix
             )
 
 
-def _eager(came: str, fix: str) -> CheckError:
-    return CheckError(came, expected="that no stage runs before its exit is asked for", fix=fix)
+def _eager(got: str, fix: str) -> CheckError:
+    return CheckError(got, expected="that no stage runs before its exit is asked for", fix=fix)
 
 
 def _close(iterator: Iterator[Tensor]) -> None:

@@ -30,7 +30,7 @@ _FIX = "remove the folder checkpoint to begin anew, or copy it again"
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainState:
     """How far a run has come: steps done, and seconds spent on them."""
 
     step: int = 0
@@ -42,7 +42,7 @@ def exists(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def save(folder: Path, training: TrainStep, place: Place) -> None:
+def save(folder: Path, training: TrainStep, place: TrainState) -> None:
     """Write all that is needed to go on; an earlier checkpoint there is replaced at once or not at all."""
     training.publish(place.step)
     state = {
@@ -64,7 +64,7 @@ def save(folder: Path, training: TrainStep, place: Place) -> None:
     )
 
 
-def load(folder: Path, training: TrainStep) -> Place:
+def load(folder: Path, training: TrainStep) -> TrainState:
     """Bring `training` to where the checkpoint was taken; refuses one of another recipe or of other data."""
     files = read_bundle(folder)
     state = _state(files, folder)
@@ -76,7 +76,7 @@ def load(folder: Path, training: TrainStep) -> Place:
         load_weights(training.model, weights)
         training.adopt(memory, stored["losses"])
         _set_random_state(stored, training.machine.device)
-    return Place(step=state["step"], seconds=state["seconds"])
+    return TrainState(step=state["step"], seconds=state["seconds"])
 
 
 def _state(files: dict[str, bytes], folder: Path) -> dict[str, Any]:

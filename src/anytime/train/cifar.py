@@ -32,11 +32,11 @@ from anytime.models.base import MultiExit
 from anytime.outputs import lock_run
 from anytime.process import run_program
 from anytime.safe_text import print_safely as print
-from anytime.train.config import L2W, Centring, Distillation, Machine, Objective, OptimizerName, Schedule, TrainConfig
+from anytime.train.config import L2W, Centring, Distillation, Hardware, Objective, OptimizerName, Schedule, TrainConfig
+from anytime.train.data.logits import Evaluation, exit_accuracy
 from anytime.train.log import EpochLog
-from anytime.train.logits import Evaluation, exit_accuracy
-from anytime.train.loop import Habits, Outcome, fit
-from anytime.train.plan import learnt_rule
+from anytime.train.loop import FitOptions, Outcome, fit
+from anytime.train.objectives.plan import learnt_rule
 from anytime.train.run import check_finished, check_new, finish, is_finished
 from anytime.train.start import start_network
 from anytime.train.stopping import CTRL_C
@@ -119,7 +119,7 @@ def _train_locked(
     print(json.dumps(described), flush=True)
     _write(folder / "config.json", json.dumps(described, indent=1).encode())
     _write(folder / "split.json", split.to_json().encode())
-    habits = Habits(
+    fit_options = FitOptions(
         folder=folder,
         resume=options.resume,
         checkpoint_every=options.checkpoint_every,
@@ -127,7 +127,7 @@ def _train_locked(
         seconds=seconds,
         on_epoch=lambda line: _say(line, config),
     )
-    outcome = fit(model, train, config, val=val, machine=machine, habits=habits)
+    outcome = fit(model, train, config, val=val, machine=machine, options=fit_options)
     if not outcome.finished:
         print(f"stopped at step {outcome.step} of {outcome.steps}: {outcome.stopped}; go on with --resume", flush=True)
         if outcome.stopped == CTRL_C:
@@ -144,7 +144,7 @@ def _finish(
     sets: dict[str, ImageData],
     outcome: Outcome,
     config: TrainConfig,
-    machine: Machine,
+    machine: Hardware,
 ) -> None:
     """Write logits, weights and the summary."""
     rule = learnt_rule(config)
@@ -186,9 +186,9 @@ def _config(options: argparse.Namespace, seed: int) -> TrainConfig:
     )
 
 
-def _machine(options: argparse.Namespace) -> Machine:
+def _machine(options: argparse.Namespace) -> Hardware:
     cuda = options.device.startswith("cuda")
-    return Machine(
+    return Hardware(
         device=options.device,
         precision=options.precision or ("bfloat16" if cuda else "float32"),
         channels_last=cuda if options.channels_last is None else options.channels_last,
@@ -199,7 +199,7 @@ def _machine(options: argparse.Namespace) -> Machine:
     )
 
 
-def _describe(options: argparse.Namespace, config: TrainConfig, machine: Machine) -> dict[str, Any]:
+def _describe(options: argparse.Namespace, config: TrainConfig, machine: Hardware) -> dict[str, Any]:
     """All that was asked for and where it ran."""
     on_gpu = machine.device.startswith("cuda")
     return {

@@ -170,7 +170,7 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Hardware:
     """Where and with which arithmetic a recipe runs.
 
     Args:
@@ -233,7 +233,7 @@ def _part(name: str, kind: type[Any], values: dict[str, Any]) -> Any:
         _known(kind, values)
         return kind(**values)
     except OptionError as error:
-        raise OptionError(f"{name} has a wrong setting: {error.came}", expected=error.expected, fix=error.fix) from error
+        raise OptionError(f"{name} has a wrong setting: {error.got}", expected=error.expected, fix=error.fix) from error
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> None:

@@ -16,9 +16,9 @@ from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models import MSDNet, MSDNetConfig, measure_cost
 from anytime.train.config import TrainConfig
+from anytime.train.data.logits import Evaluation
 from anytime.train.log import EpochLog
-from anytime.train.logits import Evaluation
-from anytime.train.loop import Habits, fit
+from anytime.train.loop import FitOptions, fit
 
 NETWORK = MSDNetConfig(
     classes=10,
@@ -74,7 +74,7 @@ def train_digits(
         torch.manual_seed(check_seed(seed))
         model = MSDNet(NETWORK)
     recipe = TrainConfig(epochs=epochs, batch=32, lr=0.1, schedule="cosine", augment=False, seed=seed)
-    fit(model, train, recipe, habits=Habits(on_epoch=on_epoch))
+    fit(model, train, recipe, options=FitOptions(on_epoch=on_epoch))
     costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
     return DigitsRun(model, Evaluation(model, test).logits(), test.labels, tuple(costs), rows)
 

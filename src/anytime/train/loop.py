@@ -15,25 +15,25 @@ from anytime.data.text import TokenData
 from anytime.errors import DivergedError
 from anytime.models.base import MultiExit
 from anytime.train import checkpoint
-from anytime.train.checkpoint import Place
-from anytime.train.config import Machine, TrainConfig
-from anytime.train.l2w import WeighedStep
+from anytime.train.checkpoint import TrainState
+from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.logits import Evaluation
+from anytime.train.data.named import measure
+from anytime.train.data.tokens import TokenStep
 from anytime.train.log import CsvLog, EpochLog, Progress
-from anytime.train.logits import Evaluation
-from anytime.train.objectives import Objective
-from anytime.train.plan import Phase, learnt_rule, phases
+from anytime.train.objectives.l2w import WeighedStep
+from anytime.train.objectives.losses import Objective
+from anytime.train.objectives.plan import Phase, learnt_rule, phases
 from anytime.train.schedule import learning_rate
-from anytime.train.sets import measure
 from anytime.train.step import TrainStep
 from anytime.train.stopping import Stopping
-from anytime.train.tokens import TokenStep
 
 # Steps between looks at the loss and the clock: a look waits for the device.
 _LOOK_EVERY = 50
 
 
 @dataclass(frozen=True)
-class Habits:
+class FitOptions:
     """What a run does beside learning.
 
     Args:
@@ -75,8 +75,8 @@ def fit(
     config: TrainConfig,
     *,
     val: ImageData | TokenData | None = None,
-    machine: Machine | None = None,
-    habits: Habits | None = None,
+    machine: Hardware | None = None,
+    options: FitOptions | None = None,
 ) -> Outcome:
     """Train `model` on `data` by a recipe; it is changed in place and ends on the machine's device, in float32.
 
@@ -86,17 +86,17 @@ def fit(
         config: The recipe.
         val: What to measure accuracy on, without augmentation; nothing is chosen by them.
         machine: Where it runs; a CPU by default.
-        habits: Log, checkpoints, validation, time limit.
+        options: Log, checkpoints, validation, time limit.
     """
-    machine, habits = machine or Machine(), habits or Habits()
+    machine, options = machine or Hardware(), options or FitOptions()
     plan = phases(config, exits=model.num_exits, steps_per_epoch=max(1, len(data) // config.batch))
     training = _step(model, data, plan[0].objective, config, machine)
     evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
-    return run_loop(training, plan, evaluation, habits)
+    return run_loop(training, plan, evaluation, options)
 
 
 def _step(
-    model: MultiExit, data: ImageData | TokenData, objective: Objective, config: TrainConfig, machine: Machine
+    model: MultiExit, data: ImageData | TokenData, objective: Objective, config: TrainConfig, machine: Hardware
 ) -> TrainStep:
     """The step that fits data and objective."""
     if isinstance(data, TokenData):
@@ -104,28 +104,30 @@ def _step(
     return (WeighedStep if config.objective == "l2w" else TrainStep)(model, data, objective, config, machine)
 
 
-def run_loop(training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, habits: Habits) -> Outcome:
+def run_loop(training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, options: FitOptions) -> Outcome:
     """The loop itself, for a step made by the caller."""
     with _chosen_kernels():
-        return _Run(training, plan, evaluation, habits).run()
+        return _Run(training, plan, evaluation, options).run()
 
 
 class _Run:
     """The state of a loop."""
 
-    def __init__(self, training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, habits: Habits) -> None:
-        self.training, self.plan, self.evaluation, self.habits = training, plan, evaluation, habits
+    def __init__(
+        self, training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, options: FitOptions
+    ) -> None:
+        self.training, self.plan, self.evaluation, self.options = training, plan, evaluation, options
         self.config = training.config
         self.per_epoch = training.steps_per_epoch
         self.steps = self.config.epochs * self.per_epoch
-        self.checkpoints = None if habits.folder is None else habits.folder / "checkpoint"
-        self.log = CsvLog(None if habits.folder is None else habits.folder / "log.csv")
+        self.checkpoints = None if options.folder is None else options.folder / "checkpoint"
+        self.log = CsvLog(None if options.folder is None else options.folder / "log.csv")
         self.progress = Progress(self.steps, self.config.batch)
 
     def run(self) -> Outcome:
         begun = self._begin()
         step, saved, stopped = begun.step, begun.step, None
-        with Stopping(self.habits.seconds) as stopping:
+        with Stopping(self.options.seconds) as stopping:
             while step < self.steps and stopped is None:
                 epoch_began, first = stopping.elapsed, step
                 step = self._epoch(step, stopping)
@@ -134,17 +136,17 @@ class _Run:
                 if step % self.per_epoch == 0:
                     self._end_epoch(step, rate, spent)
                 stopped = stopping.reason if step < self.steps and stopping.asked() else None
-                if stopped or step == self.steps or step - saved >= self.habits.checkpoint_every * self.per_epoch:
-                    self._save(Place(step, spent))
+                if stopped or step == self.steps or step - saved >= self.options.checkpoint_every * self.per_epoch:
+                    self._save(TrainState(step, spent))
                     saved = step
             seconds = stopping.elapsed
         self.progress.clear()
         images = (step - begun.step) * self.config.batch
         return Outcome(step, self.steps, begun.seconds + seconds, images / seconds if images else 0.0, stopped)
 
-    def _begin(self) -> Place:
-        place = Place()
-        if self.checkpoints is not None and self.habits.resume and checkpoint.exists(self.checkpoints):
+    def _begin(self) -> TrainState:
+        place = TrainState()
+        if self.checkpoints is not None and self.options.resume and checkpoint.exists(self.checkpoints):
             place = checkpoint.load(self.checkpoints, self.training)
         self.log.start(place.step)
         return place
@@ -192,15 +194,15 @@ class _Run:
         line = EpochLog(epoch, step, lr, tuple(losses), self._validate(epoch, step), rate, seconds)
         self.log.add(line)
         self.progress.clear()
-        self.habits.on_epoch(line)
+        self.options.on_epoch(line)
 
     def _validate(self, epoch: int, step: int) -> tuple[float, ...] | None:
-        if self.evaluation is None or (epoch % self.habits.evaluate_every and step < self.steps):
+        if self.evaluation is None or (epoch % self.options.evaluate_every and step < self.steps):
             return None
         self.training.publish(step)
         return self.evaluation.accuracy(learnt_rule(self.config))
 
-    def _save(self, place: Place) -> None:
+    def _save(self, place: TrainState) -> None:
         self.training.publish(place.step)
         if self.checkpoints is not None:
             checkpoint.save(self.checkpoints, self.training, place)

@@ -31,10 +31,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from anytime.errors import AnytimeError, MissingExtraError, OptionError
 from anytime.models.base import MultiExit
 from anytime.safe_text import print_safely as print
-from anytime.train.config import Machine, TrainConfig
-from anytime.train.plan import Phase
+from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.stream import StreamedStep
+from anytime.train.objectives.plan import Phase
 from anytime.train.step import TrainStep
-from anytime.train.stream import StreamedStep
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _END, _STATE, _BEGIN, _STEP = range(4)
@@ -76,7 +76,7 @@ class Team:
 class TeamStep(TrainStep):
     """A `TrainStep` of which each process does its share of the rows."""
 
-    def __init__(self, model: MultiExit, data: Any, objective: Any, config: TrainConfig, machine: Machine, team: Team) -> None:
+    def __init__(self, model: MultiExit, data: Any, objective: Any, config: TrainConfig, machine: Hardware, team: Team) -> None:
         _check(config, machine, team)
         super().__init__(model, data, objective, config, machine)
         self.team = team
@@ -286,7 +286,7 @@ def _work(fabric: Any, function: Callable[[Team], Any]) -> _Ended:
         with suppress(RuntimeError):
             distributed.barrier()
     except AnytimeError as error:  # as plain words: an exception with keywords does not travel between processes
-        ended = _Ended(error=(error.came, error.expected, error.fix))
+        ended = _Ended(error=(error.got, error.expected, error.fix))
         if fabric.global_rank:  # what the leader gets of it is a lost connection
             print(f"anytime: process {fabric.global_rank}: {error}", file=sys.stderr, flush=True)
     except RuntimeError as error:
@@ -374,7 +374,7 @@ class _JoinedSum(torch.autograd.Function):
         return total
 
 
-def _check(config: TrainConfig, machine: Machine, team: Team) -> None:
+def _check(config: TrainConfig, machine: Hardware, team: Team) -> None:
     if config.batch % team.size:
         raise OptionError(
             f"batch is {config.batch} with {team.size} processes", expected="a multiple of processes", fix="change one of them"

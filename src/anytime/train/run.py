@@ -36,18 +36,18 @@ from anytime.models import save
 from anytime.models.base import MultiExit
 from anytime.outputs import check_new_folder, exists, join_run, lock_run
 from anytime.reading import parsing, read_json
-from anytime.train.config import Machine
+from anytime.train.config import Hardware
+from anytime.train.data.logits import exit_accuracy
+from anytime.train.data.named import Rows, Sets, measure, open_sets
+from anytime.train.data.stream import StreamedStep
 from anytime.train.log import EpochLog
-from anytime.train.logits import exit_accuracy
-from anytime.train.loop import Habits, Outcome, fit, run_loop
+from anytime.train.loop import FitOptions, Outcome, fit, run_loop
+from anytime.train.objectives.plan import learnt_rule, phases
 from anytime.train.parallel import StreamedTeamStep, TeamStep, launch, leads
-from anytime.train.plan import learnt_rule, phases
-from anytime.train.sets import Rows, Sets, measure, open_sets
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
 from anytime.train.start import MINILM, start_network
 from anytime.train.step import TrainStep, usable_device
 from anytime.train.stopping import CTRL_C
-from anytime.train.stream import StreamedStep
 
 _CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
 _SEALED = (
@@ -210,11 +210,11 @@ def _train_locked(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any)
     return RunResult(folder, outcome.step, outcome.steps, outcome.stopped, summary)
 
 
-def _fit(model: MultiExit, sets: Sets, config: RunConfig, machine: Machine, habits: Habits, team: Any) -> Outcome:
+def _fit(model: MultiExit, sets: Sets, config: RunConfig, machine: Hardware, options: FitOptions, team: Any) -> Outcome:
     train: Any = sets.train
     val: Any = sets.val
     if team is None and not sets.streamed:
-        return fit(model, train, config.recipe, val=val, machine=machine, habits=habits)
+        return fit(model, train, config.recipe, val=val, machine=machine, options=options)
     plan = phases(config.recipe, exits=model.num_exits, steps_per_epoch=max(1, len(train) // config.recipe.batch))
     training = _step(team, sets.streamed)(model, train, plan[0].objective, config.recipe, machine)
     if team is not None and team.rank:
@@ -222,7 +222,7 @@ def _fit(model: MultiExit, sets: Sets, config: RunConfig, machine: Machine, habi
         return Outcome(0, 0, 0.0, 0.0, None)
     evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
     try:
-        return run_loop(training, plan, evaluation, habits)
+        return run_loop(training, plan, evaluation, options)
     finally:
         if team is not None:
             training.end()
@@ -235,8 +235,8 @@ def _step(team: Any, streamed: bool) -> Callable[..., Any]:
     return lambda *arguments: kind(*arguments, team)
 
 
-def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> Habits:
-    return Habits(
+def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> FitOptions:
+    return FitOptions(
         folder=folder,
         resume=True,
         checkpoint_every=config.checkpoint_every,

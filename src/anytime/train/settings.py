@@ -1,6 +1,6 @@
 """All the settings of a run: which network, on which data, by which recipe, on which machine.
 
-In a file and on the command line they are flat names, those of the fields of `RunConfig`, `TrainConfig` and `Machine`.
+In a file and on the command line they are flat names, those of the fields of `RunConfig`, `TrainConfig` and `Hardware`.
 Later sources win over earlier ones: a shipped recipe, a file, flags. What is wrong is said with where it came from.
 """
 
@@ -19,7 +19,7 @@ from anytime.checks import LARGEST_OLD_SEED, check_count, check_seed, check_thre
 from anytime.data.text import TextName
 from anytime.errors import FormatError, OptionError
 from anytime.reading import parsing, read_file
-from anytime.train.config import Machine, TrainConfig
+from anytime.train.config import Hardware, TrainConfig
 
 DataName = Literal["cifar10", "cifar100", "digits", "imagenet", TextName]
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -82,7 +82,7 @@ class RunConfig:
     data: DataName
     model: str
     recipe: TrainConfig
-    machine: Machine
+    machine: Hardware
     about: str = ""
     root: str | None = None
     init: str | None = None
@@ -164,8 +164,8 @@ def resolve(*sources: Source) -> RunConfig:
     try:
         return _build(merged)
     except OptionError as error:
-        where = origin.get(error.came.split()[0], "")
-        raise OptionError(f"{where}: {error.came}" if where else error.came, expected=error.expected, fix=error.fix) from error
+        where = origin.get(error.got.split()[0], "")
+        raise OptionError(f"{where}: {error.got}" if where else error.got, expected=error.expected, fix=error.fix) from error
 
 
 def read_settings(path: str | Path) -> Source:
@@ -206,12 +206,12 @@ def _build(values: Mapping[str, Any]) -> RunConfig:
     )
 
 
-def _machine(given: Mapping[str, Any]) -> Machine:
+def _machine(given: Mapping[str, Any]) -> Hardware:
     import torch
 
     device = given.get("device", "cuda" if torch.cuda.is_available() else "cpu")
     _check(isinstance(device, str), "device", device, "cpu, cuda or cuda:1")
-    return Machine.from_json({**Machine.best(device).to_json(), **given})
+    return Hardware.from_json({**Hardware.best(device).to_json(), **given})
 
 
 def _expected(values: Any) -> Expected:
@@ -301,7 +301,7 @@ def _recipe_names() -> tuple[str, ...]:
 
 
 def _machine_names() -> tuple[str, ...]:
-    return tuple(part.name for part in fields(Machine))
+    return tuple(part.name for part in fields(Hardware))
 
 
 def _recipes() -> Any:

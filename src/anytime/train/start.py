@@ -13,9 +13,9 @@ from torch import Tensor
 from anytime.artifacts import bundle_names, read_sealed, tensors_from_bytes
 from anytime.errors import OptionError
 from anytime.models import IMTA, AttachedExits, MSDNet, MultiExit, create, load_weights
-from anytime.models.encoder import PRESETS as ENCODERS
-from anytime.models.encoder import EncoderExits
-from anytime.models.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
+from anytime.models.text.encoder import PRESETS as ENCODERS
+from anytime.models.text.encoder import EncoderExits
+from anytime.models.text.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
 from anytime.reading import is_file, read_file
 from anytime.train.config import TrainConfig
 

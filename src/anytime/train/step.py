@@ -18,14 +18,14 @@ from anytime.data.augment import Draws, crop_flip, draw, no_draws, normalise
 from anytime.data.base import ImageData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
-from anytime.train.branches import run_side_by_side
-from anytime.train.config import Machine, TrainConfig
-from anytime.train.fused import fuse_norms
-from anytime.train.graph import Replayed
-from anytime.train.objectives import Objective
-from anytime.train.optimizers import Optimizer, optimizer_for
-from anytime.train.sdn import even_shares, growing_weights
-from anytime.train.weights import FlatWeights
+from anytime.train.config import Hardware, TrainConfig
+from anytime.train.gpu.branches import run_side_by_side
+from anytime.train.gpu.fused import fuse_norms
+from anytime.train.gpu.graph import Replayed
+from anytime.train.gpu.optimizers import Optimizer, optimizer_for
+from anytime.train.gpu.weights import FlatWeights
+from anytime.train.objectives.losses import Objective
+from anytime.train.objectives.sdn import even_shares, growing_weights
 
 _COUNTER = "num_batches_tracked"
 
@@ -41,7 +41,7 @@ class TrainStep:
         machine: Where it runs.
     """
 
-    def __init__(self, model: MultiExit, data: ImageData, objective: Objective, config: TrainConfig, machine: Machine) -> None:
+    def __init__(self, model: MultiExit, data: ImageData, objective: Objective, config: TrainConfig, machine: Hardware) -> None:
         if len(data) < config.batch:
             raise OptionError(
                 f"a batch of {config.batch} came with {len(data)} images", expected="at least one batch", fix="lower batch"

@@ -65,7 +65,7 @@ def _quickest(model: ExitModel, example: Tensor | None, threads: int | None) -> 
         try:
             candidates[name] = _make(model, name, example, threads)
         except AnytimeError as error:
-            left_out.append(f"{name} is left out: {error.came}")
+            left_out.append(f"{name} is left out: {error.got}")
     times = _measure(candidates, example)
     order = sorted(times, key=times.__getitem__)
     chosen = candidates[order[0]]

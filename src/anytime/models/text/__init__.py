@@ -1,0 +1,1 @@
+"""Text encoders with exits, and pretrained weights for them."""

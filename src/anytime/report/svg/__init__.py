@@ -1,0 +1,1 @@
+"""SVG charts as text: scales, colours, line charts, reliability diagrams."""

@@ -1,0 +1,281 @@
+"""Line charts as SVG text: data in, `str` out, nothing drawn by a library.
+
+A chart carries no colours. Its parts have classes (`line`, `dot`, `grid`, `s0` to `s5` for the series), and
+`templates/chart.css` says what these look like in the light, in the dark and in print. `draw` gives the SVG for a page that
+has that style; `standalone` gives a file that brings its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+
+from anytime.report.svg.palette import variables
+from anytime.report.svg.scale import Scale
+
+WIDTH, HEIGHT = 440.0, 264.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 42.0  # ticks such as 99.58 need the left
+# Room between the frame and the outermost points, so that a line at zero is not hidden by the axis.
+INSET = 9.0
+LEGEND_LINE = 20.0
+
+COLOURS = 6
+MARKERS = {
+    "circle": "m-3.9,0a3.9,3.9 0 1 0 7.8,0a3.9,3.9 0 1 0 -7.8,0",
+    "square": "m-3.5,-3.5h7v7h-7z",
+    "diamond": "m0,-5l5,5 -5,5 -5,-5z",
+    "triangle": "m0,-4.8l4.5,7.9h-9z",
+    "wedge": "m0,4.8l-4.5,-7.9h9z",
+    "plus": "m-1.5,-4.8h3v3.3h3.3v3h-3.3v3.3h-3v-3.3h-3.3v-3h3.3z",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is told from the others: a colour and dash by its class, and a marker."""
+
+    css: str
+    marker: str | None = None
+
+
+IDEAL = Look("ideal")
+
+
+def look(index: int) -> Look:
+    """The look of series number `index`; the first 36 all differ, in the marker where not in colour and dash."""
+    round_, colour = divmod(index, COLOURS)
+    return Look(f"s{colour}", list(MARKERS)[(colour + round_) % len(MARKERS)])
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: `x` and `y` of equal length, `None` where there is no point.
+
+    Attributes:
+        tips: The words for each point.
+        spread: How far a bar goes up and down from each point, such as one standard deviation.
+    """
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    look: Look
+    tips: tuple[str, ...] = ()
+    spread: tuple[float | None, ...] = ()
+
+    def points(self) -> Iterator[tuple[int, float, float]]:
+        """Index, x and y of the points that are there."""
+        for index, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
+            if y is not None and math.isfinite(y):
+                yield index, x, y
+
+    def bars(self) -> Iterator[tuple[float, float, float]]:
+        """The x and both ends of each bar.
+
+        Where no point is negative the quantity is taken for one that cannot be, such as a share, and bars end at zero.
+        """
+        floor = 0.0 if all(y >= 0 for _, _, y in self.points()) else -math.inf
+        for index, x, y in self.points():
+            spread = self.spread[index] if index < len(self.spread) else None
+            if spread:
+                yield x, max(y - spread, floor), y + spread
+
+    def reach(self) -> Iterator[float]:
+        """What a scale must hold: the points and the ends of the bars."""
+        for _, _, y in self.points():
+            yield y
+        for _, low, high in self.bars():
+            yield from (low, high)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale with its title; `marks` are ticks to use instead of the scale's own."""
+
+    title: str
+    scale: Scale
+    marks: tuple[tuple[float, str], ...] | None = None
+
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Where the ticks are, and what they say."""
+        if self.marks is not None:
+            return self.marks
+        return tuple((value, self.scale.text(value)) for value in self.scale.ticks())
+
+
+@dataclass(frozen=True)
+class Guide:
+    """A thin dashed line to hold the others against."""
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+    name: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """All that a picture shows. `summary` is read out to those who cannot see it."""
+
+    summary: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    guides: tuple[Guide, ...] = ()
+
+    @property
+    def legend(self) -> tuple[tuple[str, Look], ...]:
+        """The name and look of each line; of lines that share a name, that of the last."""
+        lines = {series.name: series.look for series in self.series}
+        return (*lines.items(), *((guide.name, IDEAL) for guide in self.guides))
+
+
+def draw(chart: Chart, *, over: str = "") -> str:
+    """The chart as an SVG element for a page that has `style_sheet()`; `over` is SVG to lay over it."""
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(chart.summary)}">'
+        f"{_body(chart)}{over}</svg>"
+    )
+
+
+def standalone(chart: Chart, *, title: str) -> str:
+    """The chart as an SVG file of its own: style, background, title and legend are inside.
+
+    It follows the reader's light or dark setting and stands on its own background, so it can be read on any page.
+    """
+    legend, lines = _legend(chart)
+    width, height = WIDTH + 20, HEIGHT + 42 + LEGEND_LINE * lines
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width * 1.5:g}" height="{height * 1.5:g}" role="img" aria-label="{escape(chart.summary)}">'
+        f'<style>{style_sheet()}</style><rect class="paper" width="100%" height="100%" rx="8"/>'
+        f'<text class="heading" x="14" y="26">{escape(title)}</text>'
+        f'<g transform="translate(10 34)">{_body(chart)}</g>'
+        f'<g transform="translate(14 {HEIGHT + 46:g})">{legend}</g></svg>\n'
+    )
+
+
+def style_sheet() -> str:
+    """The CSS that a page with charts needs: the colours and what the classes look like."""
+    return variables() + template_text("chart.css")
+
+
+def template_text(name: str) -> str:
+    """A file of `templates/` as it stands."""
+    return resources.files("anytime.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def swatch(look: Look) -> str:
+    """A short piece of a line with its marker, for a legend."""
+    dot = "" if look.marker is None else f'<path class="dot" d="M15,6{MARKERS[look.marker]}"/>'
+    return (
+        f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true"><g class="{look.css}">'
+        f'<path class="line" d="M1,6H29"/>{dot}</g></svg>'
+    )
+
+
+def sparkline(values: list[float], look: Look, *, summary: str) -> str:
+    """A tiny line over the exits with the range 0 to 1, and a dot at its end."""
+    width, height, inset = 92.0, 26.0, 4.0
+    steps = max(len(values) - 1, 1)
+    places = [
+        (inset + (width - 2 * inset) * index / steps, height - inset - (height - 2 * inset) * value)
+        for index, value in enumerate(values)
+    ]
+    end = f"M{places[-1][0]:.1f},{places[-1][1]:.1f}m-2.4,0a2.4,2.4 0 1 0 4.8,0a2.4,2.4 0 1 0 -4.8,0"
+    return (
+        f'<svg class="spark" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(summary)}">'
+        f"<title>{escape(summary)}</title>"
+        f'<path class="grid" d="M0,{inset:g}H{width:g}M0,{height - inset:g}H{width:g}"/>'
+        f'<g class="{look.css}"><path class="line" d="{path(places)}"/><path class="dot" d="{end}"/></g></svg>'
+    )
+
+
+def place(chart: Chart, x: float, y: float) -> tuple[float, float]:
+    """Where a point lies in the picture."""
+    inner_width = WIDTH - LEFT - RIGHT - 2 * INSET
+    inner_height = HEIGHT - TOP - BOTTOM - 2 * INSET
+    return (
+        LEFT + INSET + inner_width * chart.x.scale.at(x),
+        HEIGHT - BOTTOM - INSET - inner_height * chart.y.scale.at(y),
+    )
+
+
+def _body(chart: Chart) -> str:
+    guides = "".join(_guide(chart, guide) for guide in chart.guides)
+    lines = "".join(_line(chart, series) for series in chart.series)
+    dots = "".join(_dots(chart, series) for series in chart.series)
+    bars = "".join(_bars(chart, series) for series in chart.series)
+    return f"{_frame(chart)}{guides}{lines}{dots}{bars}"
+
+
+def _frame(chart: Chart) -> str:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    parts = [f'<text class="axis" x="4" y="14">{escape(chart.y.title)}</text>']
+    parts.append(f'<text class="axis end" x="{right:g}" y="{HEIGHT - 6:g}">{escape(chart.x.title)}</text>')
+    for value, text in chart.y.ticks():
+        y = place(chart, 0, value)[1]
+        parts.append(f'<path class="grid" d="M{LEFT:g},{y:.1f}H{right:g}"/>')
+        parts.append(f'<text class="tick end" x="{LEFT - 7:g}" y="{y + 4:.1f}">{escape(text)}</text>')
+    for value, text in chart.x.ticks():
+        x = place(chart, value, 0)[0]
+        parts.append(f'<path class="base" d="M{x:.1f},{bottom:g}v4"/>')
+        parts.append(f'<text class="tick middle" x="{x:.1f}" y="{bottom + 18:g}">{escape(text)}</text>')
+    parts.append(f'<path class="base" d="M{LEFT:g},{bottom:g}H{right:g}"/>')
+    return "".join(parts)
+
+
+def _guide(chart: Chart, guide: Guide) -> str:
+    (x1, y1), (x2, y2) = place(chart, *guide.start), place(chart, *guide.end)
+    return f'<g class="ideal"><path class="line" d="M{x1:.1f},{y1:.1f}L{x2:.1f},{y2:.1f}"/></g>'
+
+
+def _line(chart: Chart, series: Series) -> str:
+    line, before = "", -2
+    for index, x, y in series.points():
+        across, down = place(chart, x, y)
+        line += f"{'L' if index == before + 1 else 'M'}{across:.1f},{down:.1f}"
+        before = index
+    return f'<g class="{series.look.css}"><path class="line" d="{line}"/></g>' if line else ""
+
+
+def _dots(chart: Chart, series: Series) -> str:
+    if series.look.marker is None:
+        return ""
+    dots = []
+    for index, x, y in series.points():
+        across, down = place(chart, x, y)
+        tip = f"<title>{escape(series.tips[index])}</title>" if series.tips else ""
+        dots.append(f'<path class="dot" d="M{across:.1f},{down:.1f}{MARKERS[series.look.marker]}">{tip}</path>')
+    return f'<g class="{series.look.css}">{"".join(dots)}</g>'
+
+
+def _bars(chart: Chart, series: Series) -> str:
+    bars = []
+    for x, low, high in series.bars():
+        (across, bottom), (_, top) = place(chart, x, low), place(chart, x, high)
+        bars.append(f"M{across:.1f},{bottom:.1f}V{top:.1f}m-3,0h6M{across - 3:.1f},{bottom:.1f}h6")
+    return f'<g class="{series.look.css}"><path class="spread" d="{"".join(bars)}"/></g>' if bars else ""
+
+
+def path(places: list[tuple[float, float]]) -> str:
+    """The `d` of an SVG path through all places."""
+    return "".join(f"{'L' if index else 'M'}{x:.1f},{y:.1f}" for index, (x, y) in enumerate(places))
+
+
+def _legend(chart: Chart) -> tuple[str, int]:
+    """The legend as SVG, broken into lines by an estimate of how wide the words are; and the number of lines."""
+    parts, x, line = [], 0.0, 0
+    for name, look in chart.legend:
+        width = 38 + 6.8 * len(name) + 10
+        if x and x + width > WIDTH:
+            x, line = 0.0, line + 1
+        marker = "" if look.marker is None else f'<path class="dot" d="M15,0{MARKERS[look.marker]}"/>'
+        parts.append(
+            f'<g transform="translate({x:g} {line * LEGEND_LINE:g})"><g class="{look.css}">'
+            f'<path class="line" d="M1,0H29"/>{marker}</g><text x="38" y="4">{escape(name)}</text></g>'
+        )
+        x += width
+    return "".join(parts), line + 1

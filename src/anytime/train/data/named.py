@@ -1,0 +1,122 @@
+"""The data of a run by name: training rows, validation rows split off them, test rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from anytime.data.base import ImageData, StreamedImages
+from anytime.data.cifar import load_cifar
+from anytime.data.digits import load_digits
+from anytime.data.imagenet import load_imagenet
+from anytime.data.split import Split, hold_out
+from anytime.data.text import (
+    TextData,
+    TokenData,
+    collect_vocabulary,
+    draw_classes,
+    load_text,
+    load_tokenizer,
+    take_classes,
+    tokenize,
+)
+from anytime.data.wordpiece import WordPiece
+from anytime.models.base import MultiExit
+from anytime.train.data.logits import Evaluation
+from anytime.train.data.stream import StreamedEvaluation
+from anytime.train.data.tokens import TokenEvaluation
+from anytime.train.settings import RunConfig
+from anytime.train.start import find_pretrained
+
+Rows = ImageData | StreamedImages | TokenData
+# Pieces of an encoder that begins new: most words of the smaller sets.
+_PIECES = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """What a run learns from and is measured on.
+
+    Attributes:
+        train: Rows to learn from.
+        val: Rows held out; none where none are.
+        test: Rows nothing is chosen by.
+        split: Which of the training rows are held out; none where the data set comes in three parts.
+        tokenizer: What texts are cut by.
+        others: Rows of none of the classes, by name: `oos`, the out-of-scope queries of CLINC150.
+    """
+
+    train: Rows
+    val: Rows | None
+    test: Rows
+    split: Split | None = None
+    tokenizer: WordPiece | None = None
+    others: Mapping[str, TokenData] = field(default_factory=dict)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the images are read as they are needed."""
+        return not isinstance(self.train, ImageData | TokenData)
+
+
+def open_sets(config: RunConfig) -> Sets:
+    """The data that a run's settings name."""
+    if config.data == "digits":
+        parts = {name: _doubled(part) for name, part in load_digits(channels=3, seed=config.split_seed).items()}
+        return Sets(parts["train"], parts["val"], parts["test"])
+    if config.texts:
+        return _open_texts(config)
+    root = config.root or "."
+    if config.data == "imagenet":
+        folders = load_imagenet(root, workers=config.workers)
+        return _held_out(folders["train"], folders["test"], config)
+    name: Any = config.data
+    images = load_cifar(name, root)
+    return _held_out(images["train"], images["test"], config)
+
+
+def measure(model: MultiExit, data: Rows, *, graph: bool = False) -> Evaluation:
+    """The evaluation that fits a data set."""
+    if isinstance(data, TokenData):
+        return TokenEvaluation(model, data)
+    return Evaluation(model, data, graph=graph) if isinstance(data, ImageData) else StreamedEvaluation(model, data)
+
+
+def _open_texts(config: RunConfig) -> Sets:
+    """Texts as word pieces. Those that stand twice are left out where they are learnt from, so that no test row is known."""
+    name: Any = config.data
+    parts = load_text(name, config.root, distinct=True)
+    outside = parts.get("oos_test")
+    if config.classes is not None:
+        chosen = draw_classes(parts["train"].classes, config.classes, seed=config.split_seed)
+        parts = {split: take_classes(parts[split], chosen) for split in ("train", "val", "test") if split in parts}
+    tokenizer = _tokenizer(config, parts["train"])
+    rows = {split: tokenize(part, tokenizer, length=config.length) for split, part in parts.items() if split[:3] != "oos"}
+    train, test = rows["train"], rows["test"]
+    sets = Sets(train, rows["val"], test) if "val" in rows else _held_out(train, test, config)
+    others = {} if outside is None else {"oos": tokenize(outside, tokenizer, length=config.length)}
+    return replace(sets, tokenizer=tokenizer, others=others)
+
+
+def _tokenizer(config: RunConfig, train: TextData) -> WordPiece:
+    """That of the weights a run begins from; for a network that begins new, one made of the training texts."""
+    if config.init is None:
+        return collect_vocabulary(train.texts, size=_PIECES)
+    pretrained = find_pretrained(config.init)
+    if pretrained is not None:
+        return WordPiece.load(pretrained.vocabulary)
+    folder = Path(config.init)
+    return load_tokenizer(folder if folder.is_dir() else folder.parent)[0]
+
+
+def _held_out(train: Any, test: Any, config: RunConfig) -> Sets:
+    split = hold_out(len(train), config.held_out, seed=config.split_seed)
+    kept, val = split.apply(train)
+    return Sets(kept, val if len(val) else None, test, split)
+
+
+def _doubled(data: ImageData) -> ImageData:
+    """Each pixel twice in both directions: 8 × 8 is too small for a network with two scales."""
+    return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))
