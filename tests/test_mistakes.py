@@ -76,9 +76,9 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a foreign state": (lambda: anytime.Caching().step(first_step()[1], torch.ones(4, 3)), StateError, "start"),
     "no exits to start": (lambda: anytime.Product().start(0), OptionError, "at least 1"),
     "half an exit": (lambda: anytime.Product().start(1.5), OptionError, "whole number"),
-    "an unknown rule": (lambda: anytime.rule("prodct"), OptionError, "did you mean 'product'"),
-    "an activation as a rule": (lambda: anytime.rule("relu"), OptionError, "latest, caching"),
-    "an unknown activation": (lambda: anytime.rule("product(gelu)"), OptionError, "activation"),
+    "an unknown rule": (lambda: anytime.parse_rule("prodct"), OptionError, "did you mean 'product'"),
+    "an activation as a rule": (lambda: anytime.parse_rule("relu"), OptionError, "latest, caching"),
+    "an unknown activation": (lambda: anytime.parse_rule("product(gelu)"), OptionError, "activation"),
     "an activation by name": (lambda: anytime.Product(activation="relu"), OptionError, "ReLU()"),
     "an activation's class": (lambda: anytime.Product(activation=anytime.ReLU), OptionError, "parentheses"),
     "unknown weights": (lambda: anytime.Product(weights="quadratic"), OptionError, "linear"),
@@ -276,7 +276,7 @@ def test_there_are_enough_mistakes() -> None:
 
 def test_errors_are_also_what_python_programmers_catch() -> None:
     with pytest.raises(ValueError):
-        anytime.rule("nonsense")
+        anytime.parse_rule("nonsense")
     with pytest.raises(TypeError):
         anytime.Product()(None)
     with pytest.raises(FileNotFoundError):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         State,
         Tempered,
         ThresholdReLU,
-        rule,
+        parse_rule,
     )
     from anytime.conformal import Raps
     from anytime.errors import AnytimeError, DeadlineTooShort
@@ -83,7 +83,7 @@ __all__ = [
     "evaluate",
     "load",
     "open_logits",
-    "rule",
+    "parse_rule",
     "samples",
 ]
 

@@ -14,7 +14,7 @@ import anytime
 from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
 from anytime.policy import Confidence, Entropy, Margin, Patience, Policy, Window
 
-RULES = [anytime.rule(text) for text in ("latest", "caching", "product", "mixture")]
+RULES = [anytime.parse_rule(text) for text in ("latest", "caching", "product", "mixture")]
 
 
 def plain_passes(policy: Policy, probs: np.ndarray, exit: int, answers: list[int]) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import check_labels, check_logits, check_probabilities, check_scale, fingerprints
-from anytime.combine import Rule, rule
+from anytime.combine import Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -344,7 +344,7 @@ def _fixed(given: str | Rule[Any] | TunedRule) -> tuple[str, Rule[Any]]:
     if isinstance(given, TunedRule):
         return given.text, given.rule
     if isinstance(given, str):
-        return given.strip(), rule(given)
+        return given.strip(), parse_rule(given)
     if not isinstance(given, Rule):
         raise OptionError(f"the rule is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: Product()")
     return name_of(given), given

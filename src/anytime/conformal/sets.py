@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import as_tensor, check_labels, check_logits, check_seed
-from anytime.combine import Rule
-from anytime.combine import rule as read_rule
+from anytime.combine import Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.conformal.nesting import SetFigures, measure_sets
 from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
@@ -174,7 +173,7 @@ def fit_sets(
     if rule is None:
         log_probs, text = check_log_probs(logits), None
     else:
-        known = read_rule(rule) if isinstance(rule, str) else rule
+        known = parse_rule(rule) if isinstance(rule, str) else rule
         log_probs, text = known(check_logits(logits)).log_probs, name_of(known)
     exits, rows, classes = log_probs.shape
     wanted = check_labels(labels, batch=rows, classes=classes, device=log_probs.device)

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_costs
-from anytime.combine import Intersection, Rule
-from anytime.combine import rule as read_rule
+from anytime.combine import Intersection, Rule, parse_rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import IntervalMLP, MultiExit, measure_cost
@@ -448,7 +447,7 @@ def _count_classes(model: Any, *fitted: Any) -> int | None:
 
 def _rule_inside(model: ExportedModel, rule: Any, calibration: Any) -> Rule[Any]:
     """The rule of exported stages; one that the caller brings, or a calibration that would change it, is refused."""
-    inside = read_rule(model.rule)
+    inside = parse_rule(model.rule)
     if choose_rule(inside if rule is None else rule, calibration)[0] != inside:
         raise OptionError(
             f"the exported stages hold the rule {model.rule}",

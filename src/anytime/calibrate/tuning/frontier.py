@@ -27,7 +27,7 @@ from anytime.calibrate.certify import (
 from anytime.calibrate.tuning.family import PENALTIES, members
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
 from anytime.checks import check_seed, fingerprints
-from anytime.combine import Rule, rule
+from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -51,7 +51,7 @@ class Candidate:
     Attributes:
         name: Short, for tables.
         family: Which part of the family it belongs to.
-        text: The rule, as `anytime.rule` reads it.
+        text: The rule, as `anytime.parse_rule` reads it.
         figures: Means over the exits of `accuracy`, `ece` and `nll`; under `drop_0.1` the share of inputs that lose 0.1.
     """
 
@@ -63,7 +63,7 @@ class Candidate:
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return rule(self.text)
+        return parse_rule(self.text)
 
     def dominates(self, other: Candidate, figures: Sequence[str]) -> bool:
         """Whether it is at least as good in all of these figures, and better in one."""
