@@ -35,7 +35,7 @@ class Trial(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AdaptiveFit(Fitted, kind="adaptive threshold"):
+class AdaptiveThreshold(Fitted, kind="adaptive-threshold"):
     """The threshold found, and the grid it was chosen from.
 
     Args:
@@ -78,7 +78,7 @@ def fit_adaptive_threshold(
     scales: Sequence[float] | None = None,
     balance: float = 1.0,
     mode: Gate = "gate",
-) -> AdaptiveFit:
+) -> AdaptiveThreshold:
     """Fit an adaptive threshold on held-out rows.
 
     Args:
@@ -105,7 +105,7 @@ def fit_adaptive_threshold(
         raise OptionError("no values of C to try", expected="at least one", fix="leave scales out")
     best = min(trials, key=lambda trial: trial.ece + balance * trial.drop)
     chosen = Product(AdaptiveReLU(best.scale, coefficients, intercept, mode))
-    return AdaptiveFit(tune_rows.shape[0], tune_rows.shape[2], repr(chosen), tuple(trials))
+    return AdaptiveThreshold(tune_rows.shape[0], tune_rows.shape[2], repr(chosen), tuple(trials))
 
 
 def _checked(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:

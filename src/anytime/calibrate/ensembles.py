@@ -28,7 +28,7 @@ _FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class FittedRule(Fitted, kind="fitted rule"):
+class FittedRule(Fitted, kind="fitted-rule"):
     """A rule with numbers in it that were fitted, as a file.
 
     Args:

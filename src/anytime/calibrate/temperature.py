@@ -54,9 +54,14 @@ class Temperature(Fitted, kind="temperature"):
     def __post_init__(self) -> None:
         super().__post_init__()
         # The rule checks the numbers, also those that come from a file.
-        self.rule().start(self.exits)
+        self.rule.start(self.exits)
 
-    def rule(self, inner: Rule[Any] | None = None) -> Rule[Any]:
+    @property
+    def rule(self) -> Rule[Any]:
+        """The rule that they were fitted for, at these temperatures."""
+        return self.rule_for()
+
+    def rule_for(self, inner: Rule[Any] | None = None) -> Rule[Any]:
         """A rule at these temperatures.
 
         Args:
