@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import anytime
-from anytime.calibrate import certify, fit_powers, fit_temperature, tune
+from anytime.calibrate import certify, fit_product, fit_temperature, tune
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, OverlapError, ShapeError
 from anytime.evaluation import Guarantees, evaluate, measure_guarantees
@@ -70,14 +70,14 @@ def test_the_fitted_rules_join_those_given(found: Guarantees) -> None:
     assert (found.fitting_rows, found.calibrating_rows, found.dropped_rows) == (200, 200, 0)
     caching = found.rules["caching"].temperature
     assert caching is not None
-    assert found.rules["scaled caching"].rule == caching.rule()
+    assert found.rules["scaled caching"].rule == caching.rule
 
 
 def test_fits_are_those_of_the_single_functions(found: Guarantees, halves: tuple[Pair, Pair]) -> None:
     fitting, _ = shared_out(halves)
     for name in ("latest", "caching", "product"):
-        assert asdict(found.rules[name].temperature) == near(asdict(fit_temperature(*fitting, anytime.rule(name))))
-    assert asdict(found.product) == near(asdict(fit_powers(*fitting)))
+        assert asdict(found.rules[name].temperature) == near(asdict(fit_temperature(*fitting, anytime.parse_rule(name))))
+    assert asdict(found.product) == near(asdict(fit_product(*fitting)))
     assert found.rules["fitted product"].rule == found.product.rule
 
 
@@ -91,7 +91,7 @@ def test_figures_before_and_after_are_those_of_an_evaluation(found: Guarantees, 
             assert each.after is None
             assert name in ("scaled caching", "fitted product")
         else:
-            scaled = {"one": each.temperature.rule()}
+            scaled = {"one": each.temperature.rule}
             assert each.after is not None
             wanted = evaluate(*test, rules=scaled, sets=None, costs=found.costs).rules["one"]
             assert each.after.to_json() == near(wanted.to_json())
@@ -120,10 +120,10 @@ def test_thresholds_of_the_sets_are_from_the_rows_that_no_rule_was_fitted_on(hal
     raps = Raps(randomised=False)
     (logits, labels), _ = halves
     _, calibrating = shared_out(halves)
-    from anytime.conformal import fit_sets
+    from anytime.conformal import fit_conformal_sets
 
     for each in measure_guarantees(*halves, sets=raps).rules.values():
-        wanted = fit_sets(*calibrating, rule=each.rule, raps=raps).measure(each.rule(logits).log_probs, labels)
+        wanted = fit_conformal_sets(*calibrating, rule=each.rule, raps=raps).measure(each.rule(logits).log_probs, labels)
         assert each.before.set_size == pytest.approx(list(wanted.size))
         assert each.before.set_coverage == pytest.approx(list(wanted.coverage))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import check_labels, check_logits, check_probabilities, check_scale, fingerprints
-from anytime.combine import Rule, rule
+from anytime.combine import Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -34,7 +34,7 @@ _BLOCK = 1 << 17
 
 
 @dataclass(frozen=True)
-class Certificate(Fitted, kind="certificate"):
+class Certificate(Fitted, kind="certificate", version=2, oldest=1, renamed={"rule": "text"}):
     """Bounds for one rule that was fixed before these rows were looked at.
 
     `drop_bound` and `monotone_bound` hold with the stated confidence each by itself; `joint_drop_bound` and
@@ -43,7 +43,7 @@ class Certificate(Fitted, kind="certificate"):
     Args:
         exits: How many exits.
         classes: How many classes.
-        rule: The rule, as text.
+        text: The rule, as text.
         drop: How much of the label's probability an input may not lose.
         strict: Whether only losses above `drop` count, not those that equal it.
         confidence: How sure the bounds are, such as 0.95.
@@ -56,7 +56,7 @@ class Certificate(Fitted, kind="certificate"):
         joint_monotone_bound: As `monotone_bound`, for a promise of both.
     """
 
-    rule: str
+    text: str
     drop: float
     strict: bool
     confidence: float
@@ -85,6 +85,11 @@ class Certificate(Fitted, kind="certificate"):
         )
 
     @property
+    def rule(self) -> Rule[Any]:
+        """The rule that it is about."""
+        return parse_rule(self.text)
+
+    @property
     def sentence(self) -> str:
         """The first promise in words, rounded so that it stays true."""
         return (
@@ -111,7 +116,7 @@ class Certificate(Fitted, kind="certificate"):
 
 
 @dataclass(frozen=True)
-class ChoiceCertificate(Fitted, kind="choice certificate"):
+class ChoiceCertificate(Fitted, kind="choice-certificate"):
     """Which of several rules keep a wish, tested so that all of `certified` do at once with the stated confidence.
 
     Args:
@@ -199,7 +204,7 @@ def certify(
     return Certificate.from_counts(
         exits=rows.shape[0],
         classes=rows.shape[2],
-        rule=text,
+        text=text,
         drop=float(drop),
         strict=strict,
         confidence=float(confidence),
@@ -344,7 +349,7 @@ def _fixed(given: str | Rule[Any] | TunedRule) -> tuple[str, Rule[Any]]:
     if isinstance(given, TunedRule):
         return given.text, given.rule
     if isinstance(given, str):
-        return given.strip(), rule(given)
+        return given.strip(), parse_rule(given)
     if not isinstance(given, Rule):
         raise OptionError(f"the rule is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: Product()")
     return name_of(given), given

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anytime.checks import check_labels, check_logits, check_seed
-from anytime.combine import Rule
-from anytime.combine import rule as read_rule
+from anytime.combine import Rule, parse_rule
 from anytime.combine.learned import Arithmetic, Geometric, Rows
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -29,7 +28,7 @@ _FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
-class FittedRule(Fitted, kind="fitted rule"):
+class FittedRule(Fitted, kind="fitted-rule"):
     """A rule with numbers in it that were fitted, as a file.
 
     Args:
@@ -56,7 +55,7 @@ class FittedRule(Fitted, kind="fitted rule"):
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return read_rule(self.text)
+        return parse_rule(self.text)
 
 
 def fit_geometric(

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_labels, check_logits
-from anytime.combine import Caching, Latest, Rule, Scaled, Tempered
-from anytime.combine import rule as rule_of
+from anytime.combine import Caching, Latest, Rule, Scaled, Tempered, parse_rule
 from anytime.combine.rules import LARGEST, SMALLEST
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -55,16 +54,21 @@ class Temperature(Fitted, kind="temperature"):
     def __post_init__(self) -> None:
         super().__post_init__()
         # The rule checks the numbers, also those that come from a file.
-        self.rule().start(self.exits)
+        self.rule.start(self.exits)
 
-    def rule(self, inner: Rule[Any] | None = None) -> Rule[Any]:
+    @property
+    def rule(self) -> Rule[Any]:
+        """The rule that they were fitted for, at these temperatures."""
+        return self.rule_for()
+
+    def rule_for(self, inner: Rule[Any] | None = None) -> Rule[Any]:
         """A rule at these temperatures.
 
         Args:
             inner: The rule to put at them; by default the one they were fitted for. Temperatures of the softmax (fitted for
                 `Latest` or `Caching`) scale the logits before any rule. Those of another rule's answers belong to that rule.
         """
-        fitted = rule_of(self.inner)
+        fitted = parse_rule(self.inner)
         if _scales_logits(fitted):
             return Scaled(fitted if inner is None else inner, self.temperatures)
         if inner is not None and inner != fitted:
@@ -103,7 +107,9 @@ def fit_temperature(
         raise LabelError("there are no rows", expected="rows to learn from", fix="give held-out logits with labels")
     inner = Latest() if rule is None else rule
     if not isinstance(inner, Rule):
-        raise OptionError(f"rule is {inner!r}", expected="a rule, such as Product()", fix="anytime.rule('product') makes one")
+        raise OptionError(
+            f"rule is {inner!r}", expected="a rule, such as Product()", fix="anytime.parse_rule('product') makes one"
+        )
     scores = given if _scales_logits(inner) else inner.combine(given).log_probs
     found = [_fit_exit(now, wanted, 1 / high, 1 / low, exit) for exit, now in enumerate(scores)]
     return Temperature(

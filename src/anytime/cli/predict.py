@@ -75,7 +75,7 @@ def predict(
     import anytime
     from anytime.cli.inputs import Description, open_any, read_input, shown
     from anytime.cli.stages import make_engine
-    from anytime.combine import rule as read_rule
+    from anytime.combine import parse_rule
     from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
     from anytime.errors import FewClassesWarning
@@ -83,7 +83,7 @@ def predict(
     from anytime.run import Budget
     from anytime.run.exported import ExportedModel
 
-    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else read_rule(rule)
+    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else parse_rule(rule)
     if top < 1:
         raise OptionError(f"--top is {top}", expected="at least 1", fix="leave it out")
     opened = open_any(model, data, threads=threads, trust=trust)

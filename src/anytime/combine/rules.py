@@ -499,7 +499,7 @@ def _check_evidence(activation: Any, shift: Any) -> None:
         raise OptionError(
             f"activation is {activation!r}",
             expected="an activation, such as anytime.ReLU() or anytime.ClippedReLU(limit=2.0)",
-            fix="write ReLU() with parentheses; from a name, use anytime.rule('product(softplus)')",
+            fix="write ReLU() with parentheses; from a name, use anytime.parse_rule('product(softplus)')",
         )
     if shift != "1/K" and not (isinstance(shift, int | float) and abs(shift) <= LARGEST):
         raise OptionError(

@@ -59,7 +59,7 @@ class NestedAnswer:
 
 @dataclass(frozen=True)
 class NestedSets(Fitted, kind="nested-sets"):
-    """Nested sets of classes, as `fit_nested` gives them.
+    """Nested sets of classes, as `fit_nested_sets` gives them.
 
     Args:
         alpha: Share of labels that may be missed.
@@ -119,7 +119,7 @@ class NestedSets(Fitted, kind="nested-sets"):
         return NestedAnswer(torch.stack([a.members for a in answers]), torch.stack([a.empty for a in answers]))
 
 
-def fit_nested(
+def fit_nested_sets(
     logits: Any, labels: Any, *, alpha: float = 0.05, first: float = 1.0, raise_by: float = 0.5, seed: int = 0
 ) -> NestedSets:
     """Choose the thresholds of nested sets on held-out rows.

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.calibrate import Certificate, PowersFit, Temperature, TunedRule, fit_powers, fit_temperature
+from anytime.calibrate import Certificate, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
 from anytime.calibrate.certify import check_drop, check_share
 from anytime.checks import check_costs, check_seed
-from anytime.combine import Caching, Rule, rule
+from anytime.combine import Caching, Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError
@@ -41,7 +41,7 @@ from anytime.evaluation.held_out import HeldOut, hold_out
 from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
 from anytime.metrics import RuleMetrics, Summary, is_monotone, reach
 from anytime.metrics import drop as largest_drop
-from anytime.policy import BudgetCurve, exit_shares
+from anytime.policy import BudgetCurve, exit_fractions
 from anytime.policy.budget import first_reached, thresholds_of
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
@@ -78,7 +78,7 @@ class Guarantee:
         """A plain document."""
         known, bounds, budget = self.temperature, asdict(self.certificate), asdict(self.budget)
         before, after = self.before.to_json(), None if self.after is None else self.after.to_json()
-        for name in ("exits", "classes", "rule"):
+        for name in ("exits", "classes", "text"):
             del bounds[name]
         del budget["log_odds"]  # infinite where nobody stops, which JSON cannot say
         return {
@@ -126,7 +126,7 @@ class Guarantees:
     confidence: float
     sets: Raps | None
     seed: int
-    product: PowersFit
+    product: FittedProduct
     rules: dict[str, Guarantee]
 
     def to_json(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def measure_guarantees(
     product, temperatures, fitted = _fit(plain, held)
     every = {**plain, **fitted}
     before: dict[str, Combine] = {name: each.combine for name, each in every.items()}
-    after: dict[str, Combine] = {name: each.rule().combine for name, each in temperatures.items() if each is not None}
+    after: dict[str, Combine] = {name: each.rule.combine for name, each in temperatures.items() if each is not None}
     block = block_size(exits, classes)
     parts = chunks(samples, block, exits * classes)
     tallies = {name: _Tally(price, drop, strict) for name in every}
@@ -277,7 +277,7 @@ class _Tally:
         return Certificate.from_counts(
             exits=len(self.summary.costs),
             classes=classes,
-            rule=text,
+            text=text,
             drop=float(self.drop),
             strict=self.strict,
             confidence=float(confidence),
@@ -295,7 +295,7 @@ class _Stops:
     """
 
     def __init__(self, odds: Tensor) -> None:
-        self.limits = tuple(thresholds_of(odds, exit_shares(q, len(odds))) for q in _QS)
+        self.limits = tuple(thresholds_of(odds, exit_fractions(q, len(odds))) for q in _QS)
         self.stopped = torch.zeros(len(_QS), len(odds), dtype=torch.float64)
         self.right = torch.zeros(len(_QS), dtype=torch.float64)
 
@@ -338,7 +338,7 @@ def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Rule[Any] | TunedRule
     if not isinstance(rules, Mapping):
         for given in [rules] if isinstance(rules, str) else rules:
             named[given.strip() if isinstance(given, str) else name_of(given)] = (
-                rule(given) if isinstance(given, str) else given
+                parse_rule(given) if isinstance(given, str) else given
             )
     if not named or {FITTED_PRODUCT, SCALED_CACHING} & set(named):
         raise OptionError(
@@ -365,13 +365,13 @@ def _unseen(given: Rule[Any] | TunedRule, *rows: Rows) -> Rule[Any]:
 
 def _fit(
     rules: Mapping[str, Rule[Any]], held: HeldOut
-) -> tuple[PowersFit, dict[str, Temperature | None], dict[str, Rule[Any]]]:
+) -> tuple[FittedProduct, dict[str, Temperature | None], dict[str, Rule[Any]]]:
     """The fitted product, the temperatures of each rule, and the rules that come of both."""
     logits, labels = held.rows.block(held.fitting, 0), held.rows.labels_of(held.fitting)
     temperatures = {name: _temperature(logits, labels, each) for name, each in rules.items()}
-    cached = [found.rule() for name, found in temperatures.items() if found is not None and rules[name] == Caching()]
+    cached = [found.rule for name, found in temperatures.items() if found is not None and rules[name] == Caching()]
     fitted: dict[str, Rule[Any]] = {SCALED_CACHING: cached[0]} if cached else {}
-    product = fit_powers(logits, labels)
+    product = fit_product(logits, labels)
     fitted[FITTED_PRODUCT] = product.rule
     return product, temperatures, fitted
 

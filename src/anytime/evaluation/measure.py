@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale, check_seed
-from anytime.combine import Rule, rule
+from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
@@ -199,7 +199,7 @@ def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, An
             name = given.strip() if isinstance(given, str) else name_of(given)
             if name in named:
                 raise OptionError(f"rule {name!r} is named twice", expected="each rule once", fix="leave one out")
-            named[name] = rule(given) if isinstance(given, str) else given
+            named[name] = parse_rule(given) if isinstance(given, str) else given
     if not named:
         raise OptionError("no rules", expected="at least one rule", fix=f"the default is {', '.join(DEFAULT_RULES)}")
     for name, known in named.items():

@@ -24,7 +24,7 @@ _HALVINGS = 50
 
 
 @dataclass(frozen=True)
-class BudgetPolicy(FittedPolicy, kind="budget policy"):
+class BudgetPolicy(FittedPolicy, kind="budget-policy"):
     """Thresholds that keep to a budget on the rows they were fitted on.
 
     Attributes:
@@ -85,10 +85,10 @@ class BudgetCurve:
     log_odds: tuple[tuple[float, ...], ...]
 
 
-def exit_shares(q: float, exits: int) -> Tensor:
+def exit_fractions(q: float, exits: int) -> Tensor:
     """The share of inputs that is to leave at each exit, π_k ∝ q^k; 0 is all at the first, `inf` all at the last.
 
-    >>> exit_shares(0.5, 3).mul(7).tolist()
+    >>> exit_fractions(0.5, 3).mul(7).tolist()
     [4.0, 2.0, 1.0]
     """
     if not q >= 0 or exits < 1:
@@ -99,7 +99,7 @@ def exit_shares(q: float, exits: int) -> Tensor:
     return values / values.sum()
 
 
-def share_thresholds(log_probs: Any, shares: Any) -> tuple[float, ...]:
+def fraction_thresholds(log_probs: Any, shares: Any) -> tuple[float, ...]:
     """The log-odds from which on inputs stop, so that `shares` of these rows leave at each exit.
 
     At each exit but the last, of the rows still there, the ⌊rows · share⌋-th most confident sets the threshold, and all that
@@ -108,23 +108,23 @@ def share_thresholds(log_probs: Any, shares: Any) -> tuple[float, ...]:
 
     Args:
         log_probs: A rule's answers at all exits, `rule(logits)`, or their log-probabilities, `(exits, rows, classes)`.
-        shares: One per exit, see `exit_shares`.
+        shares: One per exit, see `exit_fractions`.
 
     Example:
         >>> log_probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.5, 0.5], [0.7, 0.3]]]).log()
-        >>> [round(limit, 4) for limit in share_thresholds(log_probs, (0.5, 0.5))]  # log(0.9 / 0.1)
+        >>> [round(limit, 4) for limit in fraction_thresholds(log_probs, (0.5, 0.5))]  # log(0.9 / 0.1)
         [2.1972, -inf]
     """
     odds = check_prediction(log_probs).log_odds.double()
     wanted = torch.as_tensor(shares, dtype=torch.float64)
     if wanted.shape != odds.shape[:1] or bool((wanted < 0).any()) or not abs(float(wanted.sum()) - 1) < 1e-6:
         raise OptionError(
-            f"shares are {shares}", expected=f"{len(odds)} shares that sum to 1, one per exit", fix="see exit_shares"
+            f"shares are {shares}", expected=f"{len(odds)} shares that sum to 1, one per exit", fix="see exit_fractions"
         )
     return thresholds_of(odds, wanted)
 
 
-def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float) -> BudgetPolicy:
+def fit_budget_policy(log_probs: Any, labels: Any = None, *, costs: Any, budget: float) -> BudgetPolicy:
     """Find thresholds that spend at most `budget` a row on these rows, and nearly all of it.
 
     On other rows of the same kind the mean cost is near the budget, not bounded by it.
@@ -139,7 +139,7 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     Example:
         >>> from anytime import Product, samples
         >>> held_out = samples.cifar100_msdnet().logits[:]
-        >>> fit = fit_budget(Product()(held_out).log_probs, costs=range(1, 8), budget=3.0)
+        >>> fit = fit_budget_policy(Product()(held_out).log_probs, costs=range(1, 8), budget=3.0)
         >>> fit.cost <= 3.0, round(fit.q, 2)
         (True, 0.77)
     """
@@ -157,7 +157,7 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     sure = answers.log_odds.double()
 
     def spent(part: float) -> float:
-        return float(price[first_reached(sure, thresholds_of(sure, exit_shares(_q(part), exits)))].mean())
+        return float(price[first_reached(sure, thresholds_of(sure, exit_fractions(_q(part), exits)))].mean())
 
     # The rounding of the shares to whole rows makes the cost rise in small steps back and forth: what is kept is a q whose
     # own cost was within the budget, not one between two that were.
@@ -167,7 +167,7 @@ def fit_budget(log_probs: Any, labels: Any = None, *, costs: Any, budget: float)
     for _ in range(_HALVINGS):
         middle = (within + beyond) / 2
         within, beyond = (middle, beyond) if spent(middle) <= budget else (within, middle)
-    limits = thresholds_of(sure, exit_shares(_q(within), exits))
+    limits = thresholds_of(sure, exit_fractions(_q(within), exits))
     found = first_reached(sure, limits)
     return BudgetPolicy(
         exits=exits,
@@ -210,7 +210,7 @@ def budget_curve(validation: Any, log_probs: Any, labels: Any, *, costs: Any, po
     check_disjoint(_telling(held.log_probs), _telling(answers.log_probs), names=("the thresholds", "the test"))
     held_sure, sure = held.log_odds.double(), answers.log_odds.double()
     values = tuple(point / 20 for point in range(1, points + 1))
-    limits = tuple(thresholds_of(held_sure, exit_shares(q, exits)) for q in values)
+    limits = tuple(thresholds_of(held_sure, exit_fractions(q, exits)) for q in values)
     found = [first_reached(sure, limit) for limit in limits]
     return BudgetCurve(
         q=values,

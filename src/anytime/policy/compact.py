@@ -49,7 +49,7 @@ def run_batch(
     _check(model, compact_when)
     exits, batch, device = model.num_exits, len(x), x.device
     stops = policy.policy if isinstance(policy, FittedPolicy) else policy
-    surest = stops.otherwise == "surest"
+    surest = stops.otherwise == "most_confident"
     carry: Carry = (x,)
     state, memory = rule.start(exits), stops.start(batch, device)
     rows = torch.arange(batch, device=device)  # which input each row of the running batch is

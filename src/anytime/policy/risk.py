@@ -40,7 +40,7 @@ _HALVINGS = 50
 
 
 @dataclass(frozen=True)
-class RiskControl(FittedPolicy, kind="risk control"):
+class RiskControl(FittedPolicy, kind="risk-control"):
     """An exit threshold, how it was chosen, and what is promised.
 
     Attributes:
@@ -89,7 +89,7 @@ class RiskControl(FittedPolicy, kind="risk control"):
         return Confidence(self.threshold, strict=True)
 
     @property
-    def promise(self) -> str:
+    def guarantee(self) -> str:
         """What holds for future inputs of the same kind, in one sentence."""
         if not self.passed:
             return f"No threshold passed on {self.rows} rows: every input runs to the last exit, which loses nothing."
@@ -104,7 +104,7 @@ class RiskControl(FittedPolicy, kind="risk control"):
         return f"With probability {1 - (self.delta or 0):g} over the draw of {self.rows} calibration rows, {risk}."
 
 
-def control_risk(
+def fit_risk_control(
     log_probs: Any,
     labels: Any = None,
     *,
@@ -135,10 +135,10 @@ def control_risk(
     Example:
         >>> from anytime import Caching, samples
         >>> log_probs = Caching()(samples.cifar100_msdnet().logits[:]).log_probs
-        >>> control = control_risk(log_probs, loss="consistency", epsilon=0.05)
+        >>> control = fit_risk_control(log_probs, loss="consistency", epsilon=0.05)
         >>> control.threshold, round(control.mean_exit, 2)
         (0.96, 2.7)
-        >>> control.promise
+        >>> control.guarantee
         'With probability 0.9 over the draw of 1000 calibration rows, the mean consistency loss is at most 0.05.'
     """
     _check_options(loss, method, epsilon, delta)

@@ -44,7 +44,7 @@ class Stopped:
 
     Attributes:
         exit: The last exit that was computed for the input, from 1: what it cost.
-        source: The exit that the answer is from; another one only under `otherwise="surest"`.
+        source: The exit that the answer is from; another one only under `otherwise="most_confident"`.
         prediction: The answer.
     """
 
@@ -80,12 +80,12 @@ class Policy(ABC):
     per_exit: ClassVar[tuple[str, ...]] = ()
     """The fields that hold one number, or one per exit."""
 
-    otherwise: Literal["last", "surest"] = field(default="last", kw_only=True)
+    otherwise: Literal["last", "most_confident"] = field(default="last", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in self.per_exit:
             object.__setattr__(self, name, _numbers(name, getattr(self, name)))
-        if self.otherwise not in ("last", "surest"):
+        if self.otherwise not in ("last", "most_confident"):
             raise OptionError(
                 f"otherwise is {self.otherwise!r}", expected="'last' or 'surest'", fix="'last' is the last exit's answer"
             )
@@ -128,7 +128,7 @@ class Policy(ABC):
         answers = check_prediction(prediction)
         exit, passed = self._first(answers)
         source = exit
-        if self.otherwise == "surest":
+        if self.otherwise == "most_confident":
             source = torch.where(passed, exit, answers.log_odds.argmax(0))
         rows = torch.arange(len(exit), device=exit.device)
         return Stopped(exit + 1, source + 1, answers.at(source, rows))
@@ -248,11 +248,11 @@ class Patience(Policy):
 
 
 @dataclass(frozen=True)
-class Window(Policy):
+class DecisionWindow(Policy):
     """Stop unless the confidence lies in a window around a decision's threshold; the bounds belong to the window.
 
     Where a later decision only asks whether the confidence is above a threshold (accept or hand over to a person), inputs far
-    from it on either side gain nothing from another exit. `fit_window` finds the bounds.
+    from it on either side gain nothing from another exit. `fit_window_policy` finds the bounds.
 
     Args:
         lower: One number, or one per exit; that of the last exit is not used.

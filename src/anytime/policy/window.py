@@ -16,17 +16,17 @@ from torch import Tensor
 from anytime.checks import check_labels
 from anytime.combine import Prediction
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.policy.stopping import FittedPolicy, Policy, Window, as_probability, check_prediction
+from anytime.policy.stopping import DecisionWindow, FittedPolicy, Policy, as_probability, check_prediction
 
 Aim = Literal["risk", "coverage", "fpr"]
 
 
 @dataclass(frozen=True)
-class WindowPolicy(FittedPolicy, kind="window policy"):
+class WindowPolicy(FittedPolicy, kind="window-policy"):
     """A fitted window.
 
     Attributes:
-        aim: What τ was chosen by, see `fit_window`.
+        aim: What τ was chosen by, see `fit_window_policy`.
         level: The number that belongs to it.
         width: How far the window reaches to either side, as a share of the rows.
         decision_log_odds: τ at each exit, as log-odds.
@@ -54,7 +54,7 @@ class WindowPolicy(FittedPolicy, kind="window policy"):
     @property
     def policy(self) -> Policy:
         """Go on inside of the window, stop outside of it."""
-        return Window(self.lower_log_odds, self.upper_log_odds, scale="log-odds")
+        return DecisionWindow(self.lower_log_odds, self.upper_log_odds, scale="log-odds")
 
     @property
     def decision(self) -> tuple[float, ...]:
@@ -62,7 +62,7 @@ class WindowPolicy(FittedPolicy, kind="window policy"):
         return tuple(as_probability(odds) for odds in self.decision_log_odds)
 
 
-def fit_window(
+def fit_window_policy(
     log_probs: Any, labels: Any = None, *, aim: Aim, level: float, width: float = 0.1, skip: int = 500
 ) -> WindowPolicy:
     """Find the window around a decision's threshold on held-out rows.
@@ -81,7 +81,7 @@ def fit_window(
     Example:
         >>> from anytime import Latest, samples
         >>> log_probs = Latest()(samples.cifar100_msdnet().logits[:]).log_probs
-        >>> fit_window(log_probs, aim="coverage", level=0.8).apply(log_probs).bincount().tolist()
+        >>> fit_window_policy(log_probs, aim="coverage", level=0.8).apply(log_probs).bincount().tolist()
         [0, 800, 136, 39, 13, 3, 3, 6]
     """
     _check_options(aim, level, width)
@@ -133,7 +133,7 @@ def _labels(labels: Any, answers: Prediction) -> Tensor:
 
 def _check_options(aim: str, level: float, width: float) -> None:
     if aim not in get_args(Aim):
-        raise OptionError(f"aim is {aim!r}", expected=f"one of {', '.join(get_args(Aim))}", fix="see fit_window")
+        raise OptionError(f"aim is {aim!r}", expected=f"one of {', '.join(get_args(Aim))}", fix="see fit_window_policy")
     for name, value in (("level", level), ("width", width)):
         if not 0 <= value <= 1:
             raise OptionError(f"{name} is {value!r}", expected="a share between 0 and 1", fix="0.1 is ten percentiles")

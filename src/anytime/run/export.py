@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
 from anytime.checks import check_costs, check_scale
-from anytime.combine.named import rule as rule_from_text
+from anytime.combine.named import parse_rule
 from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
@@ -103,7 +103,7 @@ def export(
             expected="a model with stage(exit, carry), see anytime.models.is_staged",
             fix="attach the exits with method='trace', which says what is in the way",
         )
-    known = rule_from_text(rule) if isinstance(rule, str) else rule
+    known = parse_rule(rule) if isinstance(rule, str) else rule
     copy = copied(model)
     assert isinstance(copy, StagedModel)
     plans = _plans(copy, known, two_rows(example))

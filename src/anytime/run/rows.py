@@ -42,7 +42,7 @@ class Rows:
 
     def __init__(self, policy: Policy, batch: int, exits: int) -> None:
         self._policy, self._exits = policy, exits
-        self._surest = policy.otherwise == "surest"
+        self._surest = policy.otherwise == "most_confident"
         self._memory = policy.start(batch)
         self._rows = torch.arange(batch)  # which input each row of the running batch is
         self._going = torch.ones(batch, dtype=torch.bool)

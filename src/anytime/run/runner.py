@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_costs
-from anytime.combine import Intersection, Rule
-from anytime.combine import rule as read_rule
+from anytime.combine import Intersection, Rule, parse_rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import IntervalMLP, MultiExit, measure_cost
@@ -65,7 +64,7 @@ class Runner:
         rule: What to answer: a rule, its text, or `Intersection()` for a regression. None is what the calibration was fitted
             for, or the product; with fewer than five classes caching, which the paper advises there.
         engine: `eager`, `folded`, `onnxruntime`, `cuda-graphs`, `auto` for the quickest here, or an engine.
-        calibration: A fitted `Temperature`, `PowersFit`, `TunedRule` or `ConformalSets`, or a tuple of these.
+        calibration: A fitted `Temperature`, `FittedProduct`, `TunedRule` or `ConformalSets`, or a tuple of these.
         policy: Lets inputs stop by themselves; see `anytime.policy`.
         profile: How long the stages take, to begin with: a `Profile` or its file. Without one the first requests show it.
         on_too_short: What to do where not even the first exit fits: `raise` a `DeadlineTooShort`, or answer with the `prior`.
@@ -448,7 +447,7 @@ def _count_classes(model: Any, *fitted: Any) -> int | None:
 
 def _rule_inside(model: ExportedModel, rule: Any, calibration: Any) -> Rule[Any]:
     """The rule of exported stages; one that the caller brings, or a calibration that would change it, is refused."""
-    inside = read_rule(model.rule)
+    inside = parse_rule(model.rule)
     if choose_rule(inside if rule is None else rule, calibration)[0] != inside:
         raise OptionError(
             f"the exported stages hold the rule {model.rule}",

@@ -43,7 +43,7 @@ GRID = tuple(10 ** (step / 4) for step in range(-16, 25))
 
 
 @dataclass(frozen=True)
-class LastLayerLaplace(FittedHeads, kind="last-layer Laplace"):
+class Laplace(FittedHeads, kind="laplace"):
     """The posterior of each exit's linear layer. Made by `fit_laplace`, `from_model` or `laplace_torch`.
 
     Predictions are made in the number format and on the device of the features, in blocks of rows. For 1,000 classes and 2,048
@@ -210,7 +210,7 @@ def fit_laplace(
     tuning_features: Sequence[Any] | None = None,
     tuning_labels: Any = None,
     method: Method = "probit",
-) -> LastLayerLaplace:
+) -> Laplace:
     """Fit a Gaussian to the last layer of each exit.
 
     Args:
@@ -236,7 +236,7 @@ def fit_laplace(
     heads = check_layers(layers)
     tuning = check_tuning(heads, features, labels, tuning_features, tuning_labels)
     choose = chooser(prior_precision, tuning, method)
-    return LastLayerLaplace._fit(heads, [(features, labels)], structure=structure, rows=rows, choose=choose)
+    return Laplace._fit(heads, [(features, labels)], structure=structure, rows=rows, choose=choose)
 
 
 def chooser(prior_precision: Prior, tuning: Iterable[Batch], method: Method) -> Chooser:

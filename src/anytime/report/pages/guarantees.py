@@ -235,7 +235,7 @@ def _pairs(found: Guarantee) -> list[tuple[float, bool]]:
 
 def _told_apart(found: Guarantees) -> list[str]:
     """The rules but those that another is at its temperatures: scaled caching is what caching comes to."""
-    reached = [each.temperature.rule() for each in found.rules.values() if each.temperature is not None]
+    reached = [each.temperature.rule for each in found.rules.values() if each.temperature is not None]
     return [name for name, each in found.rules.items() if each.rule not in reached]
 
 

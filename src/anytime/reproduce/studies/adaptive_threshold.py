@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytime.calibrate import AdaptiveFit, fit_adaptive_threshold
+from anytime.calibrate import AdaptiveThreshold, fit_adaptive_threshold
 from anytime.combine import Caching, Latest, Product
 from anytime.evaluation import evaluate
 from anytime.metrics import follow
@@ -80,7 +80,7 @@ def study(context: Context) -> Finding:
     )
 
 
-def _fit(run: Run) -> AdaptiveFit:
+def _fit(run: Run) -> AdaptiveThreshold:
     logits, labels = run.logits("val")
     half = logits.shape[1] // 2
     return fit_adaptive_threshold(logits[:, :half], labels[:half], tuning_logits=logits[:, half:], tuning_labels=labels[half:])

@@ -35,7 +35,7 @@ def study(context: Context) -> Finding:
     for run in runs:
         logits, labels = run.logits()
         fit = fit_temperature(*run.logits("val"))
-        rules = dict(zip(found, (Latest(), Product(), fit.rule(), fit.rule(Caching())), strict=True))
+        rules = dict(zip(found, (Latest(), Product(), fit.rule, fit.rule_for(Caching())), strict=True))
         figures = evaluate(logits, labels, rules=rules, sets=None).to_json()["rules"]
         for name in found:
             found[name].append({name: figures[name]})

@@ -28,7 +28,7 @@ _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
 
 
 @dataclass(frozen=True)
-class PowersFit(Fitted, kind="fitted product"):
+class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed={"looks": "n_evaluations"}):
     """The powers found, and what they reach on the fitted rows.
 
     Args:
@@ -42,7 +42,7 @@ class PowersFit(Fitted, kind="fitted product"):
         nll: Mean NLL over exits and rows.
         drop: Mean over the rows of the penalised drop.
         loss_before: The loss at the first powers, nll + λ · drop.
-        looks: How many times the loss was computed over all rows.
+        n_evaluations: How many times the loss was computed over all rows.
     """
 
     past: tuple[float, ...]
@@ -53,7 +53,7 @@ class PowersFit(Fitted, kind="fitted product"):
     nll: float
     drop: float
     loss_before: float
-    looks: int
+    n_evaluations: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +71,7 @@ class PowersFit(Fitted, kind="fitted product"):
         return self.nll + self.penalty * self.drop
 
 
-def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float = 0.0, steps: int = 100) -> PowersFit:
+def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float = 0.0, steps: int = 100) -> FittedProduct:
     """Fit the powers of the fitted product on held-out rows. The same rows give the same powers.
 
     Args:
@@ -84,7 +84,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
     Example:
         >>> labels = torch.arange(300) % 3
         >>> noise = torch.randn(4, 300, 3, generator=torch.Generator().manual_seed(0))
-        >>> fitted = fit_powers(3 * torch.nn.functional.one_hot(labels) + 2 * noise, labels)
+        >>> fitted = fit_product(3 * torch.nn.functional.one_hot(labels) + 2 * noise, labels)
         >>> fitted.loss < fitted.loss_before
         True
     """
@@ -101,7 +101,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
         losses = _descend(powers, log_probs, label, penalty, ignored, steps)
         nll, fall = (float(part.detach()) / rows for part in _sums(powers, log_probs, label, ignored))
     past, now = _powers(powers.detach()).tolist()
-    return PowersFit(
+    return FittedProduct(
         exits,
         classes,
         past=(1.0, *past[1:]),
@@ -112,7 +112,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
         nll=nll,
         drop=fall,
         loss_before=losses[0],
-        looks=len(losses),
+        n_evaluations=len(losses),
     )
 
 
