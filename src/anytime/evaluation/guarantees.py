@@ -42,7 +42,7 @@ from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
 from anytime.metrics import Summary, is_monotone, reach
 from anytime.metrics import drop as largest_drop
 from anytime.policy import BudgetCurve, exit_fractions
-from anytime.policy.budget import first_reached, thresholds_of
+from anytime.policy.budget import first_reached, stop_thresholds
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
 SET_FIGURES = ("set_size", "set_coverage", "set_size_rise_percent")
@@ -76,10 +76,9 @@ class Guarantee:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
-        known, bounds, budget = self.temperature, asdict(self.certificate), asdict(self.budget)
+        known, bounds, budget = self.temperature, asdict(self.certificate), self.budget.to_json()
         for name in ("exits", "classes", "text"):
             del bounds[name]
-        del budget["log_odds"]  # infinite where nobody stops, which JSON cannot say
         return {
             "rule": repr(self.rule),
             "fitted": self.fitted,
@@ -292,7 +291,7 @@ class _Stops:
     """
 
     def __init__(self, odds: Tensor) -> None:
-        self.limits = tuple(thresholds_of(odds, exit_fractions(q, len(odds))) for q in _QS)
+        self.limits = tuple(stop_thresholds(odds, exit_fractions(q, len(odds))) for q in _QS)
         self.stopped = torch.zeros(len(_QS), len(odds), dtype=torch.float64)
         self.right = torch.zeros(len(_QS), dtype=torch.float64)
 
@@ -312,7 +311,7 @@ class _Stops:
             q=_QS,
             cost=tuple((shares @ costs).tolist()),
             accuracy=tuple((self.right / rows).tolist()),
-            shares=tuple(tuple(each) for each in shares.tolist()),
+            fractions=tuple(tuple(each) for each in shares.tolist()),
             log_odds=self.limits,
         )
 
