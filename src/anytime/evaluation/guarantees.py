@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import Certificate, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
-from anytime.calibrate.certify import check_drop, check_share
-from anytime.checks import check_costs, check_seed
+from anytime.checks import check_costs, check_fraction, check_number, check_seed
 from anytime.combine import Caching, Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
@@ -186,8 +185,8 @@ def measure_guarantees(
         >>> list(measure_guarantees(one, other).rules)
         ['latest', 'caching', 'product', 'scaled caching', 'fitted product']
     """
-    check_drop(drop)
-    check_share("confidence", confidence)
+    check_number(drop, "drop", above=0, most=1)
+    check_fraction(confidence, "confidence")
     check_seed(seed)
     rows, held_rows = (_labelled(given, probabilities, what) for given, what in ((test, "test"), (calibration, "calibration")))
     exits, samples, classes = rows.logits.shape

@@ -1,9 +1,9 @@
 """Budgeted batch classification: a mean cost per input, spent where it helps most.
 
 A fraction π_k ∝ q^k of the inputs is to stop at exit k. Confidence thresholds that achieve these fractions are found on
-validation rows, exit by exit; on other rows they decide per input. A small q stops early, a large q late. This is the protocol of
-the MSDNet papers, which simulate stopping; `anytime.policy.run_batch` really stops. Thresholds are log-odds: many confidences
-round to 1, and all of these rows would stop together.
+validation rows, exit by exit; on other rows they decide per input. A small q stops early, a large q late. This is the
+protocol of the MSDNet papers, which simulate stopping; `anytime.policy.run_batch` really stops. Thresholds are log-odds: many
+confidences round to 1, and all of these rows would stop together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BudgetPolicy(FittedPolicy, kind="budget-policy", version=2, oldest=1, rena
     Attributes:
         budget: The mean cost per input that was allowed.
         q: How the inputs are distributed over the exits, π_k ∝ q^k; infinite if all may reach the last exit.
-        log_odds: The confidence from which inputs stop at each exit, as log-odds: `inf` where none stop, `-inf` at the last exit.
+        log_odds: The confidence from which inputs stop at each exit, as log-odds: `inf` if none stop, `-inf` at the last.
         costs: The cumulative cost of each exit.
         fractions: The fraction of the fitted rows that stopped at each exit.
         cost: Their mean cost.

@@ -9,8 +9,8 @@ the smallest value of a grid that the method allows on calibration rows:
 - `ltt`, Learn then Test: Hoeffding–Bentkus p-values of "the risk is above ε" are at most δ for every λ from 1 down.
 
 The last two guarantee a risk of at most ε with probability 1 - δ over the calibration rows. They walk down the grid and stop at
-the first failure, so only the first λ with too large a risk must not pass: neither monotonicity nor a correction for the size of
-the grid is needed.
+the first failure, so only the first λ with too large a risk must not pass: neither monotonicity nor a correction for the
+size of the grid is needed.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def fit_risk_control(
         delta: The probability that it is exceeded, for `ucb` and `ltt`.
         method: `naive`, `crc`, `ucb` or `ltt`.
         grid: The λ to try, from 0 to 1; by default 1, 0.99, …, 0.
-        envelope: Use each row's largest loss at any threshold as high or higher. `crc` needs losses that only grow when stopping
-            earlier, which these do not always; the envelope makes its guarantee hold regardless, at some cost.
+        envelope: Use each row's largest loss at any threshold as high or higher. `crc` needs losses that only grow when
+            stopping earlier, which these do not always; the envelope makes its guarantee hold regardless, at some cost.
         costs: The cumulative cost of each exit, to report the mean cost at λ.
 
     Example:
@@ -220,8 +220,8 @@ def exit_losses(log_probs: Any, labels: Any, loss: Loss) -> Tensor:
 def betting_bound(losses: Tensor, delta: float, *, largest: float = 1.0) -> Tensor:
     """An upper bound on the mean of losses of at most `largest`, valid with probability 1 - `delta`; at least 0.
 
-    A bettor stakes on the mean being less than μ; the bound is the smallest μ against which the capital ever reached 1/δ. Stakes
-    depend on earlier rows only, so the capital against the true mean is a martingale.
+    A bettor stakes on the mean being less than μ; the bound is the smallest μ against which the capital ever reached 1/δ.
+    Stakes depend on earlier rows only, so the capital against the true mean is a martingale.
 
     Args:
         losses: `(..., rows)`, independent samples in the order they are bet on.

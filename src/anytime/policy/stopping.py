@@ -1,7 +1,7 @@
 """Stopping policies: after each exit they read the rule's predictions and decide which inputs stop there.
 
 `policy.apply(prediction)` gives the exit at which each input stops, and `policy.answer(prediction)` its answer too, from the
-predictions at all exits. Log-probabilities, `(exits, batch, classes)`, work as well: `Confidence(0.9).apply(Product()(logits))`.
+predictions at all exits: `Confidence(0.9).apply(Product()(logits))`. Log-probabilities, `(exits, batch, classes)`, work too.
 The last exit always stops. Confidences are compared as log-odds, because probabilities round to 1.
 """
 
