@@ -77,7 +77,7 @@ class Fitted:
             fitted = f"{self.exits} exits" + ("" if self.classes is None else f" and {self.classes} classes")
             raise ShapeError(
                 f"the logits have {exits} exits and {classes} classes",
-                expected=f"{fitted}, for which this {self.kind} was fitted",
+                expected=f"{fitted}, for which this {type(self).__name__} was fitted",
                 fix="fit it anew on held-out logits of this model",
             )
 

@@ -177,9 +177,9 @@ def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: 
     assert again == fit
     assert torch.equal(again.apply(log_probs), fit.apply(log_probs))
     assert math.inf not in again.fractions
-    with pytest.raises(ShapeError, match="this budget-policy was fitted"):
+    with pytest.raises(ShapeError, match="this BudgetPolicy was fitted"):
         again.apply(some(3, classes=4)[0])
-    with pytest.raises(ShapeError, match="this budget-policy was fitted"):
+    with pytest.raises(ShapeError, match="this BudgetPolicy was fitted"):
         again.answer(anytime.Latest()(torch.zeros(4, 3, 6)))
     path.write_text(path.read_text().replace("4.0", "5.0", 1))
     with pytest.raises(IntegrityError, match="damaged"):

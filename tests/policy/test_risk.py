@@ -282,7 +282,7 @@ def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: 
     assert again == found
     assert again.policy == Confidence(found.threshold, strict=True)
     for others in (some(3, classes=4)[0], some(3, exits=4)[0]):
-        with pytest.raises(ShapeError, match="this risk control was fitted"):
+        with pytest.raises(ShapeError, match="this RiskControl was fitted"):
             again.apply(others)
     document = again.document()
     document["fields"]["threshold"] = 2.0

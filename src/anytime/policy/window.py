@@ -1,8 +1,8 @@
 """Fitting a window around the threshold of a decision: only inputs inside it gain from another exit.
 
 The decision accepts an input whose confidence is at least τ. τ is found on held-out rows for each exit, from what the
-decision is to achieve, and the window extends by a number of percentiles of the held-out confidences to either side. All of these are
-log-odds, because confidences round to 1.
+decision is to achieve, and the window extends by a number of percentiles of the held-out confidences to either side. All of
+these are log-odds, because confidences round to 1.
 """
 
 from __future__ import annotations
