@@ -112,7 +112,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a rule twice": (lambda: anytime.evaluate(GOOD, LABELS, rules=["latest", "latest"]), OptionError, "twice"),
     "a rule's class": (lambda: anytime.evaluate(GOOD, LABELS, rules={"p": anytime.Product}), OptionError, "create"),
     "blocks of no rows": (lambda: anytime.evaluate(GOOD, LABELS, block_rows=0), OptionError, "at least 1"),
-    "sets that miss nothing": (lambda: anytime.Raps(alpha=0), OptionError, "between 0 and 1"),
+    "sets that miss nothing": (lambda: anytime.Raps(alpha=0), OptionError, "above 0 and below 1"),
     "an interval upside down": (lambda: anytime.Intersection()(torch.ones(2, 1), torch.zeros(2, 1)), AnytimeError, "order"),
 }
 

@@ -171,8 +171,8 @@ def test_wrong_calls_are_refused() -> None:
     for bounds in ((2.0, 1.0), (0.0, 1.0), (1.0, math.inf), (1.0, 1.0), 3, "ab", (1.0, 2.0, 3.0)):
         with pytest.raises(OptionError, match="bounds are"):
             fit_temperature(logits, labels, bounds=bounds)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="rule is 'product'"):
-        fit_temperature(logits, labels, "product")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"Product\(\), not Product"):
+        fit_temperature(logits, labels, Product)  # type: ignore[arg-type]
     with pytest.raises(LabelError, match="no rows"):
         fit_temperature(logits[:, :0], labels[:0])
     with pytest.raises(LabelError, match="400 labels came with"):

@@ -111,7 +111,7 @@ def test_the_budget_curve_is_that_of_the_policy(found: Guarantees, halves: tuple
         wanted = budget_curve(each.rule(held), each.rule(logits), labels, costs=found.costs)
         assert each.budget.q == wanted.q
         assert each.budget.log_odds == near(wanted.log_odds)
-        assert each.budget.shares == near(wanted.shares)
+        assert each.budget.fractions == near(wanted.fractions)
         assert each.budget.cost == pytest.approx(wanted.cost)
         assert each.budget.accuracy == pytest.approx(wanted.accuracy)
 

@@ -108,7 +108,7 @@ def test_the_budget_is_kept_and_nearly_spent(some: Callable, seed: int, budget: 
     right = [int(log_probs[exit, row].argmax()) == int(labels[row]) for row, exit in enumerate(exits)]
     assert fit.accuracy == pytest.approx(np.mean(right))
     assert fit.cost <= budget
-    assert fit.shares == pytest.approx([exits.count(exit) / rows for exit in range(5)])
+    assert fit.fractions == pytest.approx([exits.count(exit) / rows for exit in range(5)])
     if not ties:
         assert fit.cost >= min(budget, COSTS[-1]) - 5 * COSTS[-1] / rows
 
@@ -135,7 +135,7 @@ def test_the_curve_is_the_plain_one(some: Callable) -> None:
         exits = plain_exits(sure, plain_thresholds(log_odds(held), q))
         assert curve.cost[point] == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
         assert curve.accuracy[point] == pytest.approx(np.mean(given[exits, np.arange(70)] == labels.numpy()))
-        assert sum(curve.shares[point]) == pytest.approx(1)
+        assert sum(curve.fractions[point]) == pytest.approx(1)
 
 
 def test_the_same_rows_are_refused_and_equal_answers_of_others_are_not(some: Callable) -> None:
@@ -163,9 +163,9 @@ def test_bad_input_is_refused(some: Callable) -> None:
         budget_curve(held, log_probs, labels, costs=COSTS, points=0)
     with pytest.raises(ShapeError, match="costs"):
         fit_budget_policy(held, costs=(1, 2), budget=2)
-    with pytest.raises(OptionError, match="shares"):
+    with pytest.raises(OptionError, match="fractions"):
         fraction_thresholds(held, (0.5, 0.5))
-    with pytest.raises(OptionError, match="shares"):
+    with pytest.raises(OptionError, match="fractions"):
         fraction_thresholds(held, (0.9, 0.9, 0, 0, 0))
 
 
@@ -176,10 +176,10 @@ def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: 
     again = BudgetPolicy.load(path)
     assert again == fit
     assert torch.equal(again.apply(log_probs), fit.apply(log_probs))
-    assert math.inf not in again.shares
-    with pytest.raises(ShapeError, match="this budget policy was fitted"):
+    assert math.inf not in again.fractions
+    with pytest.raises(ShapeError, match="this BudgetPolicy was fitted"):
         again.apply(some(3, classes=4)[0])
-    with pytest.raises(ShapeError, match="this budget policy was fitted"):
+    with pytest.raises(ShapeError, match="this BudgetPolicy was fitted"):
         again.answer(anytime.Latest()(torch.zeros(4, 3, 6)))
     path.write_text(path.read_text().replace("4.0", "5.0", 1))
     with pytest.raises(IntegrityError, match="damaged"):

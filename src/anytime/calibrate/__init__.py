@@ -2,9 +2,10 @@
 
 from anytime.calibrate.adaptive import AdaptiveThreshold, Trial, fit_adaptive_threshold
 from anytime.calibrate.certify import Certificate, ChoiceCertificate, certify, certify_choice
-from anytime.calibrate.ensembles import FittedRule, fit_arithmetic, fit_geometric
+from anytime.calibrate.ensembles import fit_arithmetic, fit_geometric
 from anytime.calibrate.laplace.posterior import Laplace, fit_laplace
 from anytime.calibrate.product import FittedProduct, fit_product
+from anytime.calibrate.rules import FittedRule, as_rule
 from anytime.calibrate.temperature import Temperature, fit_temperature
 from anytime.calibrate.tuning.frontier import Candidate, Frontier, tune
 from anytime.calibrate.tuning.static import StaticTrial, sweep_static_thresholds
@@ -24,6 +25,7 @@ __all__ = [
     "Temperature",
     "Trial",
     "TunedRule",
+    "as_rule",
     "average_logits",
     "certify",
     "certify_choice",

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import Certificate, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
-from anytime.calibrate.certify import check_drop, check_share
-from anytime.checks import check_costs, check_seed
+from anytime.checks import check_costs, check_fraction, check_number, check_seed
 from anytime.combine import Caching, Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
@@ -42,7 +41,7 @@ from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
 from anytime.metrics import RuleMetrics, Summary, is_monotone, reach
 from anytime.metrics import drop as largest_drop
 from anytime.policy import BudgetCurve, exit_fractions
-from anytime.policy.budget import first_reached, thresholds_of
+from anytime.policy.budget import first_reached, stop_thresholds
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
 SET_METRICS = ("set_size", "set_coverage", "set_size_rise_percent")
@@ -76,11 +75,10 @@ class Guarantee:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
-        known, bounds, budget = self.temperature, asdict(self.certificate), asdict(self.budget)
+        known, bounds, budget = self.temperature, asdict(self.certificate), self.budget.to_json()
         before, after = self.before.to_json(), None if self.after is None else self.after.to_json()
         for name in ("exits", "classes", "text"):
             del bounds[name]
-        del budget["log_odds"]  # infinite where nobody stops, which JSON cannot say
         return {
             "rule": repr(self.rule),
             "fitted": self.fitted,
@@ -190,8 +188,8 @@ def measure_guarantees(
         >>> list(measure_guarantees(one, other).rules)
         ['latest', 'caching', 'product', 'scaled caching', 'fitted product']
     """
-    check_drop(drop)
-    check_share("confidence", confidence)
+    check_number(drop, "drop", above=0, most=1)
+    check_fraction(confidence, "confidence")
     check_seed(seed)
     rows, held_rows = (_labelled(given, probabilities, what) for given, what in ((test, "test"), (calibration, "calibration")))
     exits, samples, classes = rows.logits.shape
@@ -295,7 +293,7 @@ class _Stops:
     """
 
     def __init__(self, odds: Tensor) -> None:
-        self.limits = tuple(thresholds_of(odds, exit_fractions(q, len(odds))) for q in _QS)
+        self.limits = tuple(stop_thresholds(odds, exit_fractions(q, len(odds))) for q in _QS)
         self.stopped = torch.zeros(len(_QS), len(odds), dtype=torch.float64)
         self.right = torch.zeros(len(_QS), dtype=torch.float64)
 
@@ -315,7 +313,7 @@ class _Stops:
             q=_QS,
             cost=tuple((shares @ costs).tolist()),
             accuracy=tuple((self.right / rows).tolist()),
-            shares=tuple(tuple(each) for each in shares.tolist()),
+            fractions=tuple(tuple(each) for each in shares.tolist()),
             log_odds=self.limits,
         )
 

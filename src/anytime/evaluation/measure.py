@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale, check_seed
+from anytime.checks import as_tensor, check_costs, check_count, check_labels, check_logits, check_scale, check_seed
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.named import name_of
@@ -115,8 +115,8 @@ def evaluate(
     # Blocks are checked once, not once a rule.
     combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in named.items()}
     limits = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
-    if block_rows is not None and block_rows < 1:
-        raise OptionError(f"block_rows is {block_rows}", expected="at least 1", fix="leave it out")
+    if block_rows is not None:
+        check_count(block_rows, "block_rows")
     block = block_rows or block_size(exits, classes)
     split = Split.draw(samples, sets, seed, labelled=rows.labels is not None)
     summaries = {name: Summary(limits, labelled=rows.labels is not None, strict=strict) for name in combiners}

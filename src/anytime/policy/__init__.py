@@ -1,14 +1,15 @@
-"""When to stop by oneself: policies, budgets, risk control, and running a batch that shrinks as its inputs stop."""
+"""Early stopping: policies, budgets, risk control, and running a batch that shrinks as its inputs stop."""
 
 from anytime.policy.budget import (
     BudgetCurve,
     BudgetPolicy,
+    BudgetTally,
     budget_curve,
     exit_fractions,
     fit_budget_policy,
     fraction_thresholds,
 )
-from anytime.policy.compact import run_batch
+from anytime.policy.compact import RunningBatch, run_batch
 from anytime.policy.risk import RiskControl, betting_bound, exit_losses, fit_risk_control, hoeffding_bentkus
 from anytime.policy.stopping import Confidence, DecisionWindow, Entropy, FittedPolicy, Margin, Patience, Policy, Stopped
 from anytime.policy.window import WindowPolicy, fit_window_policy
@@ -16,6 +17,7 @@ from anytime.policy.window import WindowPolicy, fit_window_policy
 __all__ = [
     "BudgetCurve",
     "BudgetPolicy",
+    "BudgetTally",
     "Confidence",
     "DecisionWindow",
     "Entropy",
@@ -24,6 +26,7 @@ __all__ = [
     "Patience",
     "Policy",
     "RiskControl",
+    "RunningBatch",
     "Stopped",
     "WindowPolicy",
     "betting_bound",

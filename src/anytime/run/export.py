@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.checks import check_costs, check_scale
+from anytime.checks import check_choice, check_costs, check_scale
 from anytime.combine.named import parse_rule
 from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
@@ -95,8 +95,7 @@ def export(
     Returns:
         The folder.
     """
-    if format not in get_args(Format):
-        raise OptionError(f"format is {format!r}", expected=" or ".join(get_args(Format)), fix="'onnx' runs everywhere")
+    check_choice(format, "format", get_args(Format))
     if not is_staged(model):
         raise OptionError(
             f"a {type(model).__name__} cannot be run stage by stage",

@@ -19,14 +19,12 @@ from anytime.calibrate.certify import (
     ChoiceCertificate,
     Control,
     certify_choice,
-    check_drop,
     check_rows,
-    check_share,
     follow_blocks,
 )
 from anytime.calibrate.tuning.family import PENALTIES, members
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
-from anytime.checks import check_seed, fingerprints
+from anytime.checks import check_fraction, check_number, check_seed, fingerprints
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
@@ -341,7 +339,7 @@ def tune(
     """
     rows, known = check_rows(logits, labels)
     limits = _check_drops(drops)
-    check_share("fitting", fitting)
+    check_fraction(fitting, "fitting")
     count = rows.shape[1]
     if count < FEWEST:
         raise LabelError(f"there are {count} rows", expected=f"at least {FEWEST}", fix="give more held-out rows")
@@ -423,7 +421,7 @@ def _check_drops(drops: float | Sequence[float]) -> tuple[float, ...]:
     if not limits:
         raise OptionError("no drops to count", expected="at least one", fix="0.1 is a usual choice")
     for limit in limits:
-        check_drop(limit)
+        check_number(limit, "drop", above=0, most=1)
     if len({drop_name(limit) for limit in limits}) < len(limits):
         raise OptionError(f"drops are {limits}", expected="each once", fix="leave one out")
     return limits
