@@ -8,7 +8,7 @@ import pytest
 
 from anytime.evaluation import Evaluation
 from anytime.report.pages.figures import figures
-from anytime.report.pages.inputs import GROUP, answers, manner, trajectories, worst
+from anytime.report.pages.inputs import GROUP, answers, drop_class, input_section, worst
 from anytime.report.pages.tables import exit_by_exit, over_all
 
 Make = Callable[..., Evaluation]
@@ -82,7 +82,7 @@ def test_few_and_many_exits_are_drawn(make: Make, exits: int) -> None:
 def test_all_numbers_are_in_the_tables(plain: Evaluation) -> None:
     rows = {row[0]: row[1:] for row in over_all(plain).rows}
     drops = [figures.label_drop_percent["0.5"] for figures in plain.rules.values()]
-    assert rows["The true class's probability falls by ≥ 0.5"] == tuple(f"{value:.2f} %" for value in drops)
+    assert rows["The true class's probability drops by ≥ 0.5"] == tuple(f"{value:.2f} %" for value in drops)
     tables = exit_by_exit(plain)
     assert [table.caption for table in tables] == ["Latest at each exit", "Caching at each exit", "Product at each exit"]
     assert {"Accuracy", "Confidence", "Coverage of the support", "Cumulative cost"} <= {row[0] for row in tables[2].rows}
@@ -95,8 +95,8 @@ def test_tables_leave_out_what_was_not_measured(make: Make) -> None:
     assert "prediction set" not in words
 
 
-def test_trajectories_show_the_first_ten_under_latest_and_product(plain: Evaluation) -> None:
-    found = trajectories(plain)
+def test_inputs_show_the_first_ten_under_latest_and_product(plain: Evaluation) -> None:
+    found = input_section(plain)
     assert found is not None
     assert [panel.rule for panel in found.panels] == ["latest", "product"]
     assert all(panel.svg.count("data-line") == GROUP for panel in found.panels)
@@ -106,24 +106,30 @@ def test_trajectories_show_the_first_ten_under_latest_and_product(plain: Evaluat
     assert found.data["rules"][found.data["panels"][1]] == "Product"
 
 
-def test_trajectories_of_few_inputs_one_rule_or_none(make: Make, plain: Evaluation) -> None:
-    few = trajectories(make(samples=7, rules=("latest",), sets=None))
+def test_inputs_of_few_inputs_one_rule_or_none(make: Make, plain: Evaluation) -> None:
+    few = input_section(make(samples=7, rules=("latest",), sets=None))
     assert few is not None
     assert (few.groups, len(few.panels), len(few.table.rows)) == (1, 1, 7)
     assert few.count.startswith("Inputs 1 to 7 of 7 sampled inputs. Falling by 0.5 or more: ")
-    assert trajectories(replace(plain, examples=[])) is None
+    assert input_section(replace(plain, examples=[])) is None
 
 
-def test_a_line_is_told_by_how_far_it_falls() -> None:
-    assert [manner(drop) for drop in (0.0, 0.09, 0.1, 0.49, 0.5)] == ["calm", "calm", "uneasy", "uneasy", "falling"]
+def test_the_style_of_a_line_shows_its_drop() -> None:
+    assert [drop_class(drop) for drop in (0.0, 0.09, 0.1, 0.49, 0.5)] == [
+        "no-drop",
+        "no-drop",
+        "small-drop",
+        "small-drop",
+        "large-drop",
+    ]
 
 
 def test_the_worst_inputs_have_a_line_for_each_rule(plain: Evaluation) -> None:
     rows = worst(plain)
     assert [row.row for row in rows] == [str(example.row) for example in plain.worst]
     assert all(len(row.rules) == 3 for row in rows)
-    falls = [float(row.rules[0][1]) for row in rows]
-    assert falls == sorted(falls, reverse=True)
+    drops = [float(row.rules[0][1]) for row in rows]
+    assert drops == sorted(drops, reverse=True)
 
 
 def test_equal_answers_in_a_row_are_drawn_together(plain: Evaluation) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anytime.report.numbers import compact, exact, number, percent, plural, points, share
+from anytime.report.numbers import compact, exact, fraction, number, percent, plural, points
 from anytime.report.svg.palette import DARK, LIGHT, variables
-from anytime.report.svg.scale import Symlog, linear, symlog
+from anytime.report.svg.scale import SymlogScale, linear, symlog
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_points_and_counts_know_singular_and_plural() -> None:
 
 
 def test_numbers_for_tables_and_axes() -> None:
-    assert (exact(27.184), share(0.7281), share(0.7281, digits=1)) == ("27.18 %", "72.81 %", "72.8 %")
+    assert (exact(27.184), fraction(0.7281), fraction(0.7281, digits=1)) == ("27.18 %", "72.81 %", "72.8 %")
     assert (number(0.00004), number(float("inf")), number(-3)) == ("4.0e−05", "infinite", "−3")
     assert [compact(value) for value in (20_000, 15e6, 3.2e9, 900)] == ["20k", "15M", "3.2G", "900"]
 
@@ -79,7 +79,7 @@ def test_symlog_gives_zero_a_place_and_keeps_order() -> None:
 @pytest.mark.parametrize("values", [[], [0, 0], [100, 100], [1e-9, 50]])
 def test_symlog_ends_at_a_hundred_and_begins_at_a_hundredth(values: list[float]) -> None:
     scale = symlog(values)
-    assert isinstance(scale, Symlog)
+    assert isinstance(scale, SymlogScale)
     assert 0.01 <= scale.threshold < scale.high <= 100
 
 

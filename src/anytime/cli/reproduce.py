@@ -262,7 +262,7 @@ def _chart(panel: Panel) -> Chart:
 def _x_axis(panel: Panel) -> Axis:
     from dataclasses import replace
 
-    from anytime.report.pages.figures import exit_axis
+    from anytime.report.pages.figure import exit_axis
     from anytime.report.svg.chart import Axis
     from anytime.report.svg.scale import linear
 
