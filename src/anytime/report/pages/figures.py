@@ -10,7 +10,7 @@ from anytime.report.numbers import compact, exact, fraction, number, percent
 from anytime.report.pages.figure import Figure, Table, exit_axis, exit_table
 from anytime.report.pages.measures import MEASURES, Measure
 from anytime.report.pages.rules import looks, reaching, shown, sign
-from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series
+from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, values
 from anytime.report.svg.reliability import FEW_IN_BIN
 from anytime.report.svg.scale import linear, symlog
 
@@ -104,7 +104,7 @@ def against_cost(evaluation: Evaluation) -> Figure | None:
 def by_threshold(evaluation: Evaluation, key: str) -> Figure | None:
     """Percent of inputs over a threshold, on a symlog axis that includes zero."""
     section, title, reading, x_title = _BY_THRESHOLD[key]
-    found = {rule: values for rule, metrics in evaluation.rules.items() if (values := getattr(metrics, key))}
+    found = {rule: each for rule, metrics in evaluation.rules.items() if (each := getattr(metrics, key))}
     if not found:
         return None
     limits = list(next(iter(found.values())))
@@ -116,14 +116,14 @@ def by_threshold(evaluation: Evaluation, key: str) -> Figure | None:
             look,
             tuple(f"{shown(rule)}, {reaching(evaluation, limit)}: {exact(found[rule][limit])}" for limit in limits),
         )
-        for rule, look in _looks(evaluation, found)
+        for rule, look in looks(evaluation.rules, found).items()
     )
     x = Axis(x_title, linear((0.0, *series[0].x)))
-    y = Axis("% of inputs", symlog(value for line in series for value in line.y if value is not None))
+    y = Axis("% of inputs", symlog(values(series)))
     guide = Guide((0.0, 0.0), (series[0].x[-1], 0.0), "ideal")
     words = "; ".join(f"{line.name} from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
     chart = Chart(f"{title}: percent of inputs by size. {words}.", x, y, series, (guide,))
-    rows = tuple((shown(rule), *(exact(values[limit]) for limit in limits)) for rule, values in found.items())
+    rows = tuple((shown(rule), *(exact(each[limit]) for limit in limits)) for rule, each in found.items())
     table = Table(f"{title}, % of inputs", ("rule", *(f"{sign(evaluation)} {limit}" for limit in limits)), rows)
     return Figure(key.removesuffix("_percent"), section, title, reading, chart, table)
 
@@ -133,7 +133,7 @@ def reliability(evaluation: Evaluation, exit: int) -> Figure | None:
     bins = {rule: filled_bins(found.reliability[exit]) for rule, found in evaluation.rules.items() if found.reliability}
     if not bins:
         return None
-    series = tuple(_reliability_line(rule, look, bins[rule]) for rule, look in _looks(evaluation, bins))
+    series = tuple(_reliability_line(rule, look, bins[rule]) for rule, look in looks(evaluation.rules, bins).items())
     scale = linear((0.0, 100.0))
     guide = Guide((0.0, 0.0), (100.0, 100.0), "confidence = accuracy")
     title = f"Reliability at exit {exit + 1}"
@@ -174,26 +174,20 @@ def _with_support(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _looks(evaluation: Evaluation, names: Iterable[str]) -> list[tuple[str, Look]]:
-    every = looks(evaluation.rules)
-    return [(name, every[name]) for name in names]
-
-
 def _series(evaluation: Evaluation, names: Sequence[str], key: str, x: Sequence[float]) -> tuple[Series, ...]:
     measure, found = MEASURES[key], []
-    for rule, look in _looks(evaluation, names):
-        values = measure.values(evaluation.rules[rule]) or ()
-        y: tuple[float | None, ...] = tuple(measure.factor * value for value in values)
+    for rule, look in looks(evaluation.rules, names).items():
+        given = measure.values(evaluation.rules[rule]) or ()
+        y: tuple[float | None, ...] = tuple(measure.factor * value for value in given)
         if key == "learned":  # everything that is correct at the first exit is learned there, which would dwarf the rest
             y = (None, *y[1:])
-        tips = tuple(f"{shown(rule)}, exit {exit}: {measure.text(value)}" for exit, value in enumerate(values, 1))
+        tips = tuple(f"{shown(rule)}, exit {exit}: {measure.text(value)}" for exit, value in enumerate(given, 1))
         found.append(Series(shown(rule), tuple(x), y, look, tips))
     return tuple(found)
 
 
 def _value_axis(measure: Measure, series: Iterable[Series]) -> Axis:
-    values = (y for line in series for _, _, y in line.points())
-    return Axis(measure.axis, linear(values, zero=measure.zero, low=0.0, high=measure.high))
+    return Axis(measure.axis, linear(values(series), zero=measure.zero, low=0.0, high=measure.high))
 
 
 def _summary(title: str, over: str, series: Iterable[Series], measure: Measure) -> str:

@@ -9,7 +9,7 @@ from anytime.calibrate.tuning.frontier import drop_name
 from anytime.report.numbers import exact, fraction, number, plural
 from anytime.report.pages.figure import Figure, Table
 from anytime.report.pages.template import render_page
-from anytime.report.svg.chart import IDEAL, MARKERS, Axis, Chart, Look, Series, draw, look, place, scattered
+from anytime.report.svg.chart import IDEAL, MARKERS, Axis, Chart, Look, Series, draw, look, place, scattered, values
 from anytime.report.svg.scale import linear, symlog
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _figure(frontier: Frontier, key: str, cost: str, factor: int, title: str, ax
     chain = frontier.chain(least=cost)
     edge = points("frontier", IDEAL, chain)
     x = Axis(f"inputs that drop by {amount}, %", symlog(drawn.x, least=0.1))
-    y = Axis(axis, linear([y for _, _, y in drawn.points()], low=0))
+    y = Axis(axis, linear(values([drawn]), low=0))
     ends = " to ".join(
         f"{factor * one.metrics[key]:.3g} at {100 * one.metrics[drop]:.2g} % of inputs" for one in (chain[0], chain[-1])
     )

@@ -14,7 +14,7 @@ from anytime.report.pages.figure import Figure, Table, exit_axis, exit_table
 from anytime.report.pages.figures import filled_bins
 from anytime.report.pages.measures import MEASURES
 from anytime.report.pages.rules import looks, shown
-from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, scattered
+from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, scattered, values
 from anytime.report.svg.reliability import ReliabilityDiagram, draw_reliability
 from anytime.report.svg.scale import linear
 
@@ -75,7 +75,7 @@ def section(found: Guarantees, *, source: str) -> Section:
 def facts(found: Guarantees, source: str) -> tuple[str, ...]:
     """How the rows were used, in sentences."""
     used = (
-        f"A random {plural(found.fitting_rows, 'row')} of {source} fitted the temperatures and the fitted product; "
+        f"{plural(found.fitting_rows, 'random row')} of {source} fitted the temperatures and the fitted product; "
         f"{plural(found.calibrating_rows, 'other row')} gave the thresholds of the prediction sets and of early stopping.",
         f"All {plural(found.evaluation.samples, 'input')} of this report, which no fit has seen, count for the certificates. "
         "Each certificate holds for one rule, chosen in advance: choosing the best rule by this report weakens it. Future "
@@ -96,13 +96,12 @@ def scaled(found: Guarantees, key: str) -> Figure:
     names = _distinct_rules(found)
     series = tuple(
         _line(name, look, range(1, exits + 1), measure.values(found.rules[name].after or found.rules[name].before) or ())
-        for name, look in _looks(found, names)
+        for name, look in looks(found.rules, names).items()
     )
-    values = [y for line in series for _, _, y in line.points()]
     title = f"{measure.title} at the fitted temperatures"
     reading = "Each rule at its fitted temperatures; the table also has it unscaled. Caching follows scaling. Lower is better."
     ends = "; ".join(f"{line.name} from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
-    chart = Chart(f"{title}: {ends}.", exit_axis(exits), Axis(measure.axis, linear(values, zero=True, low=0.0)), series)
+    chart = Chart(f"{title}: {ends}.", exit_axis(exits), Axis(measure.axis, linear(values(series), zero=True, low=0.0)), series)
     rows = []
     for name in names:
         each = found.rules[name]
@@ -117,9 +116,8 @@ def coverage(found: Guarantees, alpha: float) -> Figure:
     exits, target = found.evaluation.exits, 100 * (1 - alpha)
     series = tuple(
         _line(name, look, range(1, exits + 1), found.rules[name].before.set_coverage or (), factor=100.0)
-        for name, look in _looks(found, found.rules)
+        for name, look in looks(found.rules).items()
     )
-    values = [target, *(y for line in series for _, _, y in line.points())]
     title = "Coverage of the prediction sets"
     reading = (
         f"How often the sets contain the true class, with thresholds from the calibration rows. The target is {target:g} % at "
@@ -129,7 +127,7 @@ def coverage(found: Guarantees, alpha: float) -> Figure:
     chart = Chart(
         f"{title}, target {target:g} %: {ends}",
         exit_axis(exits),
-        Axis("coverage, %", linear(values, low=0.0, high=100.0)),
+        Axis("coverage, %", linear([target, *values(series)], low=0.0, high=100.0)),
         series,
         (Guide((1.0, target), (float(max(exits, 2)), target), "target"),),
     )
@@ -144,24 +142,23 @@ def budget(found: Guarantees) -> Figure:
     """Accuracy over mean cost with early stopping, and with all inputs stopped at the same exit."""
     costs = found.evaluation.costs
     curves, marks = [], []
-    for name, look in _looks(found, found.rules):
+    for name, look in looks(found.rules).items():
         each = found.rules[name]
         accuracy = tuple(100 * value for value in each.budget.accuracy)
         curves.append(Series(shown(name), each.budget.cost, accuracy, Look(look.css)))
         marks.append(scattered(_line(name, look, costs, each.before.accuracy or (), factor=100.0)))
     series = (*curves, *marks)
-    values = [y for line in series for _, _, y in line.points()]
     unit = "" if found.evaluation.costs_given else ", in exits"
     reading = (
         "Lines: inputs stop early once they are confident enough, with thresholds from the calibration rows. Marks: all inputs "
         "stop at the same exit. The distance of a line above its marks is the gain of early stopping."
     )
     title = "Accuracy over mean cost"
-    ends = "; ".join(f"{line.name} up to {number(max(y for _, _, y in line.points()))} %" for line in curves)
+    ends = "; ".join(f"{line.name} up to {number(max(values([line])))} %" for line in curves)
     chart = Chart(
         f"{title}: {ends}.",
         Axis(f"mean cost per input{unit}", linear(costs, low=costs[0], high=costs[-1])),
-        Axis("accuracy, %", linear(values, low=0.0, high=100.0)),
+        Axis("accuracy, %", linear(values(series), low=0.0, high=100.0)),
         series,
     )
     rows = [("mean cost", *(number(cost) for cost in costs))]
@@ -184,7 +181,7 @@ def diagrams(found: Guarantees) -> list[DiagramFigure]:
     every = -(-count // MAX_DIAGRAMS)
     exits = [exit for exit in range(count) if (count - 1 - exit) % every == 0]
     drawn: list[DiagramFigure] = []
-    for name, look in _looks(found, _distinct_rules(found)):
+    for name, look in looks(found.rules, _distinct_rules(found)).items():
         each = found.rules[name]
         state = "fitted" if each.fitted else "before and after scaling" if each.after else "unscaled"
         title = f"{shown(name)}: accuracy over confidence, {state}"
@@ -245,13 +242,8 @@ def _distinct_rules(found: Guarantees) -> list[str]:
     return [name for name, each in found.rules.items() if each.rule not in reached]
 
 
-def _line(name: str, look: Look, x: Iterable[float], values: Sequence[float], *, factor: float = 1.0) -> Series:
+def _line(name: str, look: Look, x: Iterable[float], given: Sequence[float], *, factor: float = 1.0) -> Series:
     """One point per exit."""
-    y = tuple(factor * value for value in values)
+    y = tuple(factor * value for value in given)
     tips = tuple(f"{shown(name)}, exit {exit}: {number(value)}" for exit, value in enumerate(y, 1))
     return Series(shown(name), tuple(float(each) for each in x), y, look, tips)
-
-
-def _looks(found: Guarantees, names: Iterable[str]) -> list[tuple[str, Look]]:
-    every = looks(found.rules)
-    return [(name, every[name]) for name in names]

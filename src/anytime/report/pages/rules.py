@@ -19,11 +19,12 @@ def shown(rule: str) -> str:
     return rule.capitalize() if rule.isalpha() and rule.isascii() else rule
 
 
-def looks(rules: Iterable[str]) -> dict[str, Look]:
-    """A different look for each rule."""
+def looks(rules: Iterable[str], only: Iterable[str] | None = None) -> dict[str, Look]:
+    """A different look for each rule, or for some of them."""
     names = list(rules)
     free = (index for index in range(3 + len(names)) if index not in {_OWN_LOOK[name] for name in names if name in _OWN_LOOK})
-    return {name: look(_OWN_LOOK[name] if name in _OWN_LOOK else next(free)) for name in names}
+    found = {name: look(_OWN_LOOK[name] if name in _OWN_LOOK else next(free)) for name in names}
+    return found if only is None else {name: found[name] for name in only}
 
 
 def base(evaluation: Evaluation) -> str:

@@ -1,6 +1,6 @@
 """The verdict: can this model be stopped at any time, and what does each rule change?
 
-The headline rests on the grade for monotonicity, see `DECISION` and `anytime.report.pages.card`. Without labels the final
+The headline is based on the grade for monotonicity, see `DECISION` and `anytime.report.pages.card`. Without labels the final
 answer's probability replaces the true class's, and the question is only whether the model is stable.
 """
 
@@ -24,7 +24,7 @@ ECE_GAP = 0.05
 FEW_INPUTS = 300
 
 DECISION = (
-    "The headline rests on the grade for monotonicity. “Yes, as it is” needs a good grade for the model itself. “With …, yes” "
+    "The headline is based on the grade for monotonicity. “Yes, as it is” needs a good grade for the model itself. “With …, yes” "
     f"needs a rule with a good grade that costs at most {PRICE:g} point of accuracy at the last exit and collapses on at most "
     f"{COLLAPSED[1]:g} % of inputs; Product is considered first, then Caching, then the others in order. “Only in part” is a "
     "fair grade, or a good one at a higher price. Anything else is “No”."

@@ -8,7 +8,7 @@ A chart has no colours. Its parts have CSS classes (`line`, `dot`, `grid`, `s0` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
@@ -83,6 +83,11 @@ class Series:
         """The values that a scale must contain: the points and the ends of the error bars."""
         yield from (y for _, _, y in self.points())
         yield from (end for _, *ends in self.bars() for end in ends)
+
+
+def values(series: Iterable[Series]) -> list[float]:
+    """The y of all points."""
+    return [y for line in series for _, _, y in line.points()]
 
 
 def scattered(series: Series) -> Series:
