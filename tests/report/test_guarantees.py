@@ -43,7 +43,7 @@ def test_a_bound_is_never_rounded_to_the_wrong_side(fraction: float) -> None:
     assert float(rounded_down(fraction).removesuffix(" %")) <= 100 * fraction + 1e-9
 
 
-def test_the_facts_say_which_rows_did_what(found: Guarantees) -> None:
+def test_the_facts_state_how_rows_were_used(found: Guarantees) -> None:
     words = " ".join(section(found, source="cal.npz").facts)
     assert "80 rows" in words
     assert "All 200 inputs" in words
@@ -75,7 +75,7 @@ def test_without_sets_there_is_no_coverage(measured: Measured) -> None:
     assert ids == ["scaled_ece", "scaled_nll", "budget"]
 
 
-def test_the_budget_has_a_line_and_marks_for_each_rule_and_one_entry_in_the_legend(found: Guarantees) -> None:
+def test_the_budget_has_one_line_marks_and_one_legend_entry_per_rule(found: Guarantees) -> None:
     chart = budget(found).chart
     assert len(chart.series) == 2 * len(found.rules)
     assert [name for name, _ in chart.legend] == ["Latest", "Caching", "Product", "scaled caching", "fitted product"]
@@ -86,7 +86,7 @@ def test_the_budget_has_a_line_and_marks_for_each_rule_and_one_entry_in_the_lege
     assert chart.x.ticks()[0][0] >= found.costs[0]
 
 
-def test_accuracy_at_a_cost_never_spends_more(found: Guarantees) -> None:
+def test_accuracy_at_a_cost_never_exceeds_the_cost(found: Guarantees) -> None:
     each = found.rules["latest"]
     assert at_cost(each, 0.5) is None
     assert at_cost(each, 100.0) == each.budget.accuracy[-1]
@@ -103,7 +103,7 @@ def test_each_rule_has_one_diagram_per_exit(found: Guarantees) -> None:
             ElementTree.fromstring(svg)
 
 
-def test_many_exits_have_some_diagrams_and_the_last_among_them(measured: Measured) -> None:
+def test_many_exits_have_some_diagrams_including_the_last(measured: Measured) -> None:
     drawn = diagrams(measured(exits=31, rules=["latest"])[0])
     titles = [diagram.title for diagram in drawn[0].diagrams]
     assert len(titles) <= 14
@@ -125,7 +125,7 @@ def test_a_bar_is_as_high_as_the_accuracy() -> None:
 
 
 @pytest.mark.parametrize(("exits", "classes"), [(2, 2), (4, 8)])
-def test_the_page_gains_the_section_and_stays_well_formed(measured: Measured, exits: int, classes: int) -> None:
+def test_the_page_has_the_section_and_is_well_formed(measured: Measured, exits: int, classes: int) -> None:
     found, evaluation = measured(exits, classes)
     options = {"title": "A model", "source": "test.npz"}
     text = render(evaluation, guarantees=found, calibration="cal.npz", **options)
@@ -148,7 +148,7 @@ def test_the_contents_name_the_sections_in_their_order(measured: Measured) -> No
     assert re.findall(r'<li><a href="#(\w+)">', html) == [id for id in sections if id != "verdict"]
 
 
-def test_names_from_outside_are_escaped_in_the_section(measured: Measured) -> None:
+def test_external_names_are_escaped_in_the_section(measured: Measured) -> None:
     found, evaluation = measured(rules={"latest": parse_rule("latest"), EVIL: parse_rule("product")})
     text = render(evaluation, title="A model", source="test.npz", guarantees=found, calibration=EVIL)
     assert EVIL not in text

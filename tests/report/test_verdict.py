@@ -98,12 +98,12 @@ def test_caching_that_does_better_is_named_and_few_classes_are_the_reason(change
     assert "fewer than 5 classes" not in " ".join(sentences(replace(found, classes=10)))
 
 
-def test_caching_that_does_worse_is_not_praised(change: Change, drops: Drops) -> None:
+def test_caching_that_does_worse_is_not_mentioned(change: Change, drops: Drops) -> None:
     said = " ".join(sentences(change(latest=drops(9, 20), caching=drops(2, 3), product=drops(0, 5))))
     assert "does better" not in said
 
 
-def test_frequent_collapse_is_said_and_costs_the_verdict(change: Change, drops: Drops) -> None:
+def test_frequent_collapse_is_reported_and_lowers_the_verdict(change: Change, drops: Drops) -> None:
     bad = {**drops(30, 60), **accuracy(0.7)}
     lost = {**drops(0, 1), **accuracy(0.7), "collapsed_percent": [0.0, 3.0, 12.0, 21.5]}
     said = verdict(change(latest=bad, caching=bad, product=lost))
@@ -111,7 +111,7 @@ def test_frequent_collapse_is_said_and_costs_the_verdict(change: Change, drops: 
     assert any(sentence.startswith("Product collapses on 22 % of inputs by exit 4") for sentence in said.sentences)
 
 
-def test_much_worse_calibration_is_said(change: Change) -> None:
+def test_much_worse_calibration_is_reported(change: Change) -> None:
     found = change(latest={"ece": [0.14, 0.15, 0.16, 0.17]}, product={"ece": [0.4, 0.65, 0.5, 0.19]})
     said = next(sentence for sentence in sentences(found) if "confidence" in sentence)
     assert "at exit 2 its ECE is 0.65 against 0.15 for Latest, and 0.19 against 0.17 at the last" in said
@@ -120,12 +120,12 @@ def test_much_worse_calibration_is_said(change: Change) -> None:
     assert not any("ECE" in sentence for sentence in sentences(close))
 
 
-def test_forgetting_is_said_for_both(change: Change) -> None:
+def test_forgetting_is_reported_for_both(change: Change) -> None:
     found = change(latest={"correct_monotone_percent": 70.8}, product={"correct_monotone_percent": 87.2})
     assert "29 % of inputs are correct at some exit and wrong at a later one; with Product, 13 %." in sentences(found)
 
 
-def test_a_model_that_gets_worse_on_average_is_called_out(change: Change) -> None:
+def test_a_model_that_gets_worse_on_average_is_reported(change: Change) -> None:
     found = change(latest={"accuracy": [0.5, 0.7, 0.65, 0.6]})
     assert any(
         said.startswith("Even on average the model gets worse: the accuracy is 70.0 % at exit 2") for said in sentences(found)
@@ -145,7 +145,7 @@ def test_without_labels_the_final_answer_is_followed(make: Callable[..., Evaluat
     assert not any("accuracy" in sentence for sentence in said.sentences)
 
 
-def test_few_inputs_come_with_a_bound(change: Change) -> None:
+def test_few_inputs_have_a_bound(change: Change) -> None:
     assert "With only 30 inputs, an observed 0 % can mean up to 9.5 % (at 95 % confidence)." in sentences(change(samples=30))
     assert not any("With only" in sentence for sentence in sentences(change(samples=5000)))
 
@@ -160,12 +160,12 @@ def test_without_product_the_most_monotone_rule_is_described(change: Change, dro
     assert "; Caching reduces this to 3.0 %" in sentences(found)[0]
 
 
-def test_a_product_with_options_stands_for_product_under_the_users_name(change: Change, drops: Drops) -> None:
+def test_a_product_with_options_is_described_under_its_own_name(change: Change, drops: Drops) -> None:
     found = renamed(change(latest=drops(24, 40), product=drops(0, 0)), "product", "product(softplus)")
     assert "; product(softplus) reduces this to 0 %" in sentences(found)[0]
 
 
-def test_the_strict_setting_changes_the_words(change: Change, plain: Evaluation) -> None:
+def test_strict_counting_changes_the_wording(change: Change, plain: Evaluation) -> None:
     found = change(settings={**plain.settings, "drops_counted": "above the threshold"})
     assert " more than 0.5 of the true class's" in sentences(found)[0]
 
@@ -202,7 +202,7 @@ def test_the_other_limits(change: Change) -> None:
     assert grades(diminishing_returns=DiminishingReturns((1.0, 1.0, 1.0), 0.03, 40.0))[3] == "fair"
 
 
-def test_two_exits_and_no_labels_leave_grades_open(make: Callable[..., Evaluation]) -> None:
+def test_two_exits_and_no_labels_leave_grades_unknown(make: Callable[..., Evaluation]) -> None:
     assert {mark.grade for mark in card(make(exits=2))[3].marks} == {"unknown"}
     found = card(make(labelled=False))
     assert [{mark.grade for mark in property.marks} == {"unknown"} for property in found] == [False, False, True, True]

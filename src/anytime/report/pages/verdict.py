@@ -24,10 +24,10 @@ ECE_GAP = 0.05
 FEW_INPUTS = 300
 
 DECISION = (
-    "The headline is based on the grade for monotonicity. “Yes, as it is” needs a good grade for the model itself. “With …, yes” "
-    f"needs a rule with a good grade that costs at most {PRICE:g} point of accuracy at the last exit and collapses on at most "
-    f"{COLLAPSED[1]:g} % of inputs; Product is considered first, then Caching, then the others in order. “Only in part” is a "
-    "fair grade, or a good one at a higher price. Anything else is “No”."
+    "The headline is based on the grade for monotonicity. “Yes, as it is” needs a good grade for the model itself. “With …, "
+    f"yes” needs a rule with a good grade that costs at most {PRICE:g} point of accuracy at the last exit and collapses on at "
+    f"most {COLLAPSED[1]:g} % of inputs; Product is considered first, then Caching, then the others in order. “Only in part” "
+    "is a fair grade, or a good one at a higher price. Anything else is “No”."
 )
 
 
