@@ -10,18 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from anytime import (
-    Caching,
-    Heaviside,
-    Latest,
-    Powers,
-    Product,
-    Softplus,
-    ThresholdReLU,
-    evaluate,
-)
+from anytime import Caching, Latest, Powers, Product, evaluate
 from anytime.calibrate import tune
-from anytime.combine import Rule
+from anytime.combine import Heaviside, Rule, Softplus, ThresholdReLU
 from anytime.combine.advice import FEW_CLASSES, MEASURED, RUN, Answers, advise
 from anytime.errors import FewClassesWarning
 from anytime.models import MLP, MLPConfig

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime import Exponential, Latest, Product
-from anytime.combine import Powers, Scaled
+from anytime import Latest, Product
+from anytime.combine import Exponential, Powers, Scaled
 from anytime.errors import OptionError
 from anytime.testing import check_rule
 from anytime.testing.strategies import logits

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 
 import anytime
-from anytime import Caching, Latest, Mixture, Product, Softplus
-from anytime.combine import Cached, Powers, Rule, Scaled, Tempered
+from anytime import Caching, Latest, Mixture, Product
+from anytime.combine import Cached, Powers, Rule, Scaled, Softplus, Tempered
 from anytime.combine.named import name_of
 from anytime.errors import OptionError, StateError
 from anytime.testing import check_rule

@@ -179,7 +179,7 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_patience_reads_the_labels_that_the_rule_names() -> None:
     """In float32 the sigmoid product has equal probabilities for classes whose evidence differs."""
     logits = torch.tensor([[[20.0, 30.0, -5.0]], [[21.0, 29.0, -5.0]], [[30.0, 20.0, -5.0]]])
-    prediction = anytime.Product(anytime.Sigmoid())(logits)
+    prediction = anytime.Product(anytime.combine.Sigmoid())(logits)
     assert prediction.labels[:2, 0].tolist() == [1, 1]
     assert Patience(2).answer(prediction).labels.tolist() == [1]
 

@@ -494,7 +494,7 @@ def _check_evidence(activation: Any, shift: Any) -> None:
     if isinstance(activation, type) or not isinstance(activation, Activation):
         raise OptionError(
             f"activation is {activation!r}",
-            expected="an activation, such as anytime.ReLU() or anytime.ClippedReLU(limit=2.0)",
+            expected="an activation, such as anytime.ReLU() or anytime.combine.ClippedReLU(limit=2.0)",
             fix="write ReLU() with parentheses; from a name, use anytime.parse_rule('product(softplus)')",
         )
     if shift != "1/K" and not (isinstance(shift, int | float) and abs(shift) <= LARGEST):
