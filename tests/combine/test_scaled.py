@@ -16,7 +16,7 @@ from anytime.combine import Cached, Powers, Rule, Scaled, Softplus, Tempered
 from anytime.combine.named import name_of
 from anytime.errors import OptionError, StateError
 from anytime.testing import check_rule
-from anytime.testing.rules import _stepped
+from anytime.testing.rules import steps
 from anytime.testing.strategies import logits
 
 LOGITS = 3 * torch.randn(3, 200, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_any_finite_logits_and_usable_temperatures_give_distributions(values: to
         prediction = rule(values)
         assert not prediction.log_probs.isnan().any()
         assert torch.allclose(prediction.probs.double().sum(-1), torch.ones(values.shape[:2], dtype=torch.float64), atol=1e-4)
-        for exit, step in enumerate(_stepped(rule, values)):
+        for exit, step in enumerate(steps(rule, values)):
             torch.testing.assert_close(step.log_probs, prediction.log_probs[exit])
 
 

@@ -13,8 +13,25 @@ from hypothesis import strategies as st
 import anytime
 from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
 from anytime.policy import Confidence, Entropy, Margin, Patience, Policy, Window
+from anytime.testing import check_policy
 
 RULES = [anytime.parse_rule(text) for text in ("latest", "caching", "product", "mixture")]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Confidence(0.7),
+        Confidence((0.9, 0.8, 0.7, 0.0), otherwise="surest"),
+        Margin(0.4, strict=True),
+        Entropy(0.5),
+        Patience(2),
+        Window(0.3, 0.8),
+    ],
+    ids=repr,
+)
+def test_every_policy_passes_the_battery(policy: Policy) -> None:
+    check_policy(policy)
 
 
 def plain_passes(policy: Policy, probs: np.ndarray, exit: int, answers: list[int]) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import anytime
 from anytime.combine import Rule
 from anytime.testing import check_rule
-from anytime.testing.rules import _stepped
+from anytime.testing.rules import steps
 from anytime.testing.strategies import logits
 
 RULES = [
@@ -71,7 +71,7 @@ def test_outputs_are_distributions_and_input_is_unchanged(rule: Rule, values: to
 @given(logits())
 def test_stepping_equals_the_call(rule: Rule, values: torch.Tensor) -> None:
     whole = rule(values)
-    for exit, prediction in enumerate(_stepped(rule, values)):
+    for exit, prediction in enumerate(steps(rule, values)):
         torch.testing.assert_close(prediction.log_probs, whole.log_probs[exit])
         assert torch.equal(prediction.fell_back, whole.fell_back[exit])
 

@@ -64,7 +64,7 @@ class Prediction:
         """A copy that shares no memory with this one."""
         return Prediction(self.log_probs.clone(), self.fell_back.clone(), self.labels.clone())
 
-    def put(self, rows: Tensor, other: Prediction) -> None:
+    def write(self, rows: Tensor, other: Prediction) -> None:
         """Write the answers of other inputs in the place of these."""
         self.log_probs[rows], self.fell_back[rows], self.labels[rows] = other.log_probs, other.fell_back, other.labels
 
@@ -226,7 +226,7 @@ class Caching(Rule[CachingState]):
         check_ties(self.ties)
 
     def _update(self, state: CachingState, logits: Tensor) -> tuple[CachingState, Prediction]:
-        answer, margin = keep_surer(_softmax(logits), state, self.ties)
+        answer, margin = keep_more_confident(_softmax(logits), state, self.ties)
         return CachingState(state.exits, state.seen + 1, answer.log_probs, margin, answer.labels), answer
 
 
@@ -384,7 +384,7 @@ def log_odds(log_probs: Tensor, labels: Tensor) -> Tensor:
     return odds.to(log_probs.dtype).clamp(max=CERTAIN)
 
 
-def keep_surer(answer: Prediction, state: CachingState, ties: Ties) -> tuple[Prediction, Tensor]:
+def keep_more_confident(answer: Prediction, state: CachingState, ties: Ties) -> tuple[Prediction, Tensor]:
     """The surer of an answer and the cached one in each row, and its log-odds."""
     margin = answer.log_odds
     if state.memory is None or state.margin is None or state.labels is None:

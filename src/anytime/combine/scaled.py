@@ -15,7 +15,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from anytime.combine.rules import LARGEST, SMALLEST, CachingState, Prediction, Rule, State, Ties, check_ties, keep_surer
+from anytime.combine.rules import (
+    LARGEST,
+    SMALLEST,
+    CachingState,
+    Prediction,
+    Rule,
+    State,
+    Ties,
+    check_ties,
+    keep_more_confident,
+)
 from anytime.errors import OptionError
 
 
@@ -140,7 +150,7 @@ class Cached(Rule[CachedState]):
 
     def _update(self, state: CachedState, logits: Tensor) -> tuple[CachedState, Prediction]:
         inner, answer = self.inner._update(state.inner, logits)
-        answer, margin = keep_surer(answer, state, self.ties)
+        answer, margin = keep_more_confident(answer, state, self.ties)
         after = CachedState(state.exits, state.seen + 1, answer.log_probs, margin, answer.labels, answer.fell_back, inner)
         return after, answer
 

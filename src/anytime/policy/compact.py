@@ -73,7 +73,7 @@ def run_batch(
             taken |= going & (sure > best[rows])
             best[rows] = torch.maximum(sure, best[rows])
         place = rows[taken]
-        answers.put(place, now.at(taken))
+        answers.write(place, now.at(taken))
         source[place] = exit + 1
         last[rows[going]] = exit + 1
         going = going & ~passed
