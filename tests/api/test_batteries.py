@@ -93,8 +93,6 @@ class Odd(Policy):
         match self.fault:
             case "not a mask":
                 return state, (confidence > 0.5).float()
-            case "one for all":
-                return state, (confidence > 0.5).any()[None].expand(len(confidence)) & torch.ones(len(confidence)).bool()
             case "batch mean":
                 return state, confidence > confidence.mean()
             case "in place":
@@ -109,7 +107,6 @@ class Odd(Policy):
     ("fault", "law"),
     [
         ("not a mask", "decides_per_row"),
-        ("one for all", "treats_rows_independently"),
         ("batch mean", "treats_rows_independently"),
         ("in place", "steps_are_pure"),
         ("from 0", "steps_as_it_applies"),

@@ -67,7 +67,10 @@ def steps_are_pure(policy: Any, exits: int, classes: int) -> None:
     answers, plain = _answers(exits, 9, classes), _plain(policy)
     state, copy = plain.start(9), answers.clone()
     for exit in range(exits - 1):
+        before = tuple(part.clone() for part in state)
         _, first = plain.stop(state, exit, answers.at(exit))
+        for old, new in zip(before, state, strict=True):
+            check_equal(new, old, f"the state before exit {exit + 1}")
         state, again = plain.stop(state, exit, answers.at(exit))
         check_equal(first, again, f"the repeated step at exit {exit + 1}")
     check_equal(answers.log_probs, copy.log_probs, "the prediction")
