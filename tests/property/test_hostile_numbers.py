@@ -140,7 +140,7 @@ def test_gradients_of_survivors_are_as_they_were() -> None:
 def test_a_product_refuses_weights_that_cannot_be_powers(weights: tuple[float, ...]) -> None:
     with pytest.raises(OptionError, match="weights") as caught:
         anytime.Product(weights=weights)
-    assert "weight 0" in caught.value.fix
+    assert "use 0" in caught.value.fix
 
 
 def test_a_mixture_only_reads_the_ratios_of_its_weights() -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from anytime.checks import check_disjoint, check_labels, check_logits
 from anytime.combine import AdaptiveReLU, Product, parse_rule
-from anytime.combine.activations import Gate
-from anytime.combine.thresholds import TOP
+from anytime.combine.activations import TOP, Gate
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import Summary, follow
