@@ -84,7 +84,7 @@ def measure(rule: Rule[Any], logits: Tensor, labels: Tensor) -> list[float]:
     summary = Summary(torch.arange(1.0, len(logits) + 1))
     for now, wanted in zip(torch.split(logits, BLOCK, 1), torch.split(labels, BLOCK), strict=True):
         summary.add(follow(rule(now), wanted))
-    found = summary.figures()
+    found = summary.metrics().to_json()
     drops = [found["label_drop_percent"][limit] for limit in ("0.05", "0.1", "0.5")]
     accuracy, ece = found["accuracy"], found["ece"]
     return [np.mean(accuracy), accuracy[-1], *drops, np.mean(ece), max(ece), np.mean(found["nll"])]

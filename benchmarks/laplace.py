@@ -51,7 +51,7 @@ def main() -> None:
     for name, logits in answers(sets, layers, plain, options.rows):
         rules = {"": anytime.Latest(), ", caching": anytime.Caching(), ", mixture": mixed}
         for kind in ("", ", caching", ", mixture") if name in MIXED else ("", ", caching"):
-            figures = evaluate(logits, labels, rules={"it": rules[kind]}, probabilities=name != "map").rules["it"]
+            figures = evaluate(logits, labels, rules={"it": rules[kind]}, probabilities=name != "map").rules["it"].to_json()
             cells = [number for figure in ("nll", "ece") for number in _shown(figures[figure], shown)]
             print(f"| {name}{kind} | {' | '.join(f'{number:.3f}' for number in cells)} |", flush=True)
     print(f"{len(labels)} test images, {len(sets['val'][1])} held-out images, {len(sets['train'][1])} training images")

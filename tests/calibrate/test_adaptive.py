@@ -66,6 +66,6 @@ def test_it_mends_calibration_on_unseen_rows_as_in_the_paper(shared: Path) -> No
     found = fit_adaptive_threshold(logits[:, fit], labels[fit], tuning_logits=logits[:, tune], tuning_labels=labels[tune])
     rules = {"plain": anytime.Product(), "adaptive": anytime.Product(found.activation)}
     figures = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
-    assert np.mean(figures["adaptive"]["ece"]) < np.mean(figures["plain"]["ece"]) - 0.1
-    assert figures["adaptive"]["label_drop_percent"]["0.1"] < 20
-    assert np.mean(figures["adaptive"]["accuracy"]) > np.mean(figures["plain"]["accuracy"]) - 0.03
+    assert np.mean(figures["adaptive"].ece) < np.mean(figures["plain"].ece) - 0.1
+    assert figures["adaptive"].label_drop_percent["0.1"] < 20
+    assert np.mean(figures["adaptive"].accuracy) > np.mean(figures["plain"].accuracy) - 0.03

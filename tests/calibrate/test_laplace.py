@@ -380,7 +380,7 @@ def latest(logits: Tensor, labels: Tensor, *, probabilities: bool = False) -> di
     """NLL, ECE and accuracy as means over the exits."""
     rules = {"latest": anytime.Latest()}
     figures = anytime.evaluate(logits, labels, rules=rules, probabilities=probabilities).rules["latest"]
-    return {name: float(np.mean(figures[name])) for name in ("nll", "ece", "accuracy")}
+    return {name: float(np.mean(getattr(figures, name))) for name in ("nll", "ece", "accuracy")}
 
 
 @pytest.mark.parametrize("method", ["probit", "sampled"])

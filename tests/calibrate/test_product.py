@@ -176,11 +176,11 @@ def compare(logits: torch.Tensor, labels: torch.Tensor, seed: int) -> dict[str, 
     found = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
     return {
         name: {
-            "accuracy": float(np.mean(figures["accuracy"])),
-            "drops": figures["label_drop_percent"]["0.1"],
-            "ece": float(np.mean(figures["ece"])),
-            "worst ece": max(figures["ece"]),
-            "nll": float(np.mean(figures["nll"])),
+            "accuracy": float(np.mean(figures.accuracy)),
+            "drops": figures.label_drop_percent["0.1"],
+            "ece": float(np.mean(figures.ece)),
+            "worst ece": max(figures.ece),
+            "nll": float(np.mean(figures.nll)),
         }
         for name, figures in found.items()
     }

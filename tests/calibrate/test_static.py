@@ -33,9 +33,9 @@ def test_zero_is_the_plain_product() -> None:
     logits, labels = sample()
     figures = anytime.evaluate(logits, labels, rules=["product"]).rules["product"]
     (trial,) = sweep_static_thresholds(logits, labels, thresholds=[0.0])
-    assert trial.accuracy == pytest.approx(figures["accuracy"])
-    assert trial.ece == pytest.approx(figures["ece"])
-    assert trial.drops == pytest.approx(figures["label_drop_percent"]["0.1"] / 100)
+    assert trial.accuracy == pytest.approx(figures.accuracy)
+    assert trial.ece == pytest.approx(figures.ece)
+    assert trial.drops == pytest.approx(figures.label_drop_percent["0.1"] / 100)
 
 
 def test_among_rows_that_have_not_collapsed_a_higher_threshold_never_adds_to_the_set() -> None:

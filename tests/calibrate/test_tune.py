@@ -48,9 +48,9 @@ def test_figures_are_those_of_evaluate(frontier: Frontier) -> None:
     for name in ("latest", "product", "caching at T", "fitted product, λ = 3"):
         whole = anytime.evaluate(logits, labels, rules={name: rules[name].rule}, sets=None).rules[name]
         for figure in ("accuracy", "ece", "nll"):
-            assert rules[name].metrics[figure] == pytest.approx(np.mean(whole[figure]), abs=1e-9)
+            assert rules[name].metrics[figure] == pytest.approx(np.mean(getattr(whole, figure)), abs=1e-9)
         for limit in (0.1, 0.05):
-            assert 100 * rules[name].metrics[drop_name(limit)] == pytest.approx(whole["label_drop_percent"][str(limit)])
+            assert 100 * rules[name].metrics[drop_name(limit)] == pytest.approx(whole.label_drop_percent[str(limit)])
 
 
 def test_fitting_rows_and_choosing_rows_are_apart() -> None:

@@ -61,8 +61,8 @@ def change(plain: Evaluation) -> Change:
     """Gives `plain` with some figures of some rules replaced, and no collapse: change(product={"ece": [...]}, samples=30)."""
 
     def build(**changes: Any) -> Evaluation:
-        whole = {"collapsed_percent": [0.0] * plain.exits}
-        rules = {name: {**figures, **whole, **changes.pop(name, {})} for name, figures in plain.rules.items()}
+        whole = {"collapsed_percent": (0.0,) * plain.exits}
+        rules = {name: replace(found, **{**whole, **changes.pop(name, {})}) for name, found in plain.rules.items()}
         return replace(plain, **{"samples": 5000, "rules": rules, **changes})
 
     return build

@@ -137,6 +137,6 @@ def _grid(logits: Tensor) -> list[float]:
 def _try(activation: AdaptiveReLU, logits: Tensor, labels: Tensor) -> Trial:
     summary = Summary(torch.arange(1.0, len(logits) + 1))
     summary.add(follow(Product(activation).combine(logits), labels))
-    figures = summary.figures()
-    mean = {name: sum(figures[name]) / len(logits) for name in ("accuracy", "ece")}
-    return Trial(activation.scale, mean["accuracy"], mean["ece"], figures["mean_label_drop"])
+    found = summary.metrics()
+    accuracy, ece = (sum(values or ()) / len(logits) for values in (found.accuracy, found.ece))
+    return Trial(activation.scale, accuracy, ece, found.mean_label_drop or 0.0)

@@ -47,7 +47,8 @@ def as_rule(given: Any, *, exits: int | None = None, classes: int | None = None)
 
     Args:
         given: The rule.
-        exits, classes: The size of the logits it is for, if known: a fitted object is checked against it.
+        exits: Of the logits it is for, if known: a fitted object is checked against them.
+        classes: Likewise.
 
     Example:
         >>> as_rule("product") == as_rule(FittedRule(2, None, "product"))

@@ -170,8 +170,8 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
 
 
 def _change(found: Guarantee, key: str) -> str:
-    states = [found.before] if found.after is None else [found.before, found.after]
-    return " → ".join(f"{sum(state[key]) / len(state[key]):.3f}" for state in states)
+    states = [getattr(state, key) for state in (found.before, found.after) if state is not None]
+    return " → ".join(f"{sum(state) / len(state):.3f}" for state in states)
 
 
 def numbers(text: str, name: str) -> list[float]:

@@ -38,13 +38,13 @@ from anytime.evaluation.blocks import (
 )
 from anytime.evaluation.held_out import HeldOut, hold_out
 from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
-from anytime.metrics import Summary, is_monotone, reach
+from anytime.metrics import RuleMetrics, Summary, is_monotone, reach
 from anytime.metrics import drop as largest_drop
 from anytime.policy import BudgetCurve, exit_fractions
 from anytime.policy.budget import first_reached, stop_thresholds
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
-SET_FIGURES = ("set_size", "set_coverage", "set_size_rise_percent")
+SET_METRICS = ("set_size", "set_coverage", "set_size_rise_percent")
 _SHOWN = ("ece", "nll", "label_drop_percent", "reliability")
 _QS = tuple(point / 20 for point in range(1, 40))
 """How the inputs are spread over the exits along a budget curve, as in the MSDNet papers."""
@@ -59,7 +59,7 @@ class Guarantee:
         fitted: Whether the rule itself was fitted on the calibration rows.
         temperature: Its temperatures. None for a fitted rule, which needs none, and for a rule that at some exit gives
             probability 0 to the label of every row, which no temperature can mend.
-        before: Its figures on the test rows, under the names of `anytime evaluate --json`.
+        before: Its metrics on the test rows.
         after: The same at its temperatures, without sets, or None.
         certificate: Bounds on what future inputs lose under it.
         budget: Accuracy for mean cost where inputs stop by themselves.
@@ -68,14 +68,15 @@ class Guarantee:
     rule: Rule[Any]
     fitted: bool
     temperature: Temperature | None
-    before: dict[str, Any]
-    after: dict[str, Any] | None
+    before: RuleMetrics
+    after: RuleMetrics | None
     certificate: Certificate
     budget: BudgetCurve
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
         known, bounds, budget = self.temperature, asdict(self.certificate), self.budget.to_json()
+        before, after = self.before.to_json(), None if self.after is None else self.after.to_json()
         for name in ("exits", "classes", "text"):
             del bounds[name]
         return {
@@ -83,11 +84,11 @@ class Guarantee:
             "fitted": self.fitted,
             "temperature": None if known is None else list(known.temperatures),
             "temperature_at_bound": None if known is None else list(known.at_bound),
-            "before": {name: self.before[name] for name in _SHOWN},
-            "after": None if self.after is None else {name: self.after[name] for name in _SHOWN},
-            **{name: self.before[name] for name in SET_FIGURES},
+            "before": {name: before[name] for name in _SHOWN},
+            "after": None if after is None else {name: after[name] for name in _SHOWN},
+            **{name: before[name] for name in SET_METRICS},
             "certificate": {**bounds, "sentences": list(self.certificate.sentences)},
-            "accuracy": self.before["accuracy"],
+            "accuracy": before["accuracy"],
             "budget": budget,
         }
 
@@ -140,8 +141,10 @@ class Guarantees:
     def put_sets(self, evaluation: Evaluation) -> Evaluation:
         """An evaluation of the same test rows, with these prediction sets in place of those it calibrated by itself."""
         rules = {
-            name: {**figures, **{key: self.rules[name].before[key] for key in SET_FIGURES}} if name in self.rules else figures
-            for name, figures in evaluation.rules.items()
+            name: replace(found, **{key: getattr(self.rules[name].before, key) for key in SET_METRICS})
+            if name in self.rules
+            else found
+            for name, found in evaluation.rules.items()
         }
         sets = None if self.sets is None else {**asdict(self.sets), "calibration_rows": self.calibrating_rows}
         return replace(evaluation, rules=rules, settings={**evaluation.settings, "sets": sets})
@@ -240,8 +243,8 @@ def measure_guarantees(
                 rule=each,
                 fitted=name in fitted,
                 temperature=temperatures.get(name),
-                before=tallies[name].summary.figures(),
-                after=scaled[name].figures() if name in scaled else None,
+                before=tallies[name].summary.metrics(),
+                after=scaled[name].metrics() if name in scaled else None,
                 certificate=tallies[name].certificate(name_of(each), classes, confidence),
                 budget=stops[name].curve(price),
             )

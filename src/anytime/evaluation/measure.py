@@ -25,7 +25,7 @@ from anytime.errors import OptionError, ShapeError
 from anytime.evaluation.blocks import Combine, Rows, Split, block_size, chunks, follow_chunk, set_thresholds, uniforms, workers
 from anytime.evaluation.examples import Example, Worst, examples
 from anytime.evaluation.source import LogitsFile, Mapped, open_logits
-from anytime.metrics import Summary, drop
+from anytime.metrics import RuleMetrics, Summary, drop
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 
 DEFAULT_RULES = ("latest", "caching", "product")
@@ -42,7 +42,7 @@ class Evaluation:
     Attributes:
         exits, samples, classes: The size of the data.
         labelled: Whether there were labels.
-        rules: The figures of each rule, under fixed names.
+        rules: The metrics of each rule.
         costs: Cumulative cost of each exit; 1, 2, 3, … if none were given.
         costs_given: Whether they were.
         settings: How it was measured.
@@ -54,7 +54,7 @@ class Evaluation:
     samples: int
     classes: int
     labelled: bool
-    rules: dict[str, dict[str, Any]]
+    rules: dict[str, RuleMetrics]
     costs: tuple[float, ...]
     costs_given: bool
     settings: dict[str, Any]
@@ -63,9 +63,17 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document, without the sample of inputs."""
-        document = asdict(self)
-        del document["examples"]
-        return document
+        return {
+            "exits": self.exits,
+            "samples": self.samples,
+            "classes": self.classes,
+            "labelled": self.labelled,
+            "rules": {name: found.to_json() for name, found in self.rules.items()},
+            "costs": list(self.costs),
+            "costs_given": self.costs_given,
+            "settings": self.settings,
+            "worst": [asdict(example) for example in self.worst],
+        }
 
 
 def evaluate(
@@ -129,16 +137,16 @@ def evaluate(
             if progress is not None:
                 progress(chunk.stop, samples)
         sample = torch.from_numpy(np.random.default_rng([seed, 3]).permutation(samples)[:EXAMPLES].copy())
-        figures = {name: summary.figures() for name, summary in summaries.items()}
-        if len(named) == 1:  # beside others a rule's figures speak for themselves
+        metrics = {name: summary.metrics() for name, summary in summaries.items()}
+        if len(named) == 1:  # among several rules, the metrics themselves show it
             (name, alone), *_ = named.items()
-            warn_of_few_classes(alone, classes, _own(figures[name]))
+            warn_of_few_classes(alone, classes, _own(metrics[name]))
         return Evaluation(
             exits=exits,
             samples=samples,
             classes=classes,
             labelled=rows.labels is not None,
-            rules=figures,
+            rules=metrics,
             costs=tuple(limits.tolist()),
             costs_given=costs is not None,
             settings=_settings(combiners, sets if calibrated else None, split, strict, probabilities),
@@ -202,13 +210,13 @@ def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, An
     return named
 
 
-def _own(figures: Mapping[str, Any]) -> Answers | None:
-    """What a rule does on these rows, for a word of advice; None without labels."""
-    if figures["accuracy"] is None:
+def _own(found: RuleMetrics) -> Answers | None:
+    """The metrics that the warning about few classes reports; None without labels."""
+    if found.accuracy is None or found.ece is None or found.label_drop_percent is None:
         return None
-    accuracy, ece = (sum(figures[name]) / len(figures[name]) for name in ("accuracy", "ece"))
-    falls, deep = (figures["label_drop_percent"][by] for by in ("0.1", "0.5"))
-    return Answers(100 * accuracy, falls, deep, figures["collapsed_percent"][-1], ece)
+    accuracy, ece = (sum(values) / len(values) for values in (found.accuracy, found.ece))
+    drops = found.label_drop_percent
+    return Answers(100 * accuracy, drops["0.1"], drops["0.5"], found.collapsed_percent[-1], ece)
 
 
 def _settings(

@@ -42,7 +42,7 @@ def measured(
     check_alike(
         {run.name: {"exits": len(logits), "classes": logits.shape[2]} for run, (logits, _) in zip(runs, kept, strict=True)}
     )
-    return [evaluate(logits, labels, rules=dict(rules), sets=sets, strict=strict).rules for logits, labels in kept]
+    return [evaluate(logits, labels, rules=dict(rules), sets=sets, strict=strict).to_json()["rules"] for logits, labels in kept]
 
 
 def curve(figures: Sequence[Figures], rule: str, key: str, *, factor: float = 1.0) -> list[Measured]:

@@ -78,13 +78,13 @@ def _try(threshold: float, rule: Product, logits: Tensor, labels: Tensor) -> Sta
     summary = Summary(torch.arange(1.0, len(logits) + 1))
     for now, wanted in zip(torch.split(logits, _BLOCK, 1), torch.split(labels, _BLOCK), strict=True):
         summary.add(follow(rule.combine(now), wanted))
-    figures = summary.figures()
+    found = summary.metrics()
     return StaticTrial(
         threshold,
-        accuracy=tuple(figures["accuracy"]),
-        set_size=tuple(figures["support_size"]),
-        coverage=tuple(figures["support_coverage"]),
-        collapsed=tuple(share / 100 for share in figures["collapsed_percent"]),
-        ece=tuple(figures["ece"]),
-        drops=figures["label_drop_percent"]["0.1"] / 100,
+        accuracy=found.accuracy or (),
+        set_size=found.support_size,
+        coverage=found.support_coverage or (),
+        collapsed=tuple(share / 100 for share in found.collapsed_percent),
+        ece=found.ece or (),
+        drops=(found.label_drop_percent or {})["0.1"] / 100,
     )

@@ -19,6 +19,7 @@ from anytime.report.svg.scale import linear
 
 if TYPE_CHECKING:
     from anytime.evaluation import Guarantee, Guarantees
+    from anytime.metrics import RuleMetrics
 
 MOST_PANELS = 14
 
@@ -70,7 +71,9 @@ def scaled(found: Guarantees, key: str) -> Figure:
     measure = MEASURES[key]
     names = _told_apart(found)
     exits = [float(exit) for exit in range(1, found.exits + 1)]
-    series = tuple(_line(name, own, exits, _best(found.rules[name])[key]) for name, own in _looks(found, names))
+    series = tuple(
+        _line(name, own, exits, measure.values(_best(found.rules[name])) or ()) for name, own in _looks(found, names)
+    )
     values = [y for line in series for _, _, y in line.points()]
     title = f"{measure.title} at the fitted temperatures"
     reading = (
@@ -82,9 +85,9 @@ def scaled(found: Guarantees, key: str) -> Figure:
     rows = []
     for name in names:
         each = found.rules[name]
-        rows.append((f"{shown(name)}, as it is", *(number(value) for value in each.before[key])))
+        rows.append((f"{shown(name)}, as it is", *(number(value) for value in measure.values(each.before) or ())))
         if each.after is not None:
-            rows.append((f"{shown(name)}, scaled", *(number(value) for value in each.after[key])))
+            rows.append((f"{shown(name)}, scaled", *(number(value) for value in measure.values(each.after) or ())))
     return Figure(f"scaled_{key}", "guarantees", title, reading, chart, Table(title, _exits(found), tuple(rows)))
 
 
@@ -94,7 +97,7 @@ def covered(found: Guarantees, alpha: float) -> Figure:
     exits = [float(exit) for exit in range(1, found.exits + 1)]
     asked = 100 * (1 - alpha)
     series = tuple(
-        _line(name, own, exits, found.rules[name].before["set_coverage"], factor=100.0) for name, own in _looks(found, names)
+        _line(name, own, exits, found.rules[name].before.set_coverage or (), factor=100.0) for name, own in _looks(found, names)
     )
     values = [asked, *(y for line in series for _, _, y in line.points())]
     guide = Guide((1.0, asked), (float(max(found.exits, 2)), asked), "asked for")
@@ -113,9 +116,9 @@ def covered(found: Guarantees, alpha: float) -> Figure:
     )
     rows = []
     for name in names:
-        figures = found.rules[name].before
-        rows.append((f"{shown(name)}, coverage", *(share(value) for value in figures["set_coverage"])))
-        rows.append((f"{shown(name)}, size", *(number(value) for value in figures["set_size"])))
+        before = found.rules[name].before
+        rows.append((f"{shown(name)}, coverage", *(share(value) for value in before.set_coverage or ())))
+        rows.append((f"{shown(name)}, size", *(number(value) for value in before.set_size or ())))
     return Figure("set_coverage", "guarantees", title, reading, chart, Table(title, _exits(found), tuple(rows)))
 
 
@@ -126,7 +129,7 @@ def budget(found: Guarantees) -> Figure:
         each = found.rules[name]
         known = each.budget
         curves.append(Series(shown(name), known.cost, tuple(100 * right for right in known.accuracy), Look(own.css)))
-        marks.append(_line(name, own, found.costs, each.before["accuracy"], factor=100.0, joined=False))
+        marks.append(_line(name, own, found.costs, each.before.accuracy or (), factor=100.0, joined=False))
     series = (*curves, *marks)
     values = [y for line in series for _, _, y in line.points()]
     unit = "" if found.costs_given else ", in exits"
@@ -171,18 +174,18 @@ def diagrams(found: Guarantees) -> list[Panels]:
 
 def _panel(found: Guarantee, exit: int) -> Panel:
     before = _bins(found.before, exit)
-    was = f"{found.before['ece'][exit]:.3f}"
+    was = f"{(found.before.ece or ())[exit]:.3f}"
     if found.after is None:
         return Panel(f"exit {exit + 1}", f"ECE {was}", before)
-    now = f"{found.after['ece'][exit]:.3f}"
+    now = f"{(found.after.ece or ())[exit]:.3f}"
     return Panel(f"exit {exit + 1}", f"{was} → {now}", _bins(found.after, exit), before)
 
 
-def _bins(figures: Mapping[str, Any], exit: int) -> Bins:
-    table = figures["reliability"][exit]
+def _bins(found: RuleMetrics, exit: int) -> Bins:
+    bins = (found.reliability or ())[exit]
     return [
-        (sure, right, int(count))
-        for sure, right, count in zip(table["confidence"], table["accuracy"], table["count"], strict=True)
+        (confidence, accuracy, int(count))
+        for confidence, accuracy, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
     ]
 
 
@@ -209,7 +212,7 @@ def _budget_table(found: Guarantees) -> Table:
     """Accuracies at a few mean costs: those of the exits."""
     rows = [("mean cost", *(number(cost) for cost in found.costs))]
     for name, each in found.rules.items():
-        rows.append((f"{shown(name)}, all at one exit", *(share(value) for value in each.before["accuracy"])))
+        rows.append((f"{shown(name)}, all at one exit", *(share(value) for value in each.before.accuracy or ())))
         rows.append((f"{shown(name)}, stopping by itself", *(share(at_cost(each, cost)) for cost in found.costs)))
     return Table("Accuracy for at most the mean cost of each exit", _exits(found), tuple(rows))
 
@@ -236,7 +239,7 @@ def _told_apart(found: Guarantees) -> list[str]:
     return [name for name, each in found.rules.items() if each.rule not in reached]
 
 
-def _best(found: Guarantee) -> Mapping[str, Any]:
+def _best(found: Guarantee) -> RuleMetrics:
     return found.before if found.after is None else found.after
 
 

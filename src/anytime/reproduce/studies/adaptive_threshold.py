@@ -33,7 +33,7 @@ def study(context: Context) -> Finding:
     figures: list[Figures] = []
     for run, fit in zip(runs, fits, strict=True):
         rules = dict(zip(_NAMES, (Latest(), Caching(), Product(), Product(fit.activation)), strict=True))
-        figures.append(evaluate(*run.logits(), rules=rules, sets=None).rules)
+        figures.append(evaluate(*run.logits(), rules=rules, sets=None).to_json()["rules"])
     logits, labels = runs[0].logits()
     every = follow(Latest()(logits), labels).label_probability
     chosen = ten_rows(every)

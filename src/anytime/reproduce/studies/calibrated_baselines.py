@@ -36,7 +36,7 @@ def study(context: Context) -> Finding:
         logits, labels = run.logits()
         fit = fit_temperature(*run.logits("val"))
         rules = dict(zip(found, (Latest(), Product(), fit.rule, fit.rule_for(Caching())), strict=True))
-        figures = evaluate(logits, labels, rules=rules, sets=None).rules
+        figures = evaluate(logits, labels, rules=rules, sets=None).to_json()["rules"]
         for name in found:
             found[name].append({name: figures[name]})
     found |= _of_log_probs("ensemble", _average(runs), runs[0].logits()[1])
@@ -121,7 +121,7 @@ def _two(drops: list[Measured]) -> str:
 
 def _of_log_probs(name: str, log_probs: Tensor, labels: Tensor) -> dict[str, list[Figures]]:
     """The figures of answers that are log-probabilities, as they are and cached."""
-    figures = evaluate(log_probs, labels, rules=("latest", "caching"), probabilities=True, sets=None).rules
+    figures = evaluate(log_probs, labels, rules=("latest", "caching"), probabilities=True, sets=None).to_json()["rules"]
     return {name: [{name: figures["latest"]}], f"{name}, caching": [{f"{name}, caching": figures["caching"]}]}
 
 

@@ -220,7 +220,7 @@ def _raps(key: str, code: Raps, exit: int) -> Callable[[Run], Pair]:
     def measure(run: Run) -> Pair:
         logits, labels = run.logits()
         found = [
-            evaluate(logits, labels, rules=("product",), sets=sets).rules["product"][key][exit]
+            evaluate(logits, labels, rules=("product",), sets=sets).rules["product"].to_json()[key][exit]
             for sets in (Raps(variant="original", quantile="plain"), code)
         ]
         return Pair(*(100 * value if key == "set_coverage" else value for value in found))
@@ -231,7 +231,8 @@ def _raps(key: str, code: Raps, exit: int) -> Callable[[Run], Pair]:
 def _seeds(run: Run) -> Pair:
     """The deviation of the mean set size at the last exit over seeds of the draws: none with a fixed seed."""
     logits, labels = run.logits()
-    sizes = [evaluate(logits, labels, rules=("product",), seed=seed).rules["product"]["set_size"][-1] for seed in range(_SEEDS)]
+    found = [evaluate(logits, labels, rules=("product",), seed=seed).rules["product"] for seed in range(_SEEDS)]
+    sizes = [each.set_size[-1] for each in found if each.set_size is not None]
     return Pair(0.0, over_seeds(sizes).deviation or 0.0)
 
 

@@ -154,7 +154,10 @@ def _whole_title(data: str, classes: int) -> str:
 def _figures(run: Run) -> Figures:
     """The figures of a run as published; measured on the kept rows where other rules alone were."""
     found = run.figures()
-    return found if set(NAMES) <= set(found) else evaluate(*run.logits(), rules=text_rules(*run.logits("val")), sets=None).rules
+    if set(NAMES) <= set(found):
+        return found
+    rules: Figures = evaluate(*run.logits(), rules=text_rules(*run.logits("val")), sets=None).to_json()["rules"]
+    return rules
 
 
 def _by_data(runs: Sequence[Run]) -> dict[str, tuple[Run, ...]]:
