@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.calibrate import Certificate, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
+from anytime.calibrate import Certificate, DropTally, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
 from anytime.checks import check_costs, check_fraction, check_number, check_seed
 from anytime.combine import Caching, Rule, parse_rule
 from anytime.combine.named import name_of
@@ -38,16 +38,12 @@ from anytime.evaluation.blocks import (
 )
 from anytime.evaluation.held_out import HeldOut, hold_out
 from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
-from anytime.metrics import RuleMetrics, Summary, is_monotone, reach
-from anytime.metrics import drop as largest_drop
-from anytime.policy import BudgetCurve, exit_fractions
-from anytime.policy.budget import first_reached, stop_thresholds
+from anytime.metrics import RuleMetrics, Summary
+from anytime.policy import BudgetCurve, BudgetTally
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
 SET_METRICS = ("set_size", "set_coverage", "set_size_rise_percent")
 _SHOWN = ("ece", "nll", "label_drop_percent", "reliability")
-_QS = tuple(point / 20 for point in range(1, 40))
-"""How the inputs are spread over the exits along a budget curve, as in the MSDNet papers."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +199,11 @@ def measure_guarantees(
     after: dict[str, Combine] = {name: each.rule.combine for name, each in temperatures.items() if each is not None}
     block = block_size(exits, classes)
     parts = chunks(samples, block, exits * classes)
-    tallies = {name: _Tally(price, drop, strict) for name in every}
     scaled = {name: Summary(price, strict=strict) for name in after}
     with workers(len(parts)) as map_in_order:
         limits = {} if sets is None else _set_limits(held, before, sets, seed, block, map_in_order)
-        stops = {name: _Stops(odds) for name, odds in _log_odds(held, before, block, map_in_order).items()}
+        odds = _log_odds(held, before, block, map_in_order)
+        tallies = {name: _Tally(price, odds[name], drop, strict) for name in every}
 
         def follow_both(chunk: slice, uniform: Tensor) -> tuple[dict[str, Followed], dict[str, Followed]]:
             follow = partial(follow_chunk, rows, chunk=chunk, uniform=uniform, block=block)
@@ -218,7 +214,6 @@ def measure_guarantees(
         for chunk, (plainly, at_temperature) in zip(parts, found, strict=True):
             for name, each in plainly.items():
                 tallies[name].add(each)
-                stops[name].add(each)
             for name, each in at_temperature.items():
                 scaled[name].add(each.seen)
             if progress is not None:
@@ -245,8 +240,8 @@ def measure_guarantees(
                 temperature=temperatures.get(name),
                 before=tallies[name].summary.metrics(),
                 after=scaled[name].metrics() if name in scaled else None,
-                certificate=tallies[name].certificate(name_of(each), classes, confidence),
-                budget=stops[name].curve(price),
+                certificate=tallies[name].drops.certificate(name_of(each), exits=exits, classes=classes, confidence=confidence),
+                budget=tallies[name].stops.curve(price),
             )
             for name, each in every.items()
         },
@@ -254,68 +249,26 @@ def measure_guarantees(
 
 
 class _Tally:
-    """The figures of a rule on the test rows seen so far, and what its certificate counts."""
-
-    def __init__(self, costs: Tensor, drop: float, strict: bool) -> None:
-        self.summary = Summary(costs, strict=strict)
-        self.drop, self.strict = drop, strict
-        self.rows = self.drops = self.losses = 0
-
-    def add(self, found: Followed) -> None:
-        seen = found.seen
-        assert seen.correct is not None  # test rows have labels
-        self.summary.add(seen)
-        if found.size is not None:
-            self.summary.add_sets(found.size, found.covered)
-        self.rows += seen.correct.shape[1]
-        self.drops += int(reach(largest_drop(seen.label_probability), (self.drop,), strict=self.strict))
-        self.losses += int((~is_monotone(seen.correct)).sum())
-
-    def certificate(self, text: str, classes: int, confidence: float) -> Certificate:
-        return Certificate.from_counts(
-            exits=len(self.summary.costs),
-            classes=classes,
-            text=text,
-            drop=float(self.drop),
-            strict=self.strict,
-            confidence=float(confidence),
-            rows=self.rows,
-            drops=self.drops,
-            losses=self.losses,
-        )
-
-
-class _Stops:
-    """Where the test rows seen so far stop, and whether they are right there, for each of some ways to spread them.
+    """What the test rows seen so far show of one rule: metrics, drops for its certificate, and where inputs stop.
 
     Args:
-        odds: The confidences of the calibrating rows at each exit, `(exits, rows)`, as log-odds: they give the thresholds.
+        costs: Cumulative cost of each exit.
+        odds: The confidences of the calibrating rows at each exit, `(exits, rows)`, as log-odds.
+        drop: The drop that its certificate counts.
+        strict: Whether only drops above it count.
     """
 
-    def __init__(self, odds: Tensor) -> None:
-        self.limits = tuple(stop_thresholds(odds, exit_fractions(q, len(odds))) for q in _QS)
-        self.stopped = torch.zeros(len(_QS), len(odds), dtype=torch.float64)
-        self.right = torch.zeros(len(_QS), dtype=torch.float64)
+    def __init__(self, costs: Tensor, odds: Tensor, drop: float, strict: bool) -> None:
+        self.summary, self.drops, self.stops = Summary(costs, strict=strict), DropTally(drop, strict=strict), BudgetTally(odds)
 
     def add(self, found: Followed) -> None:
         assert found.seen.correct is not None  # test rows have labels
         assert found.odds is not None
-        odds = found.odds.double()  # as anytime.policy compares it
-        for index, limit in enumerate(self.limits):
-            exit = first_reached(odds, limit)
-            self.stopped[index] += exit.bincount(minlength=len(odds))
-            self.right[index] += found.seen.correct.gather(0, exit[None]).sum()
-
-    def curve(self, costs: Tensor) -> BudgetCurve:
-        rows = self.stopped.sum(1)
-        shares = self.stopped / rows[:, None]
-        return BudgetCurve(
-            q=_QS,
-            cost=tuple((shares @ costs).tolist()),
-            accuracy=tuple((self.right / rows).tolist()),
-            fractions=tuple(tuple(each) for each in shares.tolist()),
-            log_odds=self.limits,
-        )
+        self.summary.add(found.seen)
+        if found.size is not None:
+            self.summary.add_sets(found.size, found.covered)
+        self.drops.add(found.seen)
+        self.stops.add(found.odds, found.seen.correct)
 
 
 def _labelled(given: Any, probabilities: bool, what: str) -> Rows:
