@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import anytime
 from anytime.calibrate import Candidate, Frontier, TunedRule, certify, tune
-from anytime.calibrate.tuning.frontier import drop_name, measure
+from anytime.calibrate.measure import drop_name, measure
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
 FEW = (3.0,)

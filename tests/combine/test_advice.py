@@ -113,7 +113,7 @@ def test_a_runner_with_a_rule_that_data_chose_does_not_warn() -> None:
     product = next(one for one in frontier.candidates if one.name == "product")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with Runner(model, "caching"), Runner(model, calibration=frontier.tuned(product, wish="a test")):
+        with Runner(model, "caching"), Runner(model, calibration=frontier.tuned(product, objective="a test")):
             pass
 
 

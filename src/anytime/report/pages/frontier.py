@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from anytime.calibrate.tuning.frontier import drop_name
+from anytime.calibrate.measure import drop_name
 from anytime.report.numbers import exact, number, plural, share
 from anytime.report.pages.figures import Figure, Table
 from anytime.report.svg.chart import MARKERS, Axis, Chart, Look, Series, draw, look, place, style_sheet, template_text
