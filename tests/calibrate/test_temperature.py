@@ -136,7 +136,7 @@ def test_temperatures_of_the_softmax_serve_any_rule_and_those_of_a_rule_only_tha
     assert plain.rule_for(Caching()) == cached.rule == Scaled(Caching(), plain.temperatures)
     product = fit_temperature(logits, labels, Product())
     assert product.rule_for(Product()) == product.rule == Tempered(Product(), product.temperatures)
-    with pytest.raises(OptionError, match="temperatures of Product"):
+    with pytest.raises(OptionError, match="these temperatures were fitted"):
         product.rule(Product(weights="ones"))
 
 
