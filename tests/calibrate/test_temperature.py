@@ -137,7 +137,7 @@ def test_temperatures_of_the_softmax_serve_any_rule_and_those_of_a_rule_only_tha
     product = fit_temperature(logits, labels, Product())
     assert product.rule_for(Product()) == product.rule == Tempered(Product(), product.temperatures)
     with pytest.raises(OptionError, match="these temperatures were fitted"):
-        product.rule(Product(weights="ones"))
+        product.rule_for(Product(weights="ones"))
 
 
 def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
