@@ -46,7 +46,7 @@ def test_prediction_sets_shrink_as_in_the_paper(shared: Path) -> None:
     assert all(abs(share - 0.95) < 0.02 for share in figures.set_coverage)
 
 
-def assert_same(one: anytime.Evaluation, other: anytime.Evaluation, tolerance: float) -> None:
+def assert_same(one: anytime.evaluation.Evaluation, other: anytime.evaluation.Evaluation, tolerance: float) -> None:
     def compare(a, b, where: str) -> None:
         if isinstance(a, dict):
             assert a.keys() == b.keys()
@@ -195,7 +195,9 @@ def test_rules_of_ones_own_are_measured() -> None:
 
 
 def test_rules_may_be_objects_and_texts() -> None:
-    found = anytime.evaluate(*some(), rules=[anytime.Latest(), "product(softplus)", anytime.Product(anytime.Heaviside())])
+    found = anytime.evaluate(
+        *some(), rules=[anytime.Latest(), "product(softplus)", anytime.Product(anytime.combine.Heaviside())]
+    )
     assert list(found.rules)[:2] == ["latest", "product(softplus)"]
     assert "Heaviside" in list(found.rules)[2]
 

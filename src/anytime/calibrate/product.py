@@ -16,8 +16,8 @@ from torch import Tensor
 
 from anytime.calibrate.temperature import fit_temperature
 from anytime.checks import check_count, check_labelled, check_number
+from anytime.combine.base import LARGEST, SMALLEST
 from anytime.combine.powers import Powers, multiply
-from anytime.combine.rules import LARGEST, SMALLEST
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 

@@ -20,9 +20,8 @@ from torch import Tensor
 from anytime.calibrate.measure import rule_metrics
 from anytime.checks import check_disjoint, check_labelled, check_number
 from anytime.combine import AdaptiveReLU, Product, ThresholdReLU, parse_rule
-from anytime.combine.activations import Gate
+from anytime.combine.activations import TOP, Gate
 from anytime.combine.rules import Weights
-from anytime.combine.thresholds import TOP
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 

@@ -52,7 +52,7 @@ class RunningBatch:
         if self._answers is None:
             self._answers = prediction.clone()
         else:
-            self._answers.put(rows[taken], prediction.at(taken))
+            self._answers.write(rows[taken], prediction.at(taken))
         goes_on = bool(self._decisions.running.any())
         return self._decisions.drop_stopped(self._compact_when), goes_on
 
