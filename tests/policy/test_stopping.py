@@ -22,11 +22,11 @@ RULES = [anytime.parse_rule(text) for text in ("latest", "caching", "product", "
     "policy",
     [
         Confidence(0.7),
-        Confidence((0.9, 0.8, 0.7, 0.0), otherwise="surest"),
+        Confidence((0.9, 0.8, 0.7, 0.0), otherwise="most_confident"),
         Margin(0.4, strict=True),
         Entropy(0.5),
         Patience(2),
-        Window(0.3, 0.8),
+        DecisionWindow(0.3, 0.8),
     ],
     ids=repr,
 )
