@@ -23,7 +23,8 @@ LAYERS = (
     {"models", "data", "metrics"},
     {"calibrate", "conformal", "policy"},
     {"run", "train", "evaluation"},
-    {"report", "serve", "reproduce", "testing", "samples"},
+    {"report", "serve", "testing", "samples"},
+    {"reproduce"},
     {"cli"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
