@@ -76,9 +76,9 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a foreign state": (lambda: anytime.Caching().step(first_step()[1], torch.ones(4, 3)), StateError, "start"),
     "no exits to start": (lambda: anytime.Product().start(0), OptionError, "at least 1"),
     "half an exit": (lambda: anytime.Product().start(1.5), OptionError, "whole number"),
-    "an unknown rule": (lambda: anytime.rule("prodct"), OptionError, "did you mean 'product'"),
-    "an activation as a rule": (lambda: anytime.rule("relu"), OptionError, "latest, caching"),
-    "an unknown activation": (lambda: anytime.rule("product(gelu)"), OptionError, "activation"),
+    "an unknown rule": (lambda: anytime.parse_rule("prodct"), OptionError, "did you mean 'product'"),
+    "an activation as a rule": (lambda: anytime.parse_rule("relu"), OptionError, "latest, caching"),
+    "an unknown activation": (lambda: anytime.parse_rule("product(gelu)"), OptionError, "activation"),
     "an activation by name": (lambda: anytime.Product(activation="relu"), OptionError, "ReLU()"),
     "an activation's class": (lambda: anytime.Product(activation=anytime.ReLU), OptionError, "parentheses"),
     "unknown weights": (lambda: anytime.Product(weights="quadratic"), OptionError, "linear"),
@@ -112,7 +112,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a rule twice": (lambda: anytime.evaluate(GOOD, LABELS, rules=["latest", "latest"]), OptionError, "twice"),
     "a rule's class": (lambda: anytime.evaluate(GOOD, LABELS, rules={"p": anytime.Product}), OptionError, "create"),
     "blocks of no rows": (lambda: anytime.evaluate(GOOD, LABELS, block_rows=0), OptionError, "at least 1"),
-    "sets that miss nothing": (lambda: anytime.Raps(alpha=0), OptionError, "between 0 and 1"),
+    "sets that miss nothing": (lambda: anytime.Raps(alpha=0), OptionError, "above 0 and below 1"),
     "an interval upside down": (lambda: anytime.Intersection()(torch.ones(2, 1), torch.zeros(2, 1)), AnytimeError, "order"),
 }
 
@@ -276,7 +276,7 @@ def test_there_are_enough_mistakes() -> None:
 
 def test_errors_are_also_what_python_programmers_catch() -> None:
     with pytest.raises(ValueError):
-        anytime.rule("nonsense")
+        anytime.parse_rule("nonsense")
     with pytest.raises(TypeError):
         anytime.Product()(None)
     with pytest.raises(FileNotFoundError):
@@ -295,10 +295,10 @@ def test_a_threshold_beyond_all_logits_leaves_nothing_and_one_beyond_float32_is_
 
 
 def test_logits_beyond_float32_can_be_calibrated_on(capsys: pytest.CaptureFixture[str]) -> None:
-    from anytime.calibrate import fit_powers
+    from anytime.calibrate import fit_product
 
     for scale in (1e30, 1e100, 1e299):
-        assert math.isfinite(fit_powers(GOOD.double() * scale, LABELS, steps=5).loss)
+        assert math.isfinite(fit_product(GOOD.double() * scale, LABELS, steps=5).loss)
 
 
 def test_a_file_name_that_is_not_utf_8_is_read_and_reported(tmp_path: Path) -> None:

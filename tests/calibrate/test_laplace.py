@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anytime
-from anytime.calibrate import LastLayerLaplace, fit_laplace, laplace_torch
+from anytime.calibrate import Laplace, fit_laplace
 from anytime.calibrate.laplace.posterior import GRID, HIGHEST, LOWEST
 from anytime.data import load_digits, normalise
 from anytime.errors import (
     AnytimeError,
     IntegrityError,
     LabelError,
-    MissingExtraError,
     NonFiniteError,
     OptionError,
     OverlapError,
@@ -350,7 +349,7 @@ def test_streaming_over_a_model_is_the_same_as_fitting_to_its_features(digits: A
     x, labels = sets["train"]
     batches = list(zip(x.split(64), labels.split(64), strict=True))
     model.train()
-    streamed = LastLayerLaplace.from_model(model, batches)
+    streamed = Laplace.from_model(model, batches)
     assert model.training
     model.eval()
     features, again = collect_features(model, batches)
@@ -368,7 +367,7 @@ def collect(model: MLP, x: Tensor) -> list[Tensor]:
 
 def test_a_stream_stops_where_it_is_left(digits: Any) -> None:
     model, sets = digits
-    posterior = LastLayerLaplace.from_model(model, [sets["train"]])
+    posterior = Laplace.from_model(model, [sets["train"]])
     ran: list[nn.Module] = []
     handles = [head.register_forward_hook(lambda module, *_: ran.append(module)) for head in model.heads]
     next(posterior.stream(model, sets["test"][0]))
@@ -388,7 +387,7 @@ def latest(logits: Tensor, labels: Tensor, *, probabilities: bool = False) -> di
 def test_on_real_digits_a_tuned_prior_mends_likelihood_and_calibration(digits: Any, method: Any) -> None:
     model, sets = digits
     tuned = {"prior_precision": "grid", "tuning": [sets["val"]], "method": method}
-    posterior = LastLayerLaplace.from_model(model, [sets["train"]], **tuned)
+    posterior = Laplace.from_model(model, [sets["train"]], **tuned)
     x, labels = sets["test"]
     with torch.no_grad():
         plain = latest(model(x), labels)
@@ -402,8 +401,8 @@ def test_the_evidence_of_rows_known_by_heart_asks_for_too_weak_a_prior(digits: A
     """A head that is sure of every row it was fitted to has hardly any curvature there. The documentation warns of it."""
     model, sets = digits
     x, labels = sets["test"]
-    evidence = LastLayerLaplace.from_model(model, [sets["train"]])
-    grid = LastLayerLaplace.from_model(model, [sets["train"]], prior_precision="grid", tuning=[sets["val"]])
+    evidence = Laplace.from_model(model, [sets["train"]])
+    grid = Laplace.from_model(model, [sets["train"]], prior_precision="grid", tuning=[sets["val"]])
     assert max(evidence.prior_precision) < min(grid.prior_precision) / 10
     losses = [latest(each.predict(collect(model, x)), labels, probabilities=True)["nll"] for each in (evidence, grid)]
     assert losses[0] > losses[1]
@@ -425,7 +424,7 @@ def test_with_endless_rows_the_evidence_finds_the_scale_of_the_weights() -> None
 def test_a_file_gives_back_the_same_posterior(structure: Any, tmp_path: Path) -> None:
     features, labels, layers = rows(30, 16)
     posterior = fit_laplace(features, labels, layers, structure=structure)
-    again = LastLayerLaplace.load(posterior.save(tmp_path / "laplace.json"))
+    again = Laplace.load(posterior.save(tmp_path / "laplace.json"))
     torch.testing.assert_close(again.curvatures, posterior.curvatures, rtol=0, atol=0)  # the stored bytes
     torch.testing.assert_close(again.predict(features), posterior.predict(features))
     assert again.prior_precision == posterior.prior_precision
@@ -437,7 +436,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = fit_laplace(features, labels, layers).save(tmp_path / "laplace.json")
     path.write_text(path.read_text().replace('"rows":30', '"rows":31').replace('"rows": 30', '"rows": 31'))
     with pytest.raises(IntegrityError):
-        LastLayerLaplace.load(path)
+        Laplace.load(path)
 
 
 def test_fields_that_do_not_fit_together_are_refused() -> None:
@@ -547,43 +546,26 @@ def test_tuning_rows_among_those_fitted_to_are_refused() -> None:
 
 def test_no_batches_are_refused() -> None:
     with pytest.raises(LabelError, match="no batches"):
-        LastLayerLaplace.from_model(MLP(MLPConfig(classes=3)), [])
+        Laplace.from_model(MLP(MLPConfig(classes=3)), [])
 
 
 # The package
 
 
-def test_without_the_package_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "laplace", None)
-    features, labels, layers = rows(20, 25)
-    with pytest.raises(MissingExtraError, match="fit_laplace"):
-        laplace_torch(features, labels, layers)
-
-
 @pytest.mark.filterwarnings("default")
-@STRUCTURES
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_package_finds_the_same(structure: Any, bias: bool) -> None:
-    package = pytest.importorskip("laplace", reason="laplace-torch is not installed; docs/laplace.md says how")
+@pytest.mark.parametrize(("structure", "bias"), [("kron", False), ("full", True), ("full", False), ("diag", True)])
+def test_laplace_torch_finds_the_same(structure: Any, bias: bool) -> None:
+    package = pytest.importorskip("laplace", reason="laplace-torch is not installed: pip install --no-deps laplace-torch")
     features, labels, layers = rows(40, 26, bias=bias)
-    theirs = laplace_torch(features, labels, layers, structure=structure)
     ours = fit_laplace(features, labels, layers, structure=structure)
-    if structure == "kron" and bias:  # they take weight and bias for independent
-        assert theirs.prior_precision == pytest.approx(ours.prior_precision, rel=0.2)
-    else:
-        assert theirs.prior_precision == pytest.approx(ours.prior_precision, rel=1e-4)
-        assert theirs.log_evidence == pytest.approx(ours.log_evidence, rel=1e-4)
-        assert torch.allclose(theirs.predict(features), ours.predict(features), atol=1e-4)
     for exit, (now, (weight, offset)) in enumerate(zip(features, layers, strict=True)):
         layer = nn.Linear(weight.shape[1], CLASSES, bias=bias, dtype=torch.float64)
         layer.weight.data = weight.double()
         if offset is not None:
             layer.bias.data = offset.double()
-        prior = theirs.prior_precision[exit]
-        found = package.Laplace(
-            layer, "classification", subset_of_weights="all", hessian_structure=structure, prior_precision=prior
-        )
+        options = {"hessian_structure": structure, "prior_precision": ours.prior_precision[exit]}
+        found = package.Laplace(layer, "classification", subset_of_weights="all", **options)
         found.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(now, labels), batch_size=40))
-        assert theirs.log_evidence[exit] == pytest.approx(float(found.log_marginal_likelihood()), rel=1e-4)
+        assert ours.log_evidence[exit] == pytest.approx(float(found.log_marginal_likelihood()), rel=1e-4)
         wanted = found(now, pred_type="glm", link_approx="probit").log()
-        assert torch.allclose(theirs.predict_at(exit + 1, now), wanted, atol=1e-4)
+        assert torch.allclose(ours.predict_at(exit + 1, now), wanted, atol=1e-4)

@@ -76,9 +76,9 @@ def test_other_numbers_of_exits_and_classes_are_refused(kind: Any) -> None:
 @KINDS
 def test_it_survives_being_written_down(kind: Any) -> None:
     for rule in (kind(V, BIASES), kind.plain(2), kind(((1e-7,),), ((-3e-5, 2.0),))):
-        assert anytime.rule(repr(rule)) == rule
-        assert anytime.rule(name_of(rule)) == rule
-        assert hash(rule) == hash(anytime.rule(repr(rule)))
+        assert anytime.parse_rule(repr(rule)) == rule
+        assert anytime.parse_rule(name_of(rule)) == rule
+        assert hash(rule) == hash(anytime.parse_rule(repr(rule)))
 
 
 @KINDS
@@ -115,7 +115,7 @@ def test_numbers_that_make_no_sense_are_refused(kind: Any, v: Any, b: Any) -> No
 
 def test_a_name_alone_is_not_enough() -> None:
     with pytest.raises(OptionError, match="geometric does not take these arguments"):
-        anytime.rule("geometric")
+        anytime.parse_rule("geometric")
 
 
 def test_exits_that_contradict_each_other_with_huge_logits_rule_no_class_out() -> None:

@@ -128,10 +128,10 @@ def test_the_state_is_the_inner_rules() -> None:
     ],
 )
 def test_they_are_written_and_read(text: str, wanted: Rule[Any]) -> None:
-    assert anytime.rule(text) == wanted
-    assert anytime.rule(repr(wanted)) == wanted
-    assert anytime.rule(name_of(wanted)) == wanted
-    assert hash(anytime.rule(text)) == hash(wanted)
+    assert anytime.parse_rule(text) == wanted
+    assert anytime.parse_rule(repr(wanted)) == wanted
+    assert anytime.parse_rule(name_of(wanted)) == wanted
+    assert hash(anytime.parse_rule(text)) == hash(wanted)
 
 
 @AT_TEMPERATURE
@@ -153,7 +153,7 @@ def test_what_is_no_rule_cannot_be_wrapped(inner: Any) -> None:
         with pytest.raises(OptionError, match="the inner rule is"):
             make()
     with pytest.raises(OptionError, match="the inner rule is 'nonsense'"):
-        anytime.rule("cached(nonsense)")
+        anytime.parse_rule("cached(nonsense)")
     with pytest.raises(OptionError, match="ties is 'never'"):
         Cached(Product(), "never")  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from anytime.testing.rules import _stepped
 from anytime.testing.strategies import logits
 
 RULES = [
-    anytime.rule(text)
+    anytime.parse_rule(text)
     for text in (
         "latest",
         "caching",
@@ -89,7 +89,7 @@ def test_state_is_a_few_times_batch_by_classes(rule: Rule) -> None:
 @settings(max_examples=60)
 @given(values=logits(max_classes=50))
 def test_product_support_never_grows(text: str, values: torch.Tensor) -> None:
-    prediction = anytime.rule(f"product({text})")(values)
+    prediction = anytime.parse_rule(f"product({text})")(values)
     inside = prediction.log_probs > -math.inf
     stays = prediction.fell_back[1:, :, None] | inside[:-1] | ~inside[1:]
     assert stays.all()
@@ -159,17 +159,17 @@ def test_softplus_product_has_full_support(values: torch.Tensor) -> None:
 def test_a_vast_clip_limit_is_the_relu_and_a_tiny_one_the_heaviside(values: torch.Tensor) -> None:
     moderate = values.double().clamp(-1e30, 1e30)
     torch.testing.assert_close(
-        anytime.rule("product(clipped(1e38))")(moderate).log_probs, anytime.Product()(moderate).log_probs
+        anytime.parse_rule("product(clipped(1e38))")(moderate).log_probs, anytime.Product()(moderate).log_probs
     )
     apart = torch.where(moderate.abs() < 0.1, -1.0, moderate)
-    tiny = anytime.rule("product(clipped(1e-3))")(apart)
+    tiny = anytime.parse_rule("product(clipped(1e-3))")(apart)
     hard = anytime.Product(anytime.Heaviside())(apart)
     assert torch.allclose(tiny.probs, hard.probs, atol=1e-6)
 
 
 @every_rule
 def test_a_rule_survives_being_written_down(rule: Rule) -> None:
-    assert anytime.rule(repr(rule)) == rule
+    assert anytime.parse_rule(repr(rule)) == rule
 
 
 def test_members_of_an_ensemble_in_any_order_reach_the_same_product() -> None:

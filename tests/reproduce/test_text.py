@@ -124,7 +124,7 @@ def test_a_fitted_product_that_keeps_to_the_first_exit_is_named(
 ) -> None:
     # The powers are given, not fitted: what an optimiser makes of exits that hardly differ depends on the processor.
     rule = Powers((past,) * 3, (1.0, now, now))
-    monkeypatch.setattr("anytime.reproduce.studies.text.fit_powers", lambda *_, **__: SimpleNamespace(rule=rule))
+    monkeypatch.setattr("anytime.reproduce.studies.text.fit_product", lambda *_, **__: SimpleNamespace(rule=rule))
     labels = torch.arange(600) % 6
     later = 6.0 * torch.nn.functional.one_hot(labels, 6)
     first = later.clone()

@@ -140,7 +140,7 @@ def test_the_description_is_true_of_the_files(onnx_folder: Path) -> None:
     assert document["class_names"] == NAMES
     assert document["macs"] == [1.0, 3.0]
     assert (document["exits"], document["classes"], len(document["how_to_drive"])) == (2, 5, 5)
-    assert anytime.rule(document["rule"]) == RULE
+    assert anytime.parse_rule(document["rule"]) == RULE
     for stage in document["stages"]:
         session = runtime.InferenceSession(onnx_folder / stage["file"], providers=["CPUExecutionProvider"])
         for described, real in ((stage["inputs"], session.get_inputs()), (stage["outputs"], session.get_outputs())):

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_disjoint, check_labels, check_logits
-from anytime.combine import AdaptiveReLU, Product
-from anytime.combine import rule as read_rule
+from anytime.combine import AdaptiveReLU, Product, parse_rule
 from anytime.combine.activations import Gate
 from anytime.combine.thresholds import TOP
 from anytime.errors import LabelError, OptionError
@@ -36,7 +35,7 @@ class Trial(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AdaptiveFit(Fitted, kind="adaptive threshold"):
+class AdaptiveThreshold(Fitted, kind="adaptive-threshold"):
     """The threshold found, and the grid it was chosen from.
 
     Args:
@@ -52,13 +51,13 @@ class AdaptiveFit(Fitted, kind="adaptive threshold"):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "trials", tuple(Trial(*trial) for trial in self.trials))
-        if not isinstance(read_rule(self.text), Product):
+        if not isinstance(parse_rule(self.text), Product):
             raise OptionError(f"the rule is {self.text!r}", expected="a product", fix="fit it anew")
 
     @property
     def rule(self) -> Product:
         """The product with this threshold."""
-        found = read_rule(self.text)
+        found = parse_rule(self.text)
         assert isinstance(found, Product)
         return found
 
@@ -79,7 +78,7 @@ def fit_adaptive_threshold(
     scales: Sequence[float] | None = None,
     balance: float = 1.0,
     mode: Gate = "gate",
-) -> AdaptiveFit:
+) -> AdaptiveThreshold:
     """Fit an adaptive threshold on held-out rows.
 
     Args:
@@ -106,7 +105,7 @@ def fit_adaptive_threshold(
         raise OptionError("no values of C to try", expected="at least one", fix="leave scales out")
     best = min(trials, key=lambda trial: trial.ece + balance * trial.drop)
     chosen = Product(AdaptiveReLU(best.scale, coefficients, intercept, mode))
-    return AdaptiveFit(tune_rows.shape[0], tune_rows.shape[2], repr(chosen), tuple(trials))
+    return AdaptiveThreshold(tune_rows.shape[0], tune_rows.shape[2], repr(chosen), tuple(trials))
 
 
 def _checked(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:

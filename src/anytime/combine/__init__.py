@@ -12,7 +12,7 @@ from anytime.combine.activations import (
 )
 from anytime.combine.intervals import Intersection, Interval, IntervalState
 from anytime.combine.learned import Arithmetic, Geometric
-from anytime.combine.named import rule
+from anytime.combine.named import parse_rule
 from anytime.combine.powers import Powers
 from anytime.combine.rules import Caching, Latest, Mixture, Prediction, Product, Rule, State
 from anytime.combine.scaled import Cached, Scaled, Tempered
@@ -44,5 +44,5 @@ __all__ = [
     "State",
     "Tempered",
     "ThresholdReLU",
-    "rule",
+    "parse_rule",
 ]

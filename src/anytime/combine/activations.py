@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anytime.checks import check_choice
 from anytime.errors import OptionError
 
 Gate = Literal["gate", "clamp"]
@@ -177,7 +178,4 @@ def _not_negative(name: str, value: float) -> None:
 
 def check_mode(value: str) -> None:
     """Refuse anything but `gate` and `clamp`."""
-    if value not in ("gate", "clamp"):
-        raise OptionError(
-            f"mode is {value!r}", expected="'gate' or 'clamp'", fix="'gate' is the paper's text, 'clamp' its code"
-        )
+    check_choice(value, "mode", ("gate", "clamp"))

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor
-from anytime.errors import DtypeError, InputError, OptionError, ShapeError, StateError
+from anytime.checks import as_tensor, check_count
+from anytime.errors import DtypeError, InputError, ShapeError, StateError
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class Intersection:
 
     def start(self, exits: int) -> IntervalState:
         """The state before the first of `exits` exits."""
-        if isinstance(exits, bool) or not isinstance(exits, int) or exits < 1:
-            raise OptionError(f"exits is {exits!r}", expected="a whole number, at least 1", fix="pass the number of exits")
-        return IntervalState(exits)
+        return IntervalState(check_count(exits, "exits"))
 
     def step(self, state: IntervalState, lower: Any, upper: Any) -> tuple[IntervalState, Interval]:
         """Take the interval of the next exit, give the new state and the intersection so far."""

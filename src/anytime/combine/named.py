@@ -51,14 +51,14 @@ _KNOWN = {**RULES, **FITTED, **ACTIVATIONS}
 _HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"
 
 
-def rule(text: str) -> Rule[Any]:
+def parse_rule(text: str) -> Rule[Any]:
     """The rule that `text` names.
 
     Args:
         text: A name, or a name with arguments, as `repr` of a rule prints it.
 
     Example:
-        >>> rule("product(softplus, weights=ones)")
+        >>> parse_rule("product(softplus, weights=ones)")
         Product(activation=Softplus(), weights='ones', shift=0.0)
     """
     try:
@@ -71,10 +71,10 @@ def rule(text: str) -> Rule[Any]:
     return found
 
 
-def rules_in(text: str) -> dict[str, Rule[Any]]:
+def parse_rules(text: str) -> dict[str, Rule[Any]]:
     """The rules in a list with commas, each under the text that names it.
 
-    >>> list(rules_in("latest, product(clipped(2), weights=ones)"))
+    >>> list(parse_rules("latest, product(clipped(2), weights=ones)"))
     ['latest', 'product(clipped(2), weights=ones)']
     """
     source = f"({text.strip()},)"
@@ -86,11 +86,11 @@ def rules_in(text: str) -> dict[str, Rule[Any]]:
     twice = next((part for part in parts if parts.count(part) > 1), None)
     if twice is not None:
         raise OptionError(f"rule {twice!r} is named twice", expected="each rule once", fix="leave one out")
-    return {part: rule(part) for part in parts}
+    return {part: parse_rule(part) for part in parts}
 
 
 def name_of(known: Rule[Any]) -> str:
-    """The shortest text that `rule` reads as this rule, or its `repr`.
+    """The shortest text that `parse_rule` reads as this rule, or its `repr`.
 
     >>> name_of(Product()), name_of(Caching(ties="later"))
     ('product', "Caching(ties='later')")

@@ -1,6 +1,6 @@
 """The fitted product: each exit's softmax and the answer before it, each to a power of its own.
 
-p_m ∝ p_{m-1}^{a_m} · softmax(f_m)^{b_m}, with a and b fitted on held-out rows by `anytime.calibrate.fit_powers`. It keeps what
+p_m ∝ p_{m-1}^{a_m} · softmax(f_m)^{b_m}, with a and b fitted on held-out rows by `anytime.calibrate.fit_product`. It keeps what
 the product keeps, one number a class, and can be as calibrated as a temperature makes it or as steady as the powers allow.
 Every class keeps some probability, so it never collapses.
 """
@@ -17,7 +17,7 @@ from anytime.combine.rules import Prediction, Rule, State, top_class
 from anytime.combine.scaled import check_exits, positive_numbers
 from anytime.errors import OptionError
 
-_FIX = "let anytime.calibrate.fit_powers find them"
+_FIX = "let anytime.calibrate.fit_product find them"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from anytime.checks import check_logits, check_probabilities, check_scale, check_step
+from anytime.checks import check_choice, check_count, check_logits, check_probabilities, check_scale, check_step
 from anytime.combine.activations import Activation, Exponential, ReLU
 from anytime.errors import OptionError, StateError
 
@@ -120,10 +120,7 @@ class Rule(ABC, Generic[S]):
 
     def start(self, exits: int) -> S:
         """The state before the first of `exits` exits."""
-        if isinstance(exits, bool) or not isinstance(exits, int) or exits < 1:
-            raise OptionError(
-                f"exits is {exits!r}", expected="a whole number, at least 1", fix="pass model.num_exits or len(logits)"
-            )
+        exits = check_count(exits, "exits", fix="pass model.num_exits or len(logits)")
         return self.state_type(exits=exits)  # type: ignore[return-value]
 
     def step(self, state: S, logits: Any, *, probabilities: bool = False) -> tuple[S, Prediction]:
@@ -404,8 +401,7 @@ def keep_surer(answer: Prediction, state: CachingState, ties: Ties) -> tuple[Pre
 
 def check_ties(value: str) -> None:
     """Refuse anything but `earlier` and `later`."""
-    if value not in ("earlier", "later"):
-        raise OptionError(f"ties is {value!r}", expected="'earlier' or 'later'", fix="'earlier' is the paper's definition")
+    check_choice(value, "ties", ("earlier", "later"))
 
 
 def _select(value: Any, rows: Tensor) -> Any:
@@ -499,7 +495,7 @@ def _check_evidence(activation: Any, shift: Any) -> None:
         raise OptionError(
             f"activation is {activation!r}",
             expected="an activation, such as anytime.ReLU() or anytime.ClippedReLU(limit=2.0)",
-            fix="write ReLU() with parentheses; from a name, use anytime.rule('product(softplus)')",
+            fix="write ReLU() with parentheses; from a name, use anytime.parse_rule('product(softplus)')",
         )
     if shift != "1/K" and not (isinstance(shift, int | float) and abs(shift) <= LARGEST):
         raise OptionError(

@@ -168,7 +168,7 @@ def _check_inner(inner: Any) -> None:
         raise OptionError(
             f"the inner rule is {inner!r}",
             expected="a rule, such as anytime.Product() or anytime.Caching()",
-            fix="write Product() with parentheses; from a name, use anytime.rule('cached(product)')",
+            fix="write Product() with parentheses; from a name, use anytime.parse_rule('cached(product)')",
         )
 
 

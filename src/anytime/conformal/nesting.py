@@ -19,7 +19,7 @@ from anytime.metrics.monotonicity import SIZE_RISES, reach, rise
 
 
 @dataclass(frozen=True)
-class SetFigures:
+class SetMetrics:
     """Figures of some sets; lists have one number an exit.
 
     Attributes:
@@ -39,7 +39,7 @@ class SetFigures:
     size_rise_percent: dict[str, float]
 
 
-def measure_sets(members: Any, labels: Any) -> SetFigures:
+def measure_sets(members: Any, labels: Any) -> SetMetrics:
     """Figures of sets of any origin.
 
     Args:
@@ -59,7 +59,7 @@ def measure_sets(members: Any, labels: Any) -> SetFigures:
     covered = inside[:, torch.arange(batch, device=inside.device), wanted]
     size = inside.sum(-1)
     rises = reach(rise(size), SIZE_RISES).tolist()
-    return SetFigures(
+    return SetMetrics(
         size=_means(size),
         coverage=_means(covered),
         simultaneous_coverage=_means(covered.cummin(0).values),

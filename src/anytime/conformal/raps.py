@@ -3,9 +3,9 @@
 A set holds the most probable classes of a row, as many as a threshold admits; the threshold is the quantile of the
 labels' scores on calibration rows. Sets are prefixes of the ranking, so the sorted probabilities of a row suffice.
 
-`paper` is the score of the paper's released code: the penalty is randomised with the probability, and sets may be empty.
+`paper` is the score of the paper's released code: the lam_reg is randomised with the probability, and sets may be empty.
 `original` is that of the public code of RAPS: only the probability is randomised, and a set holds at least one class. Without
-a penalty either is APS. The quantile is the exact one by default, which keeps the coverage asked for with any number of rows;
+a lam_reg either is APS. The quantile is the exact one by default, which keeps the coverage asked for with any number of rows;
 `quantile="corrected"` is that of the paper's code, `quantile="plain"` that of the public code of RAPS, and neither keeps it.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import FewRowsWarning, OptionError, ShapeError
+from anytime.checks import check_choice, check_count, check_fraction, check_number
+from anytime.errors import FewRowsWarning, ShapeError
 from anytime.metrics.trajectories import above_zero
 
 Quantile = Literal["exact", "corrected", "plain"]
@@ -34,8 +35,8 @@ class Raps:
 
     Args:
         alpha: Fraction of labels that may be missed.
-        penalty: λ, added for each rank beyond `free`; 0 is APS.
-        free: k_reg, how many ranks come without penalty.
+        lam_reg: λ, added for each rank beyond `k_reg`; 0 is APS.
+        k_reg: k_reg, how many ranks come without lam_reg.
         variant: `paper` or `original`.
         randomised: Whether scores and sets use the draws. Without them every score is taken whole, on calibration rows
             too, and coverage lies above 1 - alpha by more. (The public code of RAPS adds one more class to such sets.)
@@ -47,28 +48,19 @@ class Raps:
     """
 
     alpha: float = 0.05
-    penalty: float = 0.01
-    free: int = 5
+    lam_reg: float = 0.01
+    k_reg: int = 5
     variant: Literal["paper", "original"] = "paper"
     randomised: bool = True
     quantile: Quantile = "exact"
     empty: bool | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1 or self.penalty < 0 or not math.isfinite(self.penalty) or self.free < 0:
-            raise OptionError(
-                f"alpha {self.alpha}, penalty {self.penalty}, free {self.free}",
-                expected="alpha between 0 and 1, a penalty and a number of free ranks of at least 0",
-                fix="the paper uses alpha=0.05, penalty=0.01, free=5",
-            )
-        if self.variant not in ("paper", "original"):
-            raise OptionError(
-                f"variant is {self.variant!r}", expected="'paper' or 'original'", fix="see anytime.conformal.Raps"
-            )
-        if self.quantile not in get_args(Quantile):
-            raise OptionError(
-                f"quantile is {self.quantile!r}", expected="'exact', 'corrected' or 'plain'", fix="see anytime.conformal.Raps"
-            )
+        check_fraction(self.alpha, "alpha")
+        check_number(self.lam_reg, "lam_reg", low=0)
+        check_count(self.k_reg, "k_reg", low=0)
+        check_choice(self.variant, "variant", ("paper", "original"))
+        check_choice(self.quantile, "quantile", get_args(Quantile))
         if self.empty is None:
             object.__setattr__(self, "empty", self.variant == "paper")
 
@@ -118,20 +110,20 @@ class Raps:
         It rises with the rank, so the classes whose score is at most the threshold are a prefix of the ranking. With
         the original's score, this prefix is the set that its code gets by shrinking a larger one by chance.
         """
-        beyond = (rank - self.free).clamp(min=0)
-        whole = total + self.penalty * beyond
+        beyond = (rank - self.k_reg).clamp(min=0)
+        whole = total + self.lam_reg * beyond
         if not self.randomised:
             return whole
         if self.variant == "original":
             return whole - (1 - uniform) * value
-        return whole - uniform * (value + self.penalty * (beyond > 0))
+        return whole - uniform * (value + self.lam_reg * (beyond > 0))
 
     def _reachable(self, limit: Tensor, classes: int) -> int:
         """A rank that no set goes beyond: by then the penalties alone exceed the threshold."""
         most = float(limit.max()) if limit.numel() else 0.0
-        if self.penalty == 0 or not math.isfinite(most):
+        if self.lam_reg == 0 or not math.isfinite(most):
             return classes
-        return min(classes, self.free + 2 + max(0, math.ceil(most / self.penalty)))
+        return min(classes, self.k_reg + 2 + max(0, math.ceil(most / self.lam_reg)))
 
 
 def warn_of_few_rows(raps: Raps, rows: int, *, stacklevel: int = 2) -> None:

@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_labels, check_logits, check_seed
-from anytime.combine import Rule
-from anytime.combine import rule as read_rule
+from anytime.checks import check_labels, check_log_probs, check_logits, check_seed
+from anytime.combine import Rule, parse_rule
 from anytime.combine.named import name_of
-from anytime.conformal.nesting import SetFigures, measure_sets
+from anytime.conformal.nesting import SetMetrics, measure_sets
 from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
-from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
+from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
 
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
@@ -34,27 +33,29 @@ _SPLIT, _CALIBRATION, _USE = range(3)  # streams of draws that a seed gives
 
 
 @dataclass(frozen=True)
-class ConformalSets(Fitted, kind="conformal-sets"):
-    """Prediction sets at every exit, as `fit_sets` gives them.
+class ConformalSets(
+    Fitted, kind="conformal-sets", version=2, oldest=1, renamed={"rule": "text", "penalties": "lam_reg", "free": "k_reg"}
+):
+    """Prediction sets at every exit, as `fit_conformal_sets` gives them.
 
     Args:
-        rule: The text of the rule they were calibrated for, or None if they were fitted on log-probabilities.
+        text: The text of the rule they were calibrated for, or None if they were fitted on log-probabilities.
         variant, alpha, randomised, quantile, empty: As in `Raps`.
-        penalties, free: λ and k_reg at each exit.
+        lam_reg, k_reg: λ and k_reg at each exit.
         thresholds: The quantile of the calibration scores at each exit.
         simultaneous: Whether coverage is that of all exits at once.
         shared: Whether a row has one draw for all exits, so that sizes differ between exits for no reason but the exits.
         rows: How many rows gave the quantiles.
     """
 
-    rule: str | None
+    text: str | None
     variant: Literal["paper", "original"]
     alpha: float
     randomised: bool
     quantile: Quantile
     empty: bool
-    penalties: tuple[float, ...]
-    free: tuple[int, ...]
+    lam_reg: tuple[float, ...]
+    k_reg: tuple[int, ...]
     thresholds: tuple[float, ...]
     simultaneous: bool
     shared: bool
@@ -62,10 +63,15 @@ class ConformalSets(Fitted, kind="conformal-sets"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, values in (("penalties", self.penalties), ("free", self.free), ("thresholds", self.thresholds)):
+        for name, values in (("lam_reg", self.lam_reg), ("k_reg", self.k_reg), ("thresholds", self.thresholds)):
             if len(values) != self.exits or any(math.isnan(value) for value in values):
                 raise OptionError(f"{name} are {values}", expected=f"{self.exits} numbers", fix="one an exit")
         _ = self._raps  # a file's settings are checked when it is read
+
+    @property
+    def rule(self) -> Rule[Any] | None:
+        """The rule they were calibrated for, or None if they were fitted on log-probabilities."""
+        return None if self.text is None else parse_rule(self.text)
 
     def sizes(self, log_probs: Any, *, seed: int = 0) -> Tensor:
         """How many classes each set holds, `(exits, batch)`.
@@ -105,7 +111,7 @@ class ConformalSets(Fitted, kind="conformal-sets"):
         size = self._raps[exit - 1].size(ascending[None], limit, uniform[None])[0]
         return members_of(log_probs, ascending, size)
 
-    def measure(self, log_probs: Any, labels: Any, *, seed: int = 0) -> SetFigures:
+    def measure(self, log_probs: Any, labels: Any, *, seed: int = 0) -> SetMetrics:
         """Size, coverage, rise and nestedness on other rows than those it was fitted on."""
         return measure_sets(self.sets(log_probs, seed=seed), labels)
 
@@ -113,7 +119,7 @@ class ConformalSets(Fitted, kind="conformal-sets"):
     def _raps(self) -> tuple[Raps, ...]:
         settings = Raps(self.alpha, variant=self.variant, randomised=self.randomised, quantile=self.quantile, empty=self.empty)
         return tuple(
-            replace(settings, penalty=penalty, free=free) for penalty, free in zip(self.penalties, self.free, strict=True)
+            replace(settings, lam_reg=lam_reg, k_reg=k_reg) for lam_reg, k_reg in zip(self.lam_reg, self.k_reg, strict=True)
         )
 
     def _checked(self, log_probs: Any) -> Tensor:
@@ -140,7 +146,7 @@ class ConformalSets(Fitted, kind="conformal-sets"):
         return torch.as_tensor(0.0 if draw is None else draw).to(log_probs).expand(len(log_probs))
 
 
-def fit_sets(
+def fit_conformal_sets(
     logits: Any,
     labels: Any,
     *,
@@ -168,13 +174,13 @@ def fit_sets(
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> logits, labels = torch.randn(2, 400, 10, generator=generator), torch.arange(400) % 10
-        >>> fit_sets(logits, labels, rule="latest", raps=Raps(alpha=0.1)).rows
+        >>> fit_conformal_sets(logits, labels, rule="latest", raps=Raps(alpha=0.1)).rows
         400
     """
     if rule is None:
         log_probs, text = check_log_probs(logits), None
     else:
-        known = read_rule(rule) if isinstance(rule, str) else rule
+        known = parse_rule(rule) if isinstance(rule, str) else rule
         log_probs, text = known(check_logits(logits)).log_probs, name_of(known)
     exits, rows, classes = log_probs.shape
     wanted = check_labels(labels, batch=rows, classes=classes, device=log_probs.device)
@@ -193,19 +199,23 @@ def fit_sets(
     return ConformalSets(
         exits=exits,
         classes=classes,
-        rule=text,
+        text=text,
         variant=raps.variant,
         alpha=raps.alpha,
         randomised=raps.randomised,
         quantile=raps.quantile,
         empty=raps.empty,
-        penalties=tuple(each.penalty for each in settings),
-        free=tuple(each.free for each in settings),
+        lam_reg=tuple(each.lam_reg for each in settings),
+        k_reg=tuple(each.k_reg for each in settings),
         thresholds=tuple(thresholds.tolist()),
         simultaneous=simultaneous,
         shared=shared,
         rows=len(wanted[rest]),
     )
+
+
+conformal_sets = fit_conformal_sets
+"""The name at the top level: `anytime.conformal_sets`."""
 
 
 def tuning_split(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -218,28 +228,6 @@ def tuning_split(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     if chosen == rows:
         raise ShapeError(f"{rows} rows to tune and calibrate on", expected="at least two", fix="hold out more rows")
     return order[:chosen].sort().values, order[chosen:].sort().values
-
-
-def check_log_probs(values: Any, name: str = "log_probs") -> Tensor:
-    """Log-probabilities of all exits, `(exits, batch, classes)`; `-inf` for classes outside the support."""
-    given = as_tensor(values, name)
-    if given.ndim != 3 or 0 in (given.shape[0], given.shape[2]):
-        raise ShapeError(
-            f"{name} has shape {tuple(given.shape)}",
-            expected="log-probabilities of shape (exits, batch, classes)",
-            fix="stack the exits along the first dimension",
-        )
-    if not given.is_floating_point():
-        raise DtypeError(f"{name} have element type {given.dtype}", expected="floating point numbers", fix="use .float()")
-    given = given if given.dtype in (torch.float32, torch.float64) else given.float()
-    sums = given.exp().sum(-1)
-    if not bool(((sums - 1).abs() < 0.01).all()):  # NaN among them fails too
-        raise ScaleError(
-            f"exponentials of rows of {name} sum to {float(sums.min()):.4g} … {float(sums.max()):.4g}",
-            expected="log-probabilities: the exponentials of each row sum to 1",
-            fix="give what a rule answers, rule(logits).log_probs",
-        )
-    return given
 
 
 def _together(raps: Raps, known: Tensor, scores: Tensor) -> Tensor:
@@ -255,8 +243,8 @@ def _tuned(raps: Raps, ascending: Tensor, ranks: Tensor, uniform: Tensor) -> lis
     """At each exit: k_reg by the labels' ranks, then the λ with the smallest sets on the same rows."""
     found = []
     for rows, rank, draws in zip(ascending, ranks, uniform, strict=True):
-        free = int(np.quantile(rank.cpu().numpy(), 1 - raps.alpha, method="higher")) + 1
-        trials = [replace(raps, penalty=penalty, free=free) for penalty in PENALTIES]
+        k_reg = int(np.quantile(rank.cpu().numpy(), 1 - raps.alpha, method="higher")) + 1
+        trials = [replace(raps, lam_reg=lam_reg, k_reg=k_reg) for lam_reg in PENALTIES]
         found.append(min(trials, key=lambda trial: _mean_size(trial, rows, rank, draws)))
     return found
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import LARGEST_OLD_SEED, check_seed
-from anytime.errors import OptionError
+from anytime.checks import LARGEST_OLD_SEED, check_count, check_number, check_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +47,7 @@ def make_spiral(rows: int = 1000, *, arms: int = 4, turns: float = 0.75, noise: 
         [0, 1, 2, 3, 0, 1, 2, 3]
     """
     _check(rows, noise)
-    if isinstance(arms, bool) or not isinstance(arms, int) or arms < 1:
-        raise OptionError(f"arms is {arms!r}", expected="a whole number, at least 1", fix="4 is the default")
+    check_count(arms, "arms")
     random = np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED))
     arm = np.arange(rows) % arms
     radius = np.sqrt(random.uniform(0.01, 1.0, rows))
@@ -75,7 +73,5 @@ def make_curve(rows: int = 200, *, noise: float = 0.1, seed: int = 0) -> PointDa
 
 
 def _check(rows: int, noise: float) -> None:
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise OptionError(f"rows is {rows!r}", expected="a whole number, at least 1", fix="give the number of points")
-    if not 0 <= noise < float("inf"):
-        raise OptionError(f"noise is {noise!r}", expected="a finite number, at least 0", fix="0 puts points on the line")
+    check_count(rows, "rows")
+    check_number(noise, "noise", low=0)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anytime.checks import check_count, check_number
 from anytime.errors import OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.layers import LayerNorm, Linear
@@ -380,12 +381,9 @@ def _init(module: nn.Module) -> None:
 
 def _check_number(name: str, value: Any) -> None:
     if name in ("drop_path", "performer_dropout"):
-        valid, expected = isinstance(value, int | float) and 0 <= value < 1, "a number from 0 to below 1"
+        check_number(value, name, low=0, below=1)
     else:
-        most = _DEEPEST if name == "depth" else _LARGEST
-        valid, expected = isinstance(value, int) and 1 <= value <= most, f"a whole number from 1 to {most}"
-    if isinstance(value, bool) or not valid:
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")
+        check_count(value, name, most=_DEEPEST if name == "depth" else _LARGEST)
 
 
 def _check_unfolds(values: Any) -> tuple[tuple[Unfold, ...], ...]:

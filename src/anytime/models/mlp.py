@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime.errors import OptionError, ShapeError
+from anytime.checks import check_count, check_fraction
+from anytime.errors import ShapeError
 from anytime.models.base import Carry, MultiExit
 
 _LARGEST = 1 << 16
@@ -34,11 +35,7 @@ class MLPConfig:
 
     def __post_init__(self) -> None:
         for name in ("classes", "inputs", "width", "exits"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-                raise OptionError(
-                    f"{name} is {value!r}", expected=f"a whole number from 1 to {_LARGEST}", fix=f"correct {name}"
-                )
+            check_count(getattr(self, name), name, most=_LARGEST)
 
 
 class MLP(MultiExit):
@@ -117,8 +114,7 @@ def interval_score(lower: Tensor, upper: Tensor, target: Tensor, *, miss: float 
         >>> interval_score(torch.tensor(0.0), torch.tensor(2.0), torch.tensor([1.0, 3.0]), miss=0.5).tolist()
         [2.0, 6.0]
     """
-    if not 0 < miss < 1:
-        raise OptionError(f"miss is {miss!r}", expected="a share above 0 and below 1", fix="0.05 is the default")
+    check_fraction(miss, "miss")
     outside = (lower - target).clamp(min=0) + (target - upper).clamp(min=0)
     return upper - lower + 2 / miss * outside
 

@@ -11,7 +11,7 @@ load as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import check_choice, check_count, check_counts
 from anytime.errors import OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
 
@@ -86,9 +87,9 @@ class MSDNetConfig:
 
     def __post_init__(self) -> None:
         for name in ("classes", "exits", "base", "step", "channels", "growth", "image_size"):
-            _check_whole(name, getattr(self, name))
+            check_count(getattr(self, name), name, most=_LARGEST)
         for name, choices in _CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
+            check_choice(getattr(self, name), name, choices)
         for name in ("growth_factors", "bottleneck_factors"):
             object.__setattr__(self, name, _check_factors(name, getattr(self, name)))
         self._check_scales()
@@ -367,27 +368,8 @@ def _he_init(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def _check_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-        raise OptionError(f"{name} is {value!r}", expected=f"a whole number from 1 to {_LARGEST}", fix=f"correct {name}")
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"{choices[0]!r} is the default")
-
-
 def _check_factors(name: str, values: Any) -> tuple[int, ...]:
-    if isinstance(values, Sequence) and values and not isinstance(values, str):
-        factors = tuple(values)
-        if all(type(factor) is int and 1 <= factor <= _LARGEST for factor in factors):
-            return factors
-    raise OptionError(
-        f"{name} is {values!r}",
-        expected="whole numbers of at least 1, one a scale from fine to coarse",
-        fix="(1, 2, 4) is the choice for CIFAR, (1, 2, 4, 4) for ImageNet",
-    )
+    return check_counts(values, name, most=_LARGEST, fix="pass one per scale: (1, 2, 4) for CIFAR, (1, 2, 4, 4) for ImageNet")
 
 
 def _imagenet(step: int) -> MSDNetConfig:

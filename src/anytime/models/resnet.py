@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from anytime.checks import check_count
 from anytime.errors import OptionError
 from anytime.models.attach.exits import AttachedExits, Location, Statistics
 from anytime.models.attach.heads import PooledHead
@@ -57,9 +58,7 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         for name, most in _LIMITS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise OptionError(f"{name} is {value!r}", expected=f"a whole number from 1 to {most}", fix=f"correct {name}")
+            check_count(getattr(self, name), name, most=most)
         if self.depth < 8 or self.depth % 6 != 2:
             raise OptionError(f"depth is {self.depth}", expected="6n + 2: 8, 14, 20, …", fix="20, 32 and 56 are usual")
         for name, choices in _CHOICES.items():

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from anytime.calibrate.laplace.curvature import Curvature, Structure, Sums, blocks, draw, log_mean_softmax
 from anytime.calibrate.laplace.last_layer import FittedHeads, Head, Layer, check_batch, check_layers, check_samples, check_total
-from anytime.checks import check_disjoint
+from anytime.checks import check_choice, check_disjoint, check_number
 from anytime.errors import LabelError, OptionError
 from anytime.models.attach.probe import evaluating
 from anytime.models.base import ExitModel
@@ -43,7 +43,7 @@ GRID = tuple(10 ** (step / 4) for step in range(-16, 25))
 
 
 @dataclass(frozen=True)
-class LastLayerLaplace(FittedHeads, kind="last-layer Laplace"):
+class Laplace(FittedHeads, kind="laplace"):
     """The posterior of each exit's linear layer. Made by `fit_laplace`, `from_model` or `laplace_torch`.
 
     Predictions are made in the number format and on the device of the features, in blocks of rows. For 1,000 classes and 2,048
@@ -210,7 +210,7 @@ def fit_laplace(
     tuning_features: Sequence[Any] | None = None,
     tuning_labels: Any = None,
     method: Method = "probit",
-) -> LastLayerLaplace:
+) -> Laplace:
     """Fit a Gaussian to the last layer of each exit.
 
     Args:
@@ -236,7 +236,7 @@ def fit_laplace(
     heads = check_layers(layers)
     tuning = check_tuning(heads, features, labels, tuning_features, tuning_labels)
     choose = chooser(prior_precision, tuning, method)
-    return LastLayerLaplace._fit(heads, [(features, labels)], structure=structure, rows=rows, choose=choose)
+    return Laplace._fit(heads, [(features, labels)], structure=structure, rows=rows, choose=choose)
 
 
 def chooser(prior_precision: Prior, tuning: Iterable[Batch], method: Method) -> Chooser:
@@ -268,16 +268,11 @@ def check_prior(prior_precision: Prior, method: Method = "probit") -> None:
 
 
 def _check_number(prior: Any) -> None:
-    valid = isinstance(prior, int | float) and not isinstance(prior, bool) and 0 < prior < math.inf
-    if not valid:
-        raise OptionError(
-            f"prior_precision is {prior!r}", expected="a finite number above 0, 'evidence' or 'grid'", fix="leave it out"
-        )
+    check_number(prior, "prior_precision", above=0, fix="pass a number, 'evidence' or 'grid'")
 
 
 def _check_method(method: str) -> None:
-    if method not in ("probit", "sampled"):
-        raise OptionError(f"method is {method!r}", expected="'probit' or 'sampled'", fix="'probit' is the default")
+    check_choice(method, "method", ("probit", "sampled"))
 
 
 def _features(model: ExitModel, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Batch]:

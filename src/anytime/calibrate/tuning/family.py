@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anytime.calibrate.powers import fit_powers
+from anytime.calibrate.product import fit_product
 from anytime.calibrate.temperature import fit_temperature
 from anytime.combine import (
     Activation,
@@ -71,7 +71,7 @@ def members(logits: Tensor, labels: Tensor, *, penalties: tuple[float, ...] = PE
             yield from _tempered(name, Product(activation, weights[weight_name]), logits, labels)
     for penalty in penalties:
         for free in (0.0, _FREE) if penalty >= _FREE_FROM else (0.0,):
-            fitted = fit_powers(logits, labels, penalty=penalty, ignored=free).rule
+            fitted = fit_product(logits, labels, penalty=penalty, ignored=free).rule
             name = f"fitted product, λ = {penalty:g}" + (f" above {free:g}" if free else "")
             yield Member(name, "fitted product", fitted)
             yield Member(f"cached {name}", "fitted product", Cached(fitted))

@@ -19,15 +19,13 @@ from anytime.calibrate.certify import (
     ChoiceCertificate,
     Control,
     certify_choice,
-    check_drop,
     check_rows,
-    check_share,
     follow_blocks,
 )
 from anytime.calibrate.tuning.family import PENALTIES, members
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
-from anytime.checks import check_seed, fingerprints
-from anytime.combine import Rule, rule
+from anytime.checks import check_fraction, check_number, check_seed, fingerprints
+from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -51,19 +49,19 @@ class Candidate:
     Attributes:
         name: Short, for tables.
         family: Which part of the family it belongs to.
-        text: The rule, as `anytime.rule` reads it.
-        figures: Means over the exits of `accuracy`, `ece` and `nll`; under `drop_0.1` the share of inputs that lose 0.1.
+        text: The rule, as `anytime.parse_rule` reads it.
+        metrics: Means over the exits of `accuracy`, `ece` and `nll`; under `drop_0.1` the share of inputs that lose 0.1.
     """
 
     name: str
     family: str
     text: str
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
 
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return rule(self.text)
+        return parse_rule(self.text)
 
     def dominates(self, other: Candidate, figures: Sequence[str]) -> bool:
         """Whether it is at least as good in all of these figures, and better in one."""
@@ -124,11 +122,11 @@ class Frontier(Fitted, kind="frontier", version=2):
         kept: list[Candidate] = []
         everyone = self.candidates
         for candidate in everyone:
-            values = [candidate.figures[name] for name in self.objectives]
-            twin = any(values == [other.figures[name] for name in self.objectives] for other in kept)
+            values = [candidate.metrics[name] for name in self.objectives]
+            twin = any(values == [other.metrics[name] for name in self.objectives] for other in kept)
             if not twin and not any(other.dominates(candidate, self.objectives) for other in everyone):
                 kept.append(candidate)
-        return tuple(sorted(kept, key=lambda candidate: candidate.figures[drop_name(self.drops[0])]))
+        return tuple(sorted(kept, key=lambda candidate: candidate.metrics[drop_name(self.drops[0])]))
 
     @property
     def floor(self) -> dict[str, float]:
@@ -142,7 +140,7 @@ class Frontier(Fitted, kind="frontier", version=2):
     def table(self, *, everyone: bool = False) -> list[dict[str, str | float]]:
         """The Pareto set, or everyone, as one record a rule."""
         shown = self.candidates if everyone else self.pareto
-        return [{"name": one.name, "family": one.family, **one.figures, "rule": one.text} for one in shown]
+        return [{"name": one.name, "family": one.family, **one.metrics, "rule": one.text} for one in shown]
 
     def chain(
         self, *, least: str = "ece", drop: float | None = None, at_least: Mapping[str, float] | None = None
@@ -155,9 +153,9 @@ class Frontier(Fitted, kind="frontier", version=2):
             at_least: Lower bounds by figure, as in `choose`.
         """
         share, lower = drop_name(self.drops[0] if drop is None else drop), self.floor if at_least is None else dict(at_least)
-        self._check_figures(least, (share, *lower))
+        self._check_metrics(least, (share, *lower))
         found: list[Candidate] = []
-        for one in sorted(self._within({}, lower, least), key=lambda one: (one.figures[share], _cost(one, least))):
+        for one in sorted(self._within({}, lower, least), key=lambda one: (one.metrics[share], _cost(one, least))):
             if not found or _cost(one, least) < _cost(found[-1], least):
                 found.append(one)
         return tuple(found)
@@ -177,9 +175,9 @@ class Frontier(Fitted, kind="frontier", version=2):
             at_least: Lower bounds by figure, such as `{"accuracy": 0.7}`; `floor` if left out, `{}` for none.
         """
         upper, lower = dict(at_most or {}), self.floor if at_least is None else dict(at_least)
-        self._check_figures(least, (*upper, *lower))
+        self._check_metrics(least, (*upper, *lower))
         best = min(self._within(upper, lower, least), key=lambda one: _cost(one, least))
-        return self.tuned(best, wish=_wish(least, upper, lower))
+        return self.tuned(best, objective=_objective(least, upper, lower))
 
     def choose_certified(
         self,
@@ -219,7 +217,7 @@ class Frontier(Fitted, kind="frontier", version=2):
         new = unseen(self.seen, prints, purpose="the certificate")
         rows, known = rows[:, new], known[new]
         chain = self.chain(least=least, drop=limit, at_least=lower)
-        hopeful = [one for one in chain if one.figures[share] <= at_most] or chain[:1]
+        hopeful = [one for one in chain if one.metrics[share] <= at_most] or chain[:1]
         found = certify_choice(
             rows,
             known,
@@ -232,9 +230,9 @@ class Frontier(Fitted, kind="frontier", version=2):
             strict=self.strict,
         )
         chosen = next((one for one in hopeful if one.text == found.chosen), None)
-        wish = f"{_wish(least, {}, lower)}; promised with confidence {confidence:g}: {share} at most {at_most:g}"
+        objective = f"{_objective(least, {}, lower)}; promised with confidence {confidence:g}: {share} at most {at_most:g}"
         # These rows have had their say in the choice too: a later test on them would flatter it.
-        return None if chosen is None else self.tuned(chosen, wish=wish, also=prints), found
+        return None if chosen is None else self.tuned(chosen, objective=objective, also=prints), found
 
     def measure(self, logits: Any, labels: Any) -> tuple[Candidate, ...]:
         """The candidates with their figures on rows that the tuning has not seen; others are refused."""
@@ -243,7 +241,7 @@ class Frontier(Fitted, kind="frontier", version=2):
         new = unseen(self.seen, fingerprints(rows), purpose="measuring")
         rows, known = rows[:, new], known[new]
         return tuple(
-            replace(one, figures=measure(one.rule, rows, known, drops=self.drops, strict=self.strict))
+            replace(one, metrics=measure(one.rule, rows, known, drops=self.drops, strict=self.strict))
             for one in self.candidates
         )
 
@@ -254,12 +252,12 @@ class Frontier(Fitted, kind="frontier", version=2):
             chosen: What `choose` or `choose_certified` gave; None where nothing keeps the bounds.
         """
         known = {one.name: one for one in self.candidates}
-        lines = ["No rule keeps the bounds."] if chosen is None else [f"Recommended: {chosen.name}: {chosen.wish}."]
+        lines = ["No rule keeps the bounds."] if chosen is None else [f"Recommended: {chosen.name}: {chosen.objective}."]
         shown = dict.fromkeys((*((chosen.name,) if chosen else ()), *REFERENCES))
         figures = "; ".join(f"{name} {self._words(known[name])}" for name in shown if name in known)
         lines.append(f"On {self.choosing_rows:,} rows: {figures}.")
         if self.classes is not None and self.classes < FEW_CLASSES and {"caching", "product"} <= known.keys():
-            caching, product = (known[name].figures for name in ("caching", "product"))
+            caching, product = (known[name].metrics for name in ("caching", "product"))
             pairs = [(caching[name], product[name]) for name in (drop_name(self.drops[0]), "ece")]
             better = {theirs < mine for theirs, mine in pairs}
             verdict = (
@@ -273,10 +271,10 @@ class Frontier(Fitted, kind="frontier", version=2):
         return "\n".join(lines)
 
     def _words(self, one: Candidate) -> str:
-        share = one.figures[drop_name(self.drops[0])]
-        return f"{100 * one.figures['accuracy']:.2f} % right, {100 * share:.2f} % drop, ECE {one.figures['ece']:.3f}"
+        share = one.metrics[drop_name(self.drops[0])]
+        return f"{100 * one.metrics['accuracy']:.2f} % right, {100 * share:.2f} % drop, ECE {one.metrics['ece']:.3f}"
 
-    def tuned(self, candidate: Candidate, *, wish: str, also: Tensor | None = None) -> TunedRule:
+    def tuned(self, candidate: Candidate, *, objective: str, also: Tensor | None = None) -> TunedRule:
         """A candidate as an object to save; `also` are the fingerprints of further rows it was chosen by."""
         seen = self.seen if also is None else torch.cat((self.seen, also))
         return TunedRule(
@@ -284,14 +282,14 @@ class Frontier(Fitted, kind="frontier", version=2):
             classes=self.classes,
             text=candidate.text,
             name=candidate.name,
-            wish=wish,
-            figures=dict(candidate.figures),
+            objective=objective,
+            metrics=dict(candidate.metrics),
             rows=seen.numel(),
             seed=self.seed,
             seen=seen,
         )
 
-    def _check_figures(self, least: str, bounded: Sequence[str]) -> None:
+    def _check_metrics(self, least: str, bounded: Sequence[str]) -> None:
         costs = ["error", *(name for name in self.columns if name != "accuracy")]
         for name, known in ((least, costs), *((name, list(self.columns)) for name in bounded)):
             if name not in known:
@@ -307,9 +305,9 @@ class Frontier(Fitted, kind="frontier", version=2):
         found = [one for one in everyone if _miss(one, upper, lower) == 0]
         if not found:
             nearest = min(everyone, key=lambda one: _miss(one, upper, lower))
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in nearest.figures.items())
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in nearest.metrics.items())
             raise OptionError(
-                f"none of {len(everyone)} rules fits the wish: {_wish(least, upper, lower)}",
+                f"none of {len(everyone)} rules fits the wish: {_objective(least, upper, lower)}",
                 expected=f"bounds that a rule can keep; the nearest is {nearest.name} with {figures}",
                 fix="loosen a bound",
             )
@@ -341,7 +339,7 @@ def tune(
     """
     rows, known = check_rows(logits, labels)
     limits = _check_drops(drops)
-    check_share("fitting", fitting)
+    check_fraction(fitting, "fitting")
     count = rows.shape[1]
     if count < FEWEST:
         raise LabelError(f"there are {count} rows", expected=f"at least {FEWEST}", fix="give more held-out rows")
@@ -402,17 +400,17 @@ def drop_name(limit: float) -> str:
 
 def _cost(candidate: Candidate, figure: str) -> float:
     """A figure of which less is better."""
-    return 1 - candidate.figures["accuracy"] if figure in ("accuracy", "error") else candidate.figures[figure]
+    return 1 - candidate.metrics["accuracy"] if figure in ("accuracy", "error") else candidate.metrics[figure]
 
 
 def _miss(candidate: Candidate, upper: Mapping[str, float], lower: Mapping[str, float]) -> float:
     """By how much it misses the bounds, each in parts of the bound; 0 where it keeps them all."""
-    over = [(candidate.figures[name] - bound, bound) for name, bound in upper.items()]
-    under = [(bound - candidate.figures[name], bound) for name, bound in lower.items()]
+    over = [(candidate.metrics[name] - bound, bound) for name, bound in upper.items()]
+    under = [(bound - candidate.metrics[name], bound) for name, bound in lower.items()]
     return sum(max(miss, 0.0) / (abs(bound) or 1.0) for miss, bound in over + under)
 
 
-def _wish(least: str, upper: Mapping[str, float], lower: Mapping[str, float]) -> str:
+def _objective(least: str, upper: Mapping[str, float], lower: Mapping[str, float]) -> str:
     bounds = [f"{name} at most {bound:.4g}" for name, bound in upper.items()]
     bounds += [f"{name} at least {bound:.4g}" for name, bound in lower.items()]
     return f"least {least}" + (f" with {' and '.join(bounds)}" if bounds else "")
@@ -423,7 +421,7 @@ def _check_drops(drops: float | Sequence[float]) -> tuple[float, ...]:
     if not limits:
         raise OptionError("no drops to count", expected="at least one", fix="0.1 is a usual choice")
     for limit in limits:
-        check_drop(limit)
+        check_number(limit, "drop", above=0, most=1)
     if len({drop_name(limit) for limit in limits}) < len(limits):
         raise OptionError(f"drops are {limits}", expected="each once", fix="leave one out")
     return limits

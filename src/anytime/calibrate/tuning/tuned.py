@@ -12,21 +12,21 @@ from typing import Any
 from torch import Tensor
 
 from anytime.checks import check_logits, shared_rows
-from anytime.combine import Prediction, Rule, rule
+from anytime.combine import Prediction, Rule, parse_rule
 from anytime.fitted import Fitted
 
 
 @dataclass(frozen=True, eq=False)
-class TunedRule(Fitted, kind="rule", version=2):
+class TunedRule(Fitted, kind="tuned-rule", version=3, oldest=2, renamed={"wish": "objective", "figures": "metrics"}):
     """A rule and where it comes from; it can be called on logits, like the rule itself.
 
     Args:
         exits: How many exits it was tuned for.
         classes: How many classes.
-        text: The rule, as `anytime.rule` reads it.
+        text: The rule, as `anytime.parse_rule` reads it.
         name: What it is called in the table it was chosen from.
-        wish: What was asked for, in words.
-        figures: What it did on the rows it was chosen on; it was chosen for them, so expect a little less elsewhere.
+        objective: What was asked for, in words.
+        metrics: What it did on the rows it was chosen on; it was chosen for them, so expect a little less elsewhere.
         rows: How many rows it has seen: for fitting, for choosing, and for a promise that the choice waited for.
         seed: Of the split between the first two.
         seen: The fingerprints of these rows.
@@ -34,20 +34,20 @@ class TunedRule(Fitted, kind="rule", version=2):
 
     text: str
     name: str
-    wish: str
-    figures: dict[str, float]
+    objective: str
+    metrics: dict[str, float]
     rows: int
     seed: int
     seen: Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule(self.text)
+        parse_rule(self.text)
 
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return rule(self.text)
+        return parse_rule(self.text)
 
     def __call__(self, logits: Any) -> Prediction:
         """The prediction at every exit from logits `(exits, batch, classes)` of the model it was tuned for."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from anytime.checks import check_choice
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
@@ -97,8 +98,8 @@ class AttachedExits(MultiExit):
         method: Method = "auto",
     ) -> None:
         super().__init__()
-        _check_choice("method", method, get_args(Method))
-        _check_choice("statistics", statistics, get_args(Statistics))
+        check_choice(method, "method", get_args(Method))
+        check_choice(statistics, "statistics", get_args(Statistics))
         rows = _rows(example, module)
         self.backbone = module
         seen, visits = _visit(module, at, rows)
@@ -411,9 +412,3 @@ def _check_logits(what: str, logits: Any, rows: int, classes: int) -> None:
             expected=f"logits of shape ({rows}, {classes})",
             fix="check classes; the last layer has one output a class",
         )
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"{choices[0]!r} is the default")

@@ -33,7 +33,7 @@ def calibrated_baselines(draft: Draft) -> Finding:
     group = Group.measured(
         runs,
         *(
-            {"latest": Latest(), "product": Product(), "temperature": fit.rule(), "temperature, caching": fit.rule(Caching())}
+            {"latest": Latest(), "product": Product(), "temperature": fit.rule, "temperature, caching": fit.rule_for(Caching())}
             for fit in fits
         ),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from anytime.conformal import Raps, fit_sets
+from anytime.conformal import Raps, fit_conformal_sets
 from anytime.errors import MissingFileError
 from anytime.metrics import follow
 from anytime.reproduce.catalogue import Draft
@@ -112,8 +112,8 @@ def _scores(run: Run) -> tuple[Scores, Scores]:
     beyond: dict[tuple[str, str], Tensor] = {}
     for name in _RULES:
         rule = rules[name]
-        raps = {RAPS: Raps(), APS: Raps(penalty=0)}
-        sets = {kind: fit_sets(held_out, known, rule=rule, raps=each) for kind, each in raps.items()}
+        raps = {RAPS: Raps(), APS: Raps(lam_reg=0)}
+        sets = {kind: fit_conformal_sets(held_out, known, rule=rule, raps=each) for kind, each in raps.items()}
         for scores, logits in ((inside, run.logits()[0]), (beyond, outside)):
             prediction = rule(logits)
             seen = follow(prediction)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anytime.calibrate import fit_powers
+from anytime.calibrate import fit_product
 from anytime.calibrate.tuning.family import PENALTIES
 from anytime.calibrate.tuning.frontier import ALLOWANCE, drop_name, measure
 from anytime.combine import Latest, Product, Rule
@@ -63,7 +63,7 @@ def text_rules(logits: Tensor, labels: Tensor) -> dict[str, Rule[Any]]:
         logits: `(exits, rows, classes)` of validation rows, for the fitted product.
         labels: `(rows,)`.
     """
-    fitted = fit_powers(logits, labels, penalty=_penalty(logits, labels)).rule
+    fitted = fit_product(logits, labels, penalty=_penalty(logits, labels)).rule
     return {**RULES, SHIFTED: Product(shift="1/K"), FITTED: fitted}
 
 
@@ -77,7 +77,7 @@ def _penalty(logits: Tensor, labels: Tensor) -> float:
     floor = measure(Latest(), held_out, known, drops=())["accuracy"] - ALLOWANCE
     best = (math.inf, 0.0)
     for penalty in PENALTIES:
-        found = measure(fit_powers(logits[:, ::2], labels[::2], penalty=penalty).rule, held_out, known, drops=(_DROP,))
+        found = measure(fit_product(logits[:, ::2], labels[::2], penalty=penalty).rule, held_out, known, drops=(_DROP,))
         if found["accuracy"] >= floor:
             best = min(best, (found[drop_name(_DROP)], penalty))
     return best[1]

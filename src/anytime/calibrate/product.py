@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate.temperature import fit_temperature
-from anytime.checks import check_labels, check_logits
+from anytime.checks import check_count, check_labels, check_logits, check_number
 from anytime.combine.powers import Powers, multiply
 from anytime.combine.rules import LARGEST, SMALLEST
-from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 
@@ -28,7 +27,7 @@ _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
 
 
 @dataclass(frozen=True)
-class PowersFit(Fitted, kind="fitted product"):
+class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed={"looks": "n_evaluations"}):
     """The powers found, and what they reach on the fitted rows.
 
     Args:
@@ -42,7 +41,7 @@ class PowersFit(Fitted, kind="fitted product"):
         nll: Mean NLL over exits and rows.
         drop: Mean over the rows of the penalised drop.
         loss_before: The loss at the first powers, nll + λ · drop.
-        looks: How many times the loss was computed over all rows.
+        n_evaluations: How many times the loss was computed over all rows.
     """
 
     past: tuple[float, ...]
@@ -53,7 +52,7 @@ class PowersFit(Fitted, kind="fitted product"):
     nll: float
     drop: float
     loss_before: float
-    looks: int
+    n_evaluations: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,7 +70,7 @@ class PowersFit(Fitted, kind="fitted product"):
         return self.nll + self.penalty * self.drop
 
 
-def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float = 0.0, steps: int = 100) -> PowersFit:
+def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float = 0.0, steps: int = 100) -> FittedProduct:
     """Fit the powers of the fitted product on held-out rows. The same rows give the same powers.
 
     Args:
@@ -84,7 +83,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
     Example:
         >>> labels = torch.arange(300) % 3
         >>> noise = torch.randn(4, 300, 3, generator=torch.Generator().manual_seed(0))
-        >>> fitted = fit_powers(3 * torch.nn.functional.one_hot(labels) + 2 * noise, labels)
+        >>> fitted = fit_product(3 * torch.nn.functional.one_hot(labels) + 2 * noise, labels)
         >>> fitted.loss < fitted.loss_before
         True
     """
@@ -101,7 +100,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
         losses = _descend(powers, log_probs, label, penalty, ignored, steps)
         nll, fall = (float(part.detach()) / rows for part in _sums(powers, log_probs, label, ignored))
     past, now = _powers(powers.detach()).tolist()
-    return PowersFit(
+    return FittedProduct(
         exits,
         classes,
         past=(1.0, *past[1:]),
@@ -112,7 +111,7 @@ def fit_powers(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float
         nll=nll,
         drop=fall,
         loss_before=losses[0],
-        looks=len(losses),
+        n_evaluations=len(losses),
     )
 
 
@@ -161,13 +160,6 @@ def _powers(logarithms: Tensor) -> Tensor:
 
 
 def _check_options(penalty: float, ignored: float, steps: int) -> None:
-    if not (isinstance(penalty, int | float) and 0 <= penalty <= LARGEST):
-        raise OptionError(
-            f"penalty is {penalty!r}", expected=f"a number from 0 to {LARGEST:g}", fix="leave penalty out: 3 is a good one"
-        )
-    if not (isinstance(ignored, int | float) and 0 <= ignored < 1):
-        raise OptionError(
-            f"ignored is {ignored!r}", expected="a number from 0 up to 1, a drop of probability", fix="leave ignored out"
-        )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise OptionError(f"steps is {steps!r}", expected="a whole number, at least 1", fix="leave steps out")
+    check_number(penalty, "penalty", low=0, most=LARGEST)
+    check_number(ignored, "ignored", low=0, below=1)
+    check_count(steps, "steps")
