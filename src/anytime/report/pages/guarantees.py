@@ -53,9 +53,9 @@ def facts(found: Guarantees, source: str) -> tuple[str, ...]:
     apart = (
         f"Of {source}, {plural(found.fitting_rows, 'row')} drawn by lot fitted the temperatures and the fitted product, and "
         f"{plural(found.calibrating_rows, 'other')} gave the thresholds of the prediction sets and of stopping.",
-        f"All {plural(found.samples, 'input')} of this report, which no fit has seen, are counted for the certificates. Each "
-        "holds by itself, for a rule fixed beforehand: picking the best of them here takes some of it away. Future inputs must "
-        "come from the same source.",
+        f"All {plural(found.evaluation.samples, 'input')} of this report, which no fit has seen, count for the certificates. "
+        "Each certificate holds for one rule, chosen in advance: choosing the best rule by this report weakens it. Future "
+        "inputs must come from the same distribution.",
     )
     return (*apart, dropped(found, source)) if found.dropped_rows else apart
 
@@ -70,7 +70,7 @@ def scaled(found: Guarantees, key: str) -> Figure:
     """ECE or NLL of each rule at its temperatures; a fitted rule is drawn as it is."""
     measure = MEASURES[key]
     names = _told_apart(found)
-    exits = [float(exit) for exit in range(1, found.exits + 1)]
+    exits = [float(exit) for exit in range(1, found.evaluation.exits + 1)]
     series = tuple(
         _line(name, own, exits, measure.values(_best(found.rules[name])) or ()) for name, own in _looks(found, names)
     )
@@ -81,7 +81,9 @@ def scaled(found: Guarantees, key: str) -> Figure:
         f"{'Zero is ideal.' if key == 'ece' else 'Lower is better.'}"
     )
     ends = "; ".join(f"{line.name} from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
-    chart = Chart(f"{title}: {ends}.", exit_axis(found.exits), Axis(measure.axis, linear(values, zero=True, low=0.0)), series)
+    chart = Chart(
+        f"{title}: {ends}.", exit_axis(found.evaluation.exits), Axis(measure.axis, linear(values, zero=True, low=0.0)), series
+    )
     rows = []
     for name in names:
         each = found.rules[name]
@@ -94,13 +96,13 @@ def scaled(found: Guarantees, key: str) -> Figure:
 def covered(found: Guarantees, alpha: float) -> Figure:
     """Coverage of the prediction sets at each exit, beside what was asked for; the table has their sizes."""
     names = list(found.rules)
-    exits = [float(exit) for exit in range(1, found.exits + 1)]
+    exits = [float(exit) for exit in range(1, found.evaluation.exits + 1)]
     asked = 100 * (1 - alpha)
     series = tuple(
         _line(name, own, exits, found.rules[name].before.set_coverage or (), factor=100.0) for name, own in _looks(found, names)
     )
     values = [asked, *(y for line in series for _, _, y in line.points())]
-    guide = Guide((1.0, asked), (float(max(found.exits, 2)), asked), "asked for")
+    guide = Guide((1.0, asked), (float(max(found.evaluation.exits, 2)), asked), "asked for")
     title = "Coverage of the prediction sets"
     reading = (
         f"How often the sets of other rows' thresholds hold the true class: {asked:g} % were asked for at each exit. "
@@ -109,7 +111,7 @@ def covered(found: Guarantees, alpha: float) -> Figure:
     chart = Chart(
         f"{title}, {asked:g} % asked for: "
         + "; ".join(f"{line.name} {number(line.y[-1])} at the last exit" for line in series),
-        exit_axis(found.exits),
+        exit_axis(found.evaluation.exits),
         Axis("coverage, %", linear(values, low=0.0, high=100.0)),
         series,
         (guide,),
@@ -129,10 +131,10 @@ def budget(found: Guarantees) -> Figure:
         each = found.rules[name]
         known = each.budget
         curves.append(Series(shown(name), known.cost, tuple(100 * right for right in known.accuracy), Look(own.css)))
-        marks.append(_line(name, own, found.costs, each.before.accuracy or (), factor=100.0, joined=False))
+        marks.append(_line(name, own, found.evaluation.costs, each.before.accuracy or (), factor=100.0, joined=False))
     series = (*curves, *marks)
     values = [y for line in series for _, _, y in line.points()]
-    unit = "" if found.costs_given else ", in exits"
+    unit = "" if found.evaluation.costs_given else ", in exits"
     reading = (
         "Lines: easy inputs stop early, at thresholds of other rows, and hard ones go on. Marks: all inputs stop at the same "
         "exit. The further a line is above its marks, the more is gained by letting each input take its own time."
@@ -141,7 +143,10 @@ def budget(found: Guarantees) -> Figure:
     ends = "; ".join(f"{line.name} up to {number(max(y for _, _, y in line.points()))} %" for line in curves)
     chart = Chart(
         f"{title}: {ends}.",
-        Axis(f"mean cost an input{unit}", linear(found.costs, low=found.costs[0], high=found.costs[-1])),
+        Axis(
+            f"mean cost an input{unit}",
+            linear(found.evaluation.costs, low=found.evaluation.costs[0], high=found.evaluation.costs[-1]),
+        ),
         Axis("accuracy, %", linear(values, low=0.0, high=100.0)),
         series,
     )
@@ -156,8 +161,8 @@ def at_cost(found: Guarantee, cost: float) -> float | None:
 
 def diagrams(found: Guarantees) -> list[Panels]:
     """A reliability diagram for each rule: a panel an exit, of many exits some."""
-    every = -(-found.exits // MOST_PANELS)
-    exits = [exit for exit in range(found.exits) if (found.exits - 1 - exit) % every == 0]
+    every = -(-found.evaluation.exits // MOST_PANELS)
+    exits = [exit for exit in range(found.evaluation.exits) if (found.evaluation.exits - 1 - exit) % every == 0]
     drawn: list[Panels] = []
     for name, own in _looks(found, _told_apart(found)):
         each = found.rules[name]
@@ -168,7 +173,9 @@ def diagrams(found: Guarantees) -> list[Panels]:
             "Bars that end at the dashed line are as sure as they are right; shorter ones are too sure. "
             "On the right above each: its ECE. Below: how many inputs. Pale bars stand for fewer than ten."
         )
-        drawn.append(Panels(f"bars_{len(drawn) + 1}", title, reading, own, panels, _bins_table(each, found.exits, title)))
+        drawn.append(
+            Panels(f"bars_{len(drawn) + 1}", title, reading, own, panels, _bins_table(each, found.evaluation.exits, title))
+        )
     return drawn
 
 
@@ -210,10 +217,10 @@ def _bin_words(sure: float, right: float, count: int) -> tuple[str, str, str]:
 
 def _budget_table(found: Guarantees) -> Table:
     """Accuracies at a few mean costs: those of the exits."""
-    rows = [("mean cost", *(number(cost) for cost in found.costs))]
+    rows = [("mean cost", *(number(cost) for cost in found.evaluation.costs))]
     for name, each in found.rules.items():
         rows.append((f"{shown(name)}, all at one exit", *(share(value) for value in each.before.accuracy or ())))
-        rows.append((f"{shown(name)}, stopping by itself", *(share(at_cost(each, cost)) for cost in found.costs)))
+        rows.append((f"{shown(name)}, stopping by itself", *(share(at_cost(each, cost)) for cost in found.evaluation.costs)))
     return Table("Accuracy for at most the mean cost of each exit", _exits(found), tuple(rows))
 
 
@@ -262,4 +269,4 @@ def _looks(found: Guarantees, names: Sequence[str] | Mapping[str, Any]) -> list[
 
 
 def _exits(found: Guarantees) -> tuple[str, ...]:
-    return ("rule", *(f"exit {exit}" for exit in range(1, found.exits + 1)))
+    return ("rule", *(f"exit {exit}" for exit in range(1, found.evaluation.exits + 1)))
