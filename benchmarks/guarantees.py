@@ -40,7 +40,7 @@ def main() -> None:
     for one in found.measure(logits[:, cut:], labels[cut:]):
         known = ("latest", "caching", "caching at T", "product", "product at T")
         if one.name in known or one.name.startswith("fitted product"):
-            figures = one.figures
+            figures = one.metrics
             print(f"{one.name}: accuracy {100 * figures['accuracy']:.1f} %, drops {100 * figures['drop_0.1']:.2f} %,", end=" ")
             print(f"ECE {figures['ece']:.3f}, NLL {figures['nll']:.2f}")
 

@@ -49,7 +49,7 @@ def test_every_figure_is_documented() -> None:
     import anytime
 
     text = (ROOT / "docs" / "figures.md").read_text()
-    for name, value in anytime.evaluate(anytime.samples.cifar100_msdnet()).rules["product"].items():
+    for name, value in anytime.evaluate(anytime.samples.cifar100_msdnet()).rules["product"].to_json().items():
         assert f"`{name}" in text, name
         if isinstance(value, dict) and name in ("consistency", "diminishing_returns"):
             for part in value:

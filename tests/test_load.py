@@ -39,13 +39,6 @@ def features() -> tuple[list[torch.Tensor], torch.Tensor, list[torch.nn.Linear]]
     return list(torch.randn(2, 40, 3)), torch.arange(40) % 4, [torch.nn.Linear(3, 4) for _ in range(2)]
 
 
-def mixture() -> calibrate.LaplaceMixture:
-    rows, labels, layers = features()
-    tuning = [each + 0.1 for each in rows]
-    options = {"samples": 4, "variances": (1.0,), "temperatures": (1.0,)}
-    return calibrate.fit_mixture(rows, labels, layers, (1.0, 2.0), tuning_features=tuning, tuning_labels=labels, **options)
-
-
 def profile() -> run.Profile:
     times = torch.rand(1, 3, 4)
     return run.Profile(3, 5, "torch", 1, {"system": "here"}, (1,), times, times.cumsum(1), 10)
@@ -56,21 +49,20 @@ def examples() -> list[Fitted]:
     frontier = calibrate.tune(LOGITS, LABELS)
     return [
         calibrate.fit_temperature(LOGITS, LABELS),
-        calibrate.fit_powers(LOGITS, LABELS, steps=3),
+        calibrate.fit_product(LOGITS, LABELS, steps=3),
         calibrate.fit_adaptive_threshold(LOGITS[:, :60], LABELS[:60], tuning_logits=LOGITS[:, 60:], tuning_labels=LABELS[60:]),
         calibrate.FittedRule.of(calibrate.fit_geometric(LOGITS, LABELS, epochs=1), exits=7, classes=100),
         calibrate.certify(LOGITS, LABELS),
         calibrate.certify_choice(LOGITS, LABELS, ["product", "latest"]),
         calibrate.fit_laplace(*features()),
-        mixture(),
         frontier,
         frontier.choose(least="nll"),
-        conformal.fit_sets(LOGITS, LABELS),
-        conformal.fit_nested(LOGITS, LABELS),
+        conformal.fit_conformal_sets(LOGITS, LABELS),
+        conformal.fit_nested_sets(LOGITS, LABELS),
         conformal.fit_nested_intervals(features()[0], torch.randn(40)),
-        policy.fit_budget(answers, costs=range(1, 8), budget=3.0),
-        policy.control_risk(answers, loss="consistency", epsilon=0.2),
-        policy.fit_window(answers, aim="coverage", level=0.5, skip=5),
+        policy.fit_budget_policy(answers, costs=range(1, 8), budget=3.0),
+        policy.fit_risk_control(answers, loss="consistency", epsilon=0.2),
+        policy.fit_window_policy(answers, aim="coverage", level=0.5, skip=5),
         profile(),
     ]
 

@@ -295,10 +295,10 @@ def test_a_threshold_beyond_all_logits_leaves_nothing_and_one_beyond_float32_is_
 
 
 def test_logits_beyond_float32_can_be_calibrated_on(capsys: pytest.CaptureFixture[str]) -> None:
-    from anytime.calibrate import fit_powers
+    from anytime.calibrate import fit_product
 
     for scale in (1e30, 1e100, 1e299):
-        assert math.isfinite(fit_powers(GOOD.double() * scale, LABELS, steps=5).loss)
+        assert math.isfinite(fit_product(GOOD.double() * scale, LABELS, steps=5).loss)
 
 
 def test_a_file_name_that_is_not_utf_8_is_read_and_reported(tmp_path: Path) -> None:

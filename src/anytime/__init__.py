@@ -118,23 +118,22 @@ _PACKAGES = [
 ]
 # The kind of object that a fitted file names, and the class that reads it.
 _KINDS = {
-    "Laplace mixture": "anytime.calibrate.LaplaceMixture",
-    "adaptive threshold": "anytime.calibrate.AdaptiveFit",
-    "budget policy": "anytime.policy.BudgetPolicy",
+    "adaptive-threshold": "anytime.calibrate.AdaptiveThreshold",
+    "budget-policy": "anytime.policy.BudgetPolicy",
     "certificate": "anytime.calibrate.Certificate",
-    "choice certificate": "anytime.calibrate.ChoiceCertificate",
+    "choice-certificate": "anytime.calibrate.ChoiceCertificate",
     "conformal-sets": "anytime.conformal.ConformalSets",
-    "fitted rule": "anytime.calibrate.FittedRule",
-    "fitted product": "anytime.calibrate.PowersFit",
+    "fitted-product": "anytime.calibrate.FittedProduct",
+    "fitted-rule": "anytime.calibrate.FittedRule",
     "frontier": "anytime.calibrate.Frontier",
-    "last-layer Laplace": "anytime.calibrate.LastLayerLaplace",
+    "laplace": "anytime.calibrate.Laplace",
     "nested-intervals": "anytime.conformal.NestedIntervals",
     "nested-sets": "anytime.conformal.NestedSets",
     "profile": "anytime.run.Profile",
-    "risk control": "anytime.policy.RiskControl",
-    "rule": "anytime.calibrate.TunedRule",
+    "risk-control": "anytime.policy.RiskControl",
     "temperature": "anytime.calibrate.Temperature",
-    "window policy": "anytime.policy.WindowPolicy",
+    "tuned-rule": "anytime.calibrate.TunedRule",
+    "window-policy": "anytime.policy.WindowPolicy",
 }
 
 

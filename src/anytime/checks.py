@@ -178,6 +178,15 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
     return labels
 
 
+def check_labelled(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    """Logits `(exits, rows, classes)` and labels `(rows,)` to fit on: at least one row."""
+    values = check_logits(logits)
+    known = check_labels(labels, batch=values.shape[1], classes=values.shape[2], device=values.device)
+    if not len(known):
+        raise LabelError("there are no rows", expected="at least one row", fix="pass held-out logits with their labels")
+    return values, known
+
+
 def check_scale(logits: Tensor, *, log_probs: bool = False, name: str = "logits", first_exit: int = 1) -> None:
     """Refuse probabilities and log-probabilities where logits belong, `(exits, batch, classes)`.
 

@@ -36,6 +36,7 @@ _INLINE = 256
 """Tensors of up to this many elements are written as numbers, larger ones as base64."""
 _DTYPES = ("float64", "float32", "int64", "bool")
 _LARGEST_FILE = 1 << 30
+_EARLY_KINDS = {"rule": "tuned-rule", "last-layer Laplace": "laplace"}
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,21 @@ class Fitted:
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
+    oldest: ClassVar[int] = 1
+    renamed: ClassVar[Mapping[str, str]] = {}
     exits: int
     classes: int | None
 
-    def __init_subclass__(cls, kind: str = "", version: int = 1, **more: Any) -> None:
+    def __init_subclass__(
+        cls, kind: str = "", version: int = 1, oldest: int | None = None, renamed: Mapping[str, str] | None = None, **more: Any
+    ) -> None:
+        """Register a subclass: its files state `kind` (the class name in lower case with hyphens) and `version`.
+
+        It reads versions from `oldest` on; `renamed` maps field names of older versions to those of today.
+        """
         super().__init_subclass__(**more)
-        cls.kind, cls.version = kind or cls.kind, version
+        cls.kind, cls.version, cls.oldest = kind or cls.kind, version, version if oldest is None else oldest
+        cls.renamed = dict(renamed or {})
 
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):
@@ -62,7 +72,7 @@ class Fitted:
             fitted = f"{self.exits} exits" + ("" if self.classes is None else f" and {self.classes} classes")
             raise ShapeError(
                 f"the logits have {exits} exits and {classes} classes",
-                expected=f"{fitted}, for which this {self.kind} was fitted",
+                expected=f"{fitted}, for which this {type(self).__name__} was fitted",
                 fix="fit it on held-out logits of this model",
             )
 
@@ -95,16 +105,18 @@ class Fitted:
     def from_document(cls, document: Mapping[str, Any], *, path: str | Path = "the document") -> Self:
         """The object described by a checked document."""
         version = document.get("version")
-        if version != cls.version:
-            older = isinstance(version, int) and version < cls.version
+        if not isinstance(version, int) or not cls.oldest <= version <= cls.version:
+            older = isinstance(version, int) and version < cls.oldest
             raise FormatError(
                 f"{path} holds version {version!r} of a {cls.kind}",
-                expected=f"version {cls.version}",
+                expected=f"version {cls.version}" if cls.oldest == cls.version else f"version {cls.oldest} to {cls.version}",
                 fix="fit it again with this release" if older else "update anytime-nn",
                 path=path,
             )
         names = {field.name for field in dataclasses.fields(cls)}
         fields = document.get("fields")
+        if isinstance(fields, dict) and version < cls.version:
+            fields = {cls.renamed.get(name, name): value for name, value in fields.items()}
         if not isinstance(fields, dict) or set(fields) != names:
             raise FormatError(
                 f"{path} has the fields {sorted(fields) if isinstance(fields, dict) else fields!r}",
@@ -124,10 +136,13 @@ class Fitted:
 
 def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse to save an object of this kind to a path that holds something else, or is one of `inputs`."""
-    begins = re.compile(
-        rb'\{\s*"format": "%s",\s*"version": \d+,\s*"kind": "%s"' % (_FORMAT.encode(), re.escape(kind).encode())
-    )
-    check_file(path, ours=lambda head: begins.match(head) is not None, inputs=inputs)
+    begins = re.compile(rb'\{\s*"format": "%s",\s*"version": \d+,\s*"kind": "([^"]*)"' % _FORMAT.encode())
+
+    def ours(head: bytes) -> bool:
+        found = begins.match(head)
+        return found is not None and _current_kind(found[1].decode(errors="replace")) == kind
+
+    check_file(path, ours=ours, inputs=inputs)
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
@@ -148,7 +163,12 @@ def read_document(path: str | Path) -> dict[str, Any]:
         sound = False
     if not sound:
         raise _damaged(path, "its checksum is wrong")
-    return document
+    return {**document, "kind": _current_kind(document["kind"])}
+
+
+def _current_kind(kind: str) -> str:
+    """The current name of a kind: early releases wrote some with spaces and capitals, and two under other names."""
+    return _EARLY_KINDS.get(kind) or kind.lower().replace(" ", "-")
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Where results may be written: no command overwrites what it did not write, and one process at a time trains in a folder.
 
-The kind of a result is in its manifest (`anytime.artifacts.write_bundle`) or in the first bytes of a file. The checks run before
-the work, so that a wrong path costs nothing.
+The kind of a result is in its manifest (`anytime.artifacts.write_bundle`) or in the first bytes of a file. The checks run
+before the work, so that a wrong path costs nothing.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from anytime.errors import LabelError, OptionError, OverlapError
 def some(rows: int, seed: int, classes: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (rows,), generator=generator)
-    sure = 3 * torch.rand(rows, 1, generator=generator)
-    logits = torch.randn(4, rows, classes, generator=generator) + 2 * sure * torch.nn.functional.one_hot(labels, classes)
+    ease = 3 * torch.rand(rows, 1, generator=generator)
+    logits = torch.randn(4, rows, classes, generator=generator) + 2 * ease * torch.nn.functional.one_hot(labels, classes)
     return logits, labels
 
 
-def test_a_surer_row_gets_a_higher_threshold() -> None:
+def test_a_more_confident_row_gets_a_higher_threshold() -> None:
     fit, tune = some(600, 0), some(600, 1)
     found = fit_adaptive_threshold(*fit, tuning_logits=tune[0], tuning_labels=tune[1])
     activation = found.activation
@@ -66,6 +66,6 @@ def test_it_mends_calibration_on_unseen_rows_as_in_the_paper(shared: Path) -> No
     found = fit_adaptive_threshold(logits[:, fit], labels[fit], tuning_logits=logits[:, tune], tuning_labels=labels[tune])
     rules = {"plain": anytime.Product(), "adaptive": anytime.Product(found.activation)}
     figures = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
-    assert np.mean(figures["adaptive"]["ece"]) < np.mean(figures["plain"]["ece"]) - 0.1
-    assert figures["adaptive"]["label_drop_percent"]["0.1"] < 20
-    assert np.mean(figures["adaptive"]["accuracy"]) > np.mean(figures["plain"]["accuracy"]) - 0.03
+    assert np.mean(figures["adaptive"].ece) < np.mean(figures["plain"].ece) - 0.1
+    assert figures["adaptive"].label_drop_percent["0.1"] < 20
+    assert np.mean(figures["adaptive"].accuracy) > np.mean(figures["plain"].accuracy) - 0.03

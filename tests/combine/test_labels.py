@@ -83,7 +83,7 @@ def test_the_sigmoid_product_loses_no_accuracy_to_rounding_on_the_reference_logi
         right = [(rule(given).labels == labels).double().mean(1) for given in (logits.float(), logits.double())]
         torch.testing.assert_close(right[0], right[1], rtol=0, atol=5e-4)
         found = anytime.evaluate(logits, labels, rules=[rule], sets=None)
-        assert next(iter(found.rules.values()))["accuracy"] == pytest.approx(right[0].tolist())
+        assert next(iter(found.rules.values())).accuracy == pytest.approx(right[0].tolist())
 
 
 def test_a_prediction_without_labels_names_the_most_probable_class() -> None:

@@ -71,7 +71,7 @@ def test_what_is_no_set_is_refused() -> None:
         measure_sets(torch.ones(2, 3, 4), torch.zeros(3).long())
     with pytest.raises(ShapeError):
         nestedness(torch.ones(3, 4, dtype=torch.bool))
-    with pytest.raises(ShapeError, match="no inputs"):
+    with pytest.raises(ShapeError, match="no rows"):
         measure_sets(torch.ones(2, 0, 4, dtype=torch.bool), torch.zeros(0).long())
     with pytest.raises(LabelError):
         measure_sets(torch.ones(2, 3, 4, dtype=torch.bool), torch.zeros(2).long())

@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 import anytime
 from anytime.combine import Prediction
+from anytime.errors import OptionError
+from anytime.metrics import RuleMetrics
 
 
 def some(rows: int = 150, classes: int = 6, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,14 +35,14 @@ def test_figures_agree_with_an_independent_implementation(name: str, shared: Pat
     for rule, figures in wanted.items():
         for figure, value in figures.items():
             tolerance = 0.02 if "percent" in figure else 0.0002 if figure == "accuracy" else 1e-3
-            assert found.rules[rule][figure] == pytest.approx(value, abs=tolerance), (rule, figure)
+            assert getattr(found.rules[rule], figure) == pytest.approx(value, abs=tolerance), (rule, figure)
 
 
 def test_prediction_sets_shrink_as_in_the_paper(shared: Path) -> None:
     figures = anytime.evaluate(shared / "reference" / "msdnet-cifar100-val.npz").rules["product"]
-    assert figures["set_size"][0] == pytest.approx(11, abs=1.5)
-    assert figures["set_size"][-1] == pytest.approx(5, abs=1.5)
-    assert all(abs(share - 0.95) < 0.02 for share in figures["set_coverage"])
+    assert figures.set_size[0] == pytest.approx(11, abs=1.5)
+    assert figures.set_size[-1] == pytest.approx(5, abs=1.5)
+    assert all(abs(share - 0.95) < 0.02 for share in figures.set_coverage)
 
 
 def assert_same(one: anytime.evaluation.Evaluation, other: anytime.evaluation.Evaluation, tolerance: float) -> None:
@@ -128,9 +130,9 @@ def test_the_seed_decides_sets_and_samples() -> None:
     logits, labels = some()
     one, same, other = (anytime.evaluate(logits, labels, seed=seed) for seed in (0, 0, 1))
     assert one == same
-    assert one.rules["product"]["set_size"] != other.rules["product"]["set_size"]
+    assert one.rules["product"].set_size != other.rules["product"].set_size
     assert [each.row for each in one.examples] != [each.row for each in other.examples]
-    assert one.rules["product"]["accuracy"] == other.rules["product"]["accuracy"]
+    assert one.rules["product"].accuracy == other.rules["product"].accuracy
 
 
 def test_without_labels_final_answers_are_followed() -> None:
@@ -138,10 +140,10 @@ def test_without_labels_final_answers_are_followed() -> None:
     found = anytime.evaluate(logits)
     figures = found.rules["latest"]
     assert not found.labelled
-    assert figures["accuracy"] is None
-    assert figures["set_size"] is None
-    assert figures["final_drop_percent"]["0.1"] > 0
-    assert figures["agreement"][-1] == 1.0
+    assert figures.accuracy is None
+    assert figures.set_size is None
+    assert figures.final_drop_percent["0.1"] > 0
+    assert figures.agreement[-1] == 1.0
     assert found.worst[0].label is None
     json.dumps(found.to_json(), allow_nan=False)
 
@@ -151,20 +153,20 @@ def test_probabilities_are_taken_where_that_is_said() -> None:
     wanted = anytime.evaluate(logits, labels, rules=["latest", "caching"])
     for scores in (logits.softmax(-1), logits.log_softmax(-1)):
         found = anytime.evaluate(scores, labels, probabilities=True)
-        assert found.rules["latest"]["accuracy"] == wanted.rules["latest"]["accuracy"]
-        assert found.rules["caching"]["ece"] == pytest.approx(wanted.rules["caching"]["ece"], abs=1e-4)
-        assert found.rules["product"]["collapsed_percent"] == pytest.approx([100.0] * 4)
+        assert found.rules["latest"].accuracy == wanted.rules["latest"].accuracy
+        assert found.rules["caching"].ece == pytest.approx(wanted.rules["caching"].ece, abs=1e-4)
+        assert found.rules["product"].collapsed_percent == pytest.approx([100.0] * 4)
 
 
 def test_tiny_data_comes_without_sets() -> None:
     logits, labels = some(rows=4)
     found = anytime.evaluate(logits, labels)
-    assert found.rules["latest"]["set_size"] is None
+    assert found.rules["latest"].set_size is None
     assert found.settings["sets"] is None
     few = anytime.evaluate(*some(rows=5))
     assert few.settings["sets"]["calibration_rows"] == 1
-    assert few.rules["product"]["set_size"] == [few.classes] * few.exits
-    assert few.rules["product"]["set_coverage"] == [1.0] * few.exits
+    assert few.rules["product"].set_size == (few.classes,) * few.exits
+    assert few.rules["product"].set_coverage == (1.0,) * few.exits
     one = anytime.evaluate(logits[:, :1], labels[:1])
     assert one.samples == 1
     json.dumps(one.to_json(), allow_nan=False)
@@ -187,7 +189,7 @@ def test_rules_of_ones_own_are_measured() -> None:
 
     logits, labels = some()
     found = anytime.evaluate(logits, labels, rules={"uniform": uniform, "product": anytime.Product()})
-    assert found.rules["uniform"]["label_probability"] == pytest.approx([1 / 6] * 4)
+    assert found.rules["uniform"].label_probability == pytest.approx([1 / 6] * 4)
     assert list(found.rules) == ["uniform", "product"]
 
 
@@ -246,3 +248,17 @@ def test_a_file_larger_than_the_memory_allowed_is_evaluated(tmp_path: Path) -> N
     command = [sys.executable, "-c", script, str(path), str(tmp_path / "labels.npy")]
     done = subprocess.run(command, capture_output=True, text=True, env={"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"})
     assert done.stdout.strip() == str(rows), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_metrics_survive_json(labelled: bool) -> None:
+    logits, labels = some()
+    for found in anytime.evaluate(logits, labels if labelled else None).rules.values():
+        assert RuleMetrics.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_metrics_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(OptionError, match="agreement"):
+        RuleMetrics.from_json({"accuracy": [0.5], "ece": [0.1]})
+    with pytest.raises(OptionError):
+        RuleMetrics.from_json({"consistency": {"slope": 1.0}})

@@ -14,7 +14,15 @@ import torch
 from scipy import stats
 
 import anytime
-from anytime.conformal import Raps, fit_nested, fit_nested_intervals, fit_sets, rank_of, running_intersection, sort_rows
+from anytime.conformal import (
+    Raps,
+    fit_conformal_sets,
+    fit_nested_intervals,
+    fit_nested_sets,
+    rank_of,
+    running_intersection,
+    sort_rows,
+)
 from anytime.conformal.nested import log_gammas, log_ratio
 from anytime.conformal.nested_intervals import LinearLayer, quadratic
 
@@ -42,20 +50,20 @@ def draw_rows(rng: np.random.Generator, *shape: int, classes: int = 6) -> tuple[
 
 CLAIMS = {
     # (settings, calibration rows): between which shares coverage lies, by the place of the threshold among the scores.
-    "raps, exact": (Raps(ALPHA, free=2, quantile="exact"), 57, 1 - ALPHA, 1 - ALPHA + 1 / 58),
-    "aps, exact": (Raps(ALPHA, penalty=0.0, quantile="exact"), 57, 1 - ALPHA, 1 - ALPHA + 1 / 58),
+    "raps, exact": (Raps(ALPHA, k_reg=2, quantile="exact"), 57, 1 - ALPHA, 1 - ALPHA + 1 / 58),
+    "aps, exact": (Raps(ALPHA, lam_reg=0.0, quantile="exact"), 57, 1 - ALPHA, 1 - ALPHA + 1 / 58),
     "aps, original, exact": (
-        Raps(ALPHA, penalty=0.0, variant="original", quantile="exact", empty=True),
+        Raps(ALPHA, lam_reg=0.0, variant="original", quantile="exact", empty=True),
         57,
         1 - ALPHA,
         1 - ALPHA + 1 / 58,
     ),
-    "raps, paper": (Raps(ALPHA, free=2), 57, 1 - ALPHA, 1 - ALPHA + 2 / 58),
-    "raps, paper, few rows": (Raps(ALPHA, free=2), 10, 10 / 11, 10 / 11),
-    "raps, original, zero sets": (Raps(ALPHA, free=2, variant="original", empty=True), 57, 52 / 58, 52 / 58),
-    "raps, original": (Raps(ALPHA, free=2, variant="original"), 57, 52 / 58, 1.0),
-    "raps, not randomised": (Raps(ALPHA, free=2, randomised=False), 57, 1 - ALPHA, 1.0),
-    "aps, all classes for want of rows": (Raps(ALPHA, penalty=0.0, quantile="exact"), 8, 1.0, 1.0),
+    "raps, paper": (Raps(ALPHA, k_reg=2), 57, 1 - ALPHA, 1 - ALPHA + 2 / 58),
+    "raps, paper, few rows": (Raps(ALPHA, k_reg=2), 10, 10 / 11, 10 / 11),
+    "raps, original, zero sets": (Raps(ALPHA, k_reg=2, variant="original", empty=True), 57, 52 / 58, 52 / 58),
+    "raps, original": (Raps(ALPHA, k_reg=2, variant="original"), 57, 52 / 58, 1.0),
+    "raps, not randomised": (Raps(ALPHA, k_reg=2, randomised=False), 57, 1 - ALPHA, 1.0),
+    "aps, all classes for want of rows": (Raps(ALPHA, lam_reg=0.0, quantile="exact"), 8, 1.0, 1.0),
 }
 
 
@@ -81,12 +89,14 @@ def test_coverage_of_a_new_row_is_as_promised(claim: str, draws: int) -> None:
 def test_the_label_is_in_all_sets_at_once_where_exits_are_calibrated_together(draws: int, shared: bool) -> None:
     rng = np.random.default_rng([draws, shared])
     covered = 0
-    raps = Raps(ALPHA, free=2, quantile="exact")
+    raps = Raps(ALPHA, k_reg=2, quantile="exact")
     for draw in range(draws):
         first, labels = draw_rows(rng, 101)
         noise = torch.from_numpy(rng.normal(size=(3, 101, 6)))
         log_probs = (first + noise).log_softmax(-1)
-        fitted = fit_sets(log_probs[:, :100], labels[:100], rule=None, raps=raps, simultaneous=True, shared=shared, seed=draw)
+        fitted = fit_conformal_sets(
+            log_probs[:, :100], labels[:100], rule=None, raps=raps, simultaneous=True, shared=shared, seed=draw
+        )
         sets = running_intersection(fitted.sets(log_probs[:, 100:], seed=draw))
         covered += int(sets[-1, 0, labels[100]])
     assert_share(covered, draws, least=1 - ALPHA)
@@ -120,7 +130,7 @@ def test_nested_sets_hold_new_labels_about_as_often_as_those_they_were_fitted_on
     for draw in range(draws):
         first, labels = draw_rows(rng, 1_000)
         logits = first + 10 + torch.from_numpy(rng.normal(size=(3, 1_000, 6)))
-        fitted = fit_nested(logits[:, :500], labels[:500], alpha=ALPHA, seed=draw)
+        fitted = fit_nested_sets(logits[:, :500], labels[:500], alpha=ALPHA, seed=draw)
         assert fitted.reached
         sets = fitted(logits[:, 500:], seed=draw).members
         covered.append(float(sets[-1, torch.arange(500), labels[500:]].double().mean()))
@@ -181,7 +191,7 @@ def test_the_sample_of_cifar_100_is_covered_as_promised() -> None:
     log_probs = anytime.Product()(file.logits[:]).log_probs
     assert file.labels is not None
     fit, test = torch.randperm(1_000, generator=torch.Generator().manual_seed(0)).chunk(2)
-    fitted = fit_sets(log_probs[:, fit], file.labels[fit], rule=None)
+    fitted = fit_conformal_sets(log_probs[:, fit], file.labels[fit], rule=None)
     found = fitted.measure(log_probs[:, test], file.labels[test])
     error = 5 * (0.95 * 0.05 * (1 / 500 + 1 / 500)) ** 0.5
     assert all(abs(share - 0.95) < error for share in found.coverage)

@@ -14,7 +14,7 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 import anytime
-from anytime.policy import Confidence, control_risk, exit_losses
+from anytime.policy import Confidence, exit_losses, fit_risk_control
 
 ALARM = 1e-4
 DELTA = 0.1
@@ -62,7 +62,7 @@ def true_risks(population: str, loss: Any, method: Any, epsilon: float, draws: i
     risks = []
     for _ in range(draws):
         drawn = torch.randint(0, len(labels), (CALIBRATION,), generator=generator)
-        found = control_risk(
+        found = fit_risk_control(
             log_probs[:, drawn], labels[drawn], loss=loss, epsilon=epsilon, delta=DELTA, method=method, **options
         )
         if found.threshold not in known:

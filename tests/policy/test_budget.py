@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import anytime
 from anytime.errors import IntegrityError, OptionError, OverlapError, ShapeError
-from anytime.policy import BudgetPolicy, budget_curve, exit_shares, fit_budget, share_thresholds
+from anytime.policy import BudgetPolicy, budget_curve, exit_fractions, fit_budget_policy, fraction_thresholds
 
 COSTS = (1.0, 2.5, 3.0, 7.0, 8.0)
 
@@ -51,21 +51,21 @@ def plain_exits(sure: np.ndarray, limits: list[float]) -> list[int]:
 def test_thresholds_are_the_plain_ones(some: Callable, seed: int, point: int, rows: int, ties: bool) -> None:
     log_probs, _ = some(rows, seed, ties=ties)
     q = point / 20
-    found = share_thresholds(log_probs, exit_shares(q, 5))
+    found = fraction_thresholds(log_probs, exit_fractions(q, 5))
     assert found == pytest.approx(plain_thresholds(log_odds(log_probs), q))
 
 
 def test_shares_are_a_geometric_series_at_any_q() -> None:
     for q in (0.05, 0.5, 1.0, 1.95, 2.95):
-        shares = exit_shares(q, 7)
+        shares = exit_fractions(q, 7)
         assert float(shares.sum()) == pytest.approx(1)
         assert (shares[1:] / shares[:-1]).tolist() == pytest.approx([q] * 6)
-    assert exit_shares(0, 3).tolist() == [1, 0, 0]
-    assert exit_shares(math.inf, 3).tolist() == [0, 0, 1]
-    assert exit_shares(1e300, 7).tolist() == pytest.approx([0] * 6 + [1])
+    assert exit_fractions(0, 3).tolist() == [1, 0, 0]
+    assert exit_fractions(math.inf, 3).tolist() == [0, 0, 1]
+    assert exit_fractions(1e300, 7).tolist() == pytest.approx([0] * 6 + [1])
     for bad in (-1.0, math.nan):
         with pytest.raises(OptionError):
-            exit_shares(bad, 3)
+            exit_fractions(bad, 3)
 
 
 @settings(max_examples=60)
@@ -75,8 +75,8 @@ def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, p
     price = torch.tensor(COSTS)
     spent, expected = [], []
     for q in (point / 20, (point + 1) / 20):
-        shares = exit_shares(q, 5)
-        limits = share_thresholds(log_probs, shares)
+        shares = exit_fractions(q, 5)
+        limits = fraction_thresholds(log_probs, shares)
         exits = anytime.policy.Confidence(limits, scale="log-odds").apply(log_probs) - 1
         if not ties:
             counts = exits.bincount(minlength=5)[:-1]
@@ -91,15 +91,15 @@ def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, p
 
 def test_ties_leave_together() -> None:
     log_probs = torch.tensor([[[0.75, 0.25]] * 4, [[0.5, 0.5]] * 4]).log()
-    assert share_thresholds(log_probs, (0.25, 0.75)) == pytest.approx((math.log(3), -math.inf))
-    assert share_thresholds(log_probs, (0.2, 0.8)) == (math.inf, -math.inf)
+    assert fraction_thresholds(log_probs, (0.25, 0.75)) == pytest.approx((math.log(3), -math.inf))
+    assert fraction_thresholds(log_probs, (0.2, 0.8)) == (math.inf, -math.inf)
 
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), budget=st.floats(1.0, 9.0), rows=st.integers(1, 80), ties=st.booleans())
 def test_the_budget_is_kept_and_nearly_spent(some: Callable, seed: int, budget: float, rows: int, ties: bool) -> None:
     log_probs, labels = some(rows, seed, ties=ties)
-    fit = fit_budget(log_probs, labels, costs=COSTS, budget=budget)
+    fit = fit_budget_policy(log_probs, labels, costs=COSTS, budget=budget)
     exits = plain_exits(log_odds(log_probs), list(fit.log_odds))
     assert fit.apply(log_probs).tolist() == [exit + 1 for exit in exits]
     finite = [(odds, value) for odds, value in zip(fit.log_odds, fit.thresholds, strict=True) if math.isfinite(odds)]
@@ -108,22 +108,22 @@ def test_the_budget_is_kept_and_nearly_spent(some: Callable, seed: int, budget: 
     right = [int(log_probs[exit, row].argmax()) == int(labels[row]) for row, exit in enumerate(exits)]
     assert fit.accuracy == pytest.approx(np.mean(right))
     assert fit.cost <= budget
-    assert fit.shares == pytest.approx([exits.count(exit) / rows for exit in range(5)])
+    assert fit.fractions == pytest.approx([exits.count(exit) / rows for exit in range(5)])
     if not ties:
         assert fit.cost >= min(budget, COSTS[-1]) - 5 * COSTS[-1] / rows
 
 
 def test_the_ends_of_the_budget() -> None:
     log_probs = torch.randn(3, 40, 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    least, most = (fit_budget(log_probs, costs=(1, 2, 3), budget=budget) for budget in (1, 3))
+    least, most = (fit_budget_policy(log_probs, costs=(1, 2, 3), budget=budget) for budget in (1, 3))
     assert (least.cost, most.cost) == (1, 3)
     assert least.q < 1e-6
     assert most.q == math.inf
     assert least.accuracy is None
     with pytest.raises(OptionError, match=r"the budget is 0\.9"):
-        fit_budget(log_probs, costs=(1, 2, 3), budget=0.9)
+        fit_budget_policy(log_probs, costs=(1, 2, 3), budget=0.9)
     with pytest.raises(OptionError, match="nan"):
-        fit_budget(log_probs, costs=(1, 2, 3), budget=math.nan)
+        fit_budget_policy(log_probs, costs=(1, 2, 3), budget=math.nan)
 
 
 def test_the_curve_is_the_plain_one(some: Callable) -> None:
@@ -135,7 +135,7 @@ def test_the_curve_is_the_plain_one(some: Callable) -> None:
         exits = plain_exits(sure, plain_thresholds(log_odds(held), q))
         assert curve.cost[point] == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
         assert curve.accuracy[point] == pytest.approx(np.mean(given[exits, np.arange(70)] == labels.numpy()))
-        assert sum(curve.shares[point]) == pytest.approx(1)
+        assert sum(curve.fractions[point]) == pytest.approx(1)
 
 
 def test_the_same_rows_are_refused_and_equal_answers_of_others_are_not(some: Callable) -> None:
@@ -162,24 +162,24 @@ def test_bad_input_is_refused(some: Callable) -> None:
     with pytest.raises(OptionError, match="points"):
         budget_curve(held, log_probs, labels, costs=COSTS, points=0)
     with pytest.raises(ShapeError, match="costs"):
-        fit_budget(held, costs=(1, 2), budget=2)
-    with pytest.raises(OptionError, match="shares"):
-        share_thresholds(held, (0.5, 0.5))
-    with pytest.raises(OptionError, match="shares"):
-        share_thresholds(held, (0.9, 0.9, 0, 0, 0))
+        fit_budget_policy(held, costs=(1, 2), budget=2)
+    with pytest.raises(OptionError, match="fractions"):
+        fraction_thresholds(held, (0.5, 0.5))
+    with pytest.raises(OptionError, match="fractions"):
+        fraction_thresholds(held, (0.9, 0.9, 0, 0, 0))
 
 
 def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: Path) -> None:
     log_probs, labels = some(60, 6)
-    fit = fit_budget(log_probs, labels, costs=COSTS, budget=4.0)
+    fit = fit_budget_policy(log_probs, labels, costs=COSTS, budget=4.0)
     path = fit.save(tmp_path / "budget.json")
     again = BudgetPolicy.load(path)
     assert again == fit
     assert torch.equal(again.apply(log_probs), fit.apply(log_probs))
-    assert math.inf not in again.shares
-    with pytest.raises(ShapeError, match="this budget policy was fitted"):
+    assert math.inf not in again.fractions
+    with pytest.raises(ShapeError, match="this BudgetPolicy was fitted"):
         again.apply(some(3, classes=4)[0])
-    with pytest.raises(ShapeError, match="this budget policy was fitted"):
+    with pytest.raises(ShapeError, match="this BudgetPolicy was fitted"):
         again.answer(anytime.Latest()(torch.zeros(4, 3, 6)))
     path.write_text(path.read_text().replace("4.0", "5.0", 1))
     with pytest.raises(IntegrityError, match="damaged"):
@@ -206,12 +206,12 @@ def test_confidences_that_round_to_one_in_float32_do_not_leave_together(scale: f
     generator = torch.Generator().manual_seed(0)
     logits = scale * torch.randn(4, 3000, 10, generator=generator)
     logits[..., 0] += 10 * scale * torch.rand(4, 3000, generator=generator)
-    shares = exit_shares(1.95, 4)
+    shares = exit_fractions(1.95, 4)
     for rule in (anytime.Latest(), anytime.Caching()):
         prediction = rule(logits)
-        limits = share_thresholds(prediction, shares)
+        limits = fraction_thresholds(prediction, shares)
         left = anytime.policy.Confidence(limits, scale="log-odds").apply(prediction).bincount(minlength=5)[1:] / 3000
         assert left.tolist() == pytest.approx(shares.tolist(), abs=0.002)
     costs = (1.0, 2.0, 3.0, 4.0)
-    spent = fit_budget(anytime.Latest()(logits), costs=costs, budget=3.5)
+    spent = fit_budget_policy(anytime.Latest()(logits), costs=costs, budget=3.5)
     assert spent.cost == pytest.approx(3.5, abs=0.01)

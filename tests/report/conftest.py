@@ -50,8 +50,7 @@ def measured() -> Callable[..., tuple[Guarantees, Evaluation]]:
     def build(exits: int = 4, classes: int = 8, **options: Any) -> tuple[Guarantees, Evaluation]:
         test, held = random_logits(exits, 200, classes), random_logits(exits, 160, classes, seed=1)
         found = measure_guarantees(test, held, **options)
-        rules = {name: each.rule for name, each in found.rules.items()}
-        return found, found.put_sets(evaluate(*test, rules=rules, sets=None))
+        return found, found.evaluation
 
     return build
 
@@ -61,8 +60,8 @@ def change(plain: Evaluation) -> Change:
     """Gives `plain` with some figures of some rules replaced, and no collapse: change(product={"ece": [...]}, samples=30)."""
 
     def build(**changes: Any) -> Evaluation:
-        whole = {"collapsed_percent": [0.0] * plain.exits}
-        rules = {name: {**figures, **whole, **changes.pop(name, {})} for name, figures in plain.rules.items()}
+        whole = {"collapsed_percent": (0.0,) * plain.exits}
+        rules = {name: replace(found, **{**whole, **changes.pop(name, {})}) for name, found in plain.rules.items()}
         return replace(plain, **{"samples": 5000, "rules": rules, **changes})
 
     return build

@@ -59,7 +59,7 @@ def test_the_drop_curve_has_zero_on_its_axis_and_the_ideal_at_zero(plain: Evalua
 def test_a_chart_shows_the_numbers_of_the_evaluation(plain: Evaluation) -> None:
     chart = next(figure for figure in figures(plain) if figure.id == "accuracy").chart
     for line, found in zip(chart.series, plain.rules.values(), strict=True):
-        assert line.y == pytest.approx([100 * value for value in found["accuracy"]])
+        assert line.y == pytest.approx([100 * value for value in found.accuracy])
 
 
 def test_support_is_drawn_only_for_rules_that_rule_classes_out(plain: Evaluation) -> None:
@@ -72,13 +72,6 @@ def test_the_table_of_set_sizes_has_the_coverage(plain: Evaluation) -> None:
     assert [row[0] for row in rows][3:] == ["Latest, coverage", "Caching, coverage", "Product, coverage"]
 
 
-def test_a_missing_value_is_a_gap_in_the_line_and_a_word_in_the_table(change: Change) -> None:
-    found = change(product={"nll": [1.0, None, 2.0, None]})
-    figure = next(figure for figure in figures(found) if figure.id == "nll")
-    assert figure.chart.series[2].y == (1.0, None, 2.0, None)
-    assert figure.table.rows[2] == ("Product", "1", "infinite", "2", "infinite")
-
-
 @pytest.mark.parametrize("exits", [2, 12, 40])
 def test_few_and_many_exits_are_drawn(make: Make, exits: int) -> None:
     found = figures(make(exits=exits, samples=30))
@@ -88,7 +81,7 @@ def test_few_and_many_exits_are_drawn(make: Make, exits: int) -> None:
 
 def test_all_numbers_are_in_the_tables(plain: Evaluation) -> None:
     rows = {row[0]: row[1:] for row in over_all(plain).rows}
-    drops = [figures["label_drop_percent"]["0.5"] for figures in plain.rules.values()]
+    drops = [figures.label_drop_percent["0.5"] for figures in plain.rules.values()]
     assert rows["The true class's probability falls by ≥ 0.5"] == tuple(f"{value:.2f} %" for value in drops)
     tables = exit_by_exit(plain)
     assert [table.caption for table in tables] == ["Latest at each exit", "Caching at each exit", "Product at each exit"]

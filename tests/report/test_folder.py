@@ -33,7 +33,7 @@ def test_the_table_has_a_row_for_each_rule_and_exit(plain: Evaluation, tmp_path:
     assert [(row["rule"], row["exit"]) for row in rows[:5]] == [("latest", str(exit)) for exit in (1, 2, 3, 4)] + [
         ("caching", "1")
     ]
-    assert [float(row["accuracy"]) for row in rows[8:]] == plain.rules["product"]["accuracy"]
+    assert [float(row["accuracy"]) for row in rows[8:]] == list(plain.rules["product"].accuracy)
 
 
 def test_a_place_that_cannot_be_written_is_a_file_error(plain: Evaluation, tmp_path: Path) -> None:

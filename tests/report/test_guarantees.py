@@ -58,10 +58,10 @@ def test_figures_show_the_numbers_that_were_found(found: Guarantees) -> None:
     assert list(ece) == ["Latest", "Caching", "Product", "fitted product"]
     after = found.rules["product"].after
     assert after is not None
-    assert ece["Product"] == tuple(after["ece"])
-    assert ece["fitted product"] == tuple(found.rules["fitted product"].before["ece"])
+    assert ece["Product"] == after.ece
+    assert ece["fitted product"] == found.rules["fitted product"].before.ece
     coverage = figures["set_coverage"].chart
-    assert coverage.series[0].y == pytest.approx([100 * share for share in found.rules["latest"].before["set_coverage"]])
+    assert coverage.series[0].y == pytest.approx([100 * share for share in found.rules["latest"].before.set_coverage])
     assert coverage.guides[0].start[1] == pytest.approx(95)
     assert [row[0] for row in figures["set_coverage"].table.rows][:2] == ["Latest, coverage", "Latest, size"]
     for figure in figures.values():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from anytime.evaluation import Evaluation
+from anytime.metrics.rule_metrics import Consistency, DiminishingReturns
 from anytime.report.pages.card import card
 from anytime.report.pages.rules import looks
 from anytime.report.pages.verdict import sentences, verdict
@@ -134,10 +135,8 @@ def test_a_model_that_gets_worse_on_average_is_called_out(change: Change) -> Non
 
 def test_without_labels_the_final_answer_is_followed(make: Callable[..., Evaluation], falls: Falls) -> None:
     found = make(labelled=False, samples=400)
-    found = replace(
-        found, rules={rule: {**figures, **falls(24 if rule == "latest" else 0)} for rule, figures in found.rules.items()}
-    )
-    found = replace(found, rules={rule: {**figures, "label_drop_percent": None} for rule, figures in found.rules.items()})
+    drops = {rule: falls(24 if rule == "latest" else 0)["final_drop_percent"] for rule in found.rules}
+    found = replace(found, rules={rule: replace(each, final_drop_percent=drops[rule]) for rule, each in found.rules.items()})
     said = verdict(found)
     assert said.question == "Is this model steady at any time?"
     assert said.sentences[0] == (
@@ -199,11 +198,11 @@ def test_the_other_limits(change: Change) -> None:
     assert grades(accuracy=[0.1, 0.7, 0.7, 0.8])[0] == "poor"
     assert grades(accuracy=[0.0] * 4)[0] == "poor"
     assert grades(collapsed_percent=[0, 0, 0, 11.0])[0] == "poor"
-    assert grades(consistency={"concordance": 0.9, "correlation": 0.99, "exponent": 1.0})[2] == "good"
-    assert grades(consistency={"concordance": 0.9, "correlation": 0.2, "exponent": 0.1})[2] == "fair"
-    assert grades(consistency={"concordance": 0.1, "correlation": 0.99, "exponent": -0.1})[2] == "poor"
-    assert grades(consistency={"concordance": None, "correlation": None, "exponent": None})[2] == "unknown"
-    assert grades(diminishing_returns={"concavity_gap": 0.03, "concave_percent": 40.0, "gains": [1, 1, 1]})[3] == "fair"
+    assert grades(consistency=Consistency(concordance=0.9, correlation=0.99, exponent=1.0))[2] == "good"
+    assert grades(consistency=Consistency(concordance=0.9, correlation=0.2, exponent=0.1))[2] == "fair"
+    assert grades(consistency=Consistency(concordance=0.1, correlation=0.99, exponent=-0.1))[2] == "poor"
+    assert grades(consistency=Consistency(concordance=None, correlation=None, exponent=None))[2] == "unknown"
+    assert grades(diminishing_returns=DiminishingReturns((1.0, 1.0, 1.0), 0.03, 40.0))[3] == "fair"
 
 
 def test_two_exits_and_no_labels_leave_grades_open(make: Callable[..., Evaluation]) -> None:

@@ -39,14 +39,14 @@ def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
     """One rule, named or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule
     from anytime.combine import parse_rule
-    from anytime.evaluation.blocks import Rows
+    from anytime.evaluation.blocks import LogitRows
 
     if not text.endswith(".json"):
         return parse_rule(text)
     loaded = load_rule(Path(text))
     if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
-        new = loaded.unseen(Rows(source.logits, None, False).fingerprints(), purpose=f"this test (in {source.path.name})")
+        new = loaded.unseen(LogitRows(source.logits, None).fingerprints(), purpose=f"this test (in {source.path.name})")
         if count := int((~new).sum()):
             print(f"anytime: {count} of the rows of {source.path.name} are among those {text} was tuned on", file=sys.stderr)
     return loaded

@@ -1,9 +1,9 @@
 """Prediction sets with coverage, fitted on held-out rows."""
 
-from anytime.conformal.nested import NestedAnswer, NestedSets, NestedState, fit_nested
+from anytime.conformal.nested import NestedAnswer, NestedSets, NestedState, fit_nested_sets
 from anytime.conformal.nested_intervals import IntervalsState, NestedInterval, NestedIntervals, fit_nested_intervals
 from anytime.conformal.nesting import (
-    SetFigures,
+    SetMetrics,
     interval_nestedness,
     measure_sets,
     nestedness,
@@ -11,7 +11,7 @@ from anytime.conformal.nesting import (
     support_sets,
 )
 from anytime.conformal.raps import Raps, members_of, rank_of, sort_rows
-from anytime.conformal.sets import ConformalSets, fit_sets, tuning_split
+from anytime.conformal.sets import ConformalSets, conformal_sets, fit_conformal_sets, tuning_split
 
 __all__ = [
     "ConformalSets",
@@ -22,10 +22,11 @@ __all__ = [
     "NestedSets",
     "NestedState",
     "Raps",
-    "SetFigures",
-    "fit_nested",
+    "SetMetrics",
+    "conformal_sets",
+    "fit_conformal_sets",
     "fit_nested_intervals",
-    "fit_sets",
+    "fit_nested_sets",
     "interval_nestedness",
     "measure_sets",
     "members_of",

@@ -7,8 +7,7 @@ of the paper is computed from these.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -49,22 +48,6 @@ class Trajectories:
         if self.label is None:
             raise ShapeError("trajectories without labels", expected="labels", fix="pass labels to follow")
         return self.label.exp()
-
-    def empty_like(self, rows: int) -> Trajectories:
-        """Uninitialised trajectories of the same kinds for `rows` inputs, on the CPU."""
-
-        def empty(name: str) -> Any:
-            values = getattr(self, name)
-            return None if values is None else torch.empty(values.shape[0], rows, dtype=values.dtype)
-
-        return Trajectories(**{field.name: empty(field.name) for field in fields(self)})
-
-    def write(self, first: int, part: Trajectories) -> None:
-        """Copy the trajectories of some inputs into these, from input `first` on."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(part, field.name)
-            if mine is not None:
-                mine[:, first : first + theirs.shape[1]] = theirs
 
 
 def follow(prediction: Prediction, labels: Tensor | None = None) -> Trajectories:

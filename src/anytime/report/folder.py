@@ -92,8 +92,8 @@ def per_exit(evaluation: Evaluation) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["rule", "exit", "cost", *MEASURES])
-    for rule, figures in evaluation.rules.items():
-        columns = [figures.get(key) or [None] * evaluation.exits for key in MEASURES]
+    for rule, metrics in evaluation.rules.items():
+        columns = [measure.values(metrics) or ("",) * evaluation.exits for measure in MEASURES.values()]
         for exit, cost in enumerate(evaluation.costs):
             writer.writerow([csv_cell(rule), exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()

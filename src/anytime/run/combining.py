@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anytime.calibrate import PowersFit, Temperature, TunedRule
+from anytime.calibrate import FittedProduct, Temperature, TunedRule
 from anytime.checks import check_logits, check_probabilities, check_scale
 from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State, parse_rule
 from anytime.combine.advice import default_rule
@@ -141,7 +141,7 @@ def choose_rule(
 
     Args:
         rule: A rule, its text, or None for what the calibration was fitted for, or else the default.
-        calibration: None, or a fitted object, or several: `Temperature`, `PowersFit`, `TunedRule`, `ConformalSets`.
+        calibration: None, or a fitted object, or several: `Temperature`, `FittedProduct`, `TunedRule`, `ConformalSets`.
         classes: How many there are, where that is known.
     """
     chosen = parse_rule(rule) if isinstance(rule, str) else rule
@@ -151,16 +151,16 @@ def choose_rule(
             case None:
                 pass
             case Temperature():
-                chosen = fitted.rule(chosen)
-            case PowersFit() | TunedRule():
+                chosen = fitted.rule_for(chosen)
+            case FittedProduct() | TunedRule():
                 chosen = _same(chosen, fitted.rule)
             case ConformalSets():
                 sets = fitted
-                chosen = chosen if fitted.rule is None else _same(chosen, parse_rule(fitted.rule))
+                chosen = chosen if fitted.rule is None else _same(chosen, fitted.rule)
             case _:
                 raise OptionError(
                     f"calibration is {fitted!r}",
-                    expected="a fitted Temperature, PowersFit, TunedRule or ConformalSets, or a tuple of these",
+                    expected="a fitted Temperature, FittedProduct, TunedRule or ConformalSets, or a tuple of these",
                     fix="fit one on held-out logits, or read a saved one with its class's load(path)",
                 )
     chosen = default_rule(classes) if chosen is None else chosen

@@ -1,7 +1,7 @@
 """Logits to try things on, trained and computed by this project, small enough to ship.
 
 >>> from anytime import evaluate, samples
->>> round(evaluate(samples.cifar100_msdnet()).rules["product"]["label_drop_percent"]["0.5"], 1)
+>>> round(evaluate(samples.cifar100_msdnet()).rules["product"].label_drop_percent["0.5"], 1)
 0.0
 """
 

@@ -1,9 +1,9 @@
-"""The curvature of a linear head under the softmax likelihood, and the spread of logits that follows from it.
+"""The curvature of a linear head under the softmax likelihood, and the covariance of the logits that follows from it.
 
 For features φ (with a 1 appended for the bias) the generalised Gauss–Newton matrix of the weights is Σ Λ ⊗ φφᵀ with
-Λ = diag p - ppᵀ, whatever the labels. It is summed over blocks of rows in float64, and kept in one of three structures: `full`
-as it is, `kron` as the product of Σ φφᵀ and the mean of Λ, `diag` as its diagonal. With a prior of precision λ the logits
-of an input have covariance S = (I ⊗ φᵀ)(curvature + λI)⁻¹(I ⊗ φ).
+Λ = diag p - ppᵀ, independent of the labels. It is summed over blocks of rows in float64 and kept in one of three structures:
+`full` as it is, `kron` as the product of Σ φφᵀ and the mean of Λ, `diag` as its diagonal. With a prior of precision λ the
+logits of an input have covariance S = (I ⊗ φᵀ)(curvature + λI)⁻¹(I ⊗ φ).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anytime.errors import OptionError, ShapeError
 Structure = Literal["kron", "full", "diag"]
 
 _BLOCK = 1 << 22
-"""About so many numbers at a time: 32 MiB in float64."""
+"""Numbers per block: 32 MiB in float64."""
 _LARGEST_FULL = 4096
 
 
@@ -34,39 +34,36 @@ class Curvature(ABC):
     @property
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """All of them, one a weight, in any shape."""
+        """All of them, one per weight, in any shape."""
 
     @abstractmethod
     def row_size(self, width: int) -> int:
-        """How many numbers one row of so many features takes on the way to S."""
+        """How many numbers one row of `width` features needs in computing S."""
 
     @abstractmethod
     def variances(self, features: Tensor, prior: float) -> Tensor:
-        """The diagonal of S, `(rows, classes)`, for features with their 1."""
+        """The diagonal of S, `(rows, classes)`, for features with a 1 appended."""
 
     @abstractmethod
     def noise(self, features: Tensor, prior: float, draws: Tensor) -> Tensor:
-        """S^½ z, `(rows, samples, classes)`, for draws z, `(samples, classes)`.
-
-        The root is the symmetric one: it does not depend on which eigenvectors a library returns.
-        """
+        """S^½ z, `(rows, samples, classes)`, for normal z, `(samples, classes)`; S^½ is symmetric, so it is unique."""
 
     @abstractmethod
     def check_shapes(self, classes: int, width: int) -> bool:
-        """Whether the tensors are those of a head with so many classes and features."""
+        """Whether the tensors fit a head with these classes and features."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name, in float32 on the host: what is stored."""
+        """Its tensors by name, in float32 on the CPU, to be stored."""
         return {field.name: getattr(self, field.name).float().cpu() for field in fields(self)}  # type: ignore[arg-type]
 
     def like(self, features: Tensor) -> Self:
-        """In the number format and on the device of the features."""
+        """With the dtype and device of the features."""
         return type(self)(**{field.name: getattr(self, field.name).to(features) for field in fields(self)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
 class Kron(Curvature):
-    """Q_g diag(g) Q_gᵀ ⊗ Q_a diag(a) Q_aᵀ: g and Q_g are of the outputs, a and Q_a of the inputs."""
+    """Q_g diag(g) Q_gᵀ ⊗ Q_a diag(a) Q_aᵀ: g and Q_g belong to the outputs, a and Q_a to the inputs."""
 
     inputs: Tensor
     input_basis: Tensor
@@ -156,11 +153,11 @@ class Diagonal(Curvature):
 
 
 class Sums:
-    """What has to be summed over the rows for the curvature of one head, block by block.
+    """Sums over the rows for the curvature of one head, block by block.
 
     Args:
         weights: Of the head, `(classes, width)`, the bias as the last column if there is one.
-        structure: Which form of the curvature. `kron` needs 8 (classes² + width²) bytes, `full` 8 (classes · width)².
+        structure: `kron` needs 8 (classes² + width²) bytes, `full` 8 (classes · width)².
     """
 
     def __init__(self, weights: Tensor, structure: Structure) -> None:
@@ -174,7 +171,7 @@ class Sums:
             raise OptionError(
                 f"the full matrix of {classes} classes and {width} features has {classes * width} rows",
                 expected=f"at most {_LARGEST_FULL}",
-                fix="use structure='kron'",
+                fix="pass structure='kron'",
             )
         shapes: dict[str, list[tuple[int, ...]]] = {
             "kron": [(width, width), (classes, classes)],
@@ -184,7 +181,7 @@ class Sums:
         self._sums = [self.weights.new_zeros(shape) for shape in shapes[structure]]
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in rows: features with their 1, `(rows, width)`, and labels, `(rows,)`."""
+        """Add rows: features with a 1 appended, `(rows, width)`, and labels, `(rows,)`."""
         classes, width = self.weights.shape
         each = classes * classes * width if self.structure == "full" else classes + width
         for picked in blocks(len(features), each):
@@ -195,7 +192,7 @@ class Sums:
             self._add(phi, log_probs.exp())
 
     def curvature(self, rows: int | None = None) -> Curvature:
-        """The curvature of the rows seen or, in proportion, of as many as given."""
+        """The curvature of the rows seen, scaled to `rows` if given."""
         scale = (rows or self.rows) / self.rows
         match self.structure, self._sums:
             case "kron", [inputs, outputs]:
@@ -220,7 +217,7 @@ _CURVATURES: Mapping[Structure, type[Curvature]] = MappingProxyType({"kron": Kro
 
 
 def stored_curvature(structure: Structure, tensors: Mapping[str, Tensor], *, classes: int, width: int) -> Curvature:
-    """The curvature that `tensors()` gave; refused where it is not of this structure or shape."""
+    """The curvature stored by `tensors()`; an error if structure or shapes do not match."""
     kind = _CURVATURES[check_structure(structure)]
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if sorted(tensors) == sorted(names):
@@ -231,7 +228,7 @@ def stored_curvature(structure: Structure, tensors: Mapping[str, Tensor], *, cla
     raise ShapeError(
         f"the curvature has {shapes}",
         expected=f"{', '.join(names)} of a head with {classes} classes and {width} features",
-        fix="fit it anew",
+        fix="fit it again",
     )
 
 
@@ -242,7 +239,7 @@ def check_structure(structure: str) -> Structure:
 
 
 def draw(samples: int, classes: int, *, seed: int, like: Tensor) -> Tensor:
-    """Standard normal numbers, `(samples, classes)`; shared by all inputs, so that a row alone gets what it gets in a batch."""
+    """Standard normal numbers, `(samples, classes)`; shared by all inputs, so a prediction does not depend on its batch."""
     generator = torch.Generator().manual_seed(check_seed(seed))
     return torch.randn(samples, classes, generator=generator).to(like)
 
@@ -253,13 +250,13 @@ def log_mean_softmax(logits: Tensor) -> Tensor:
 
 
 def blocks(rows: int, each: int) -> Iterator[slice]:
-    """Slices over the rows, so that `each` numbers a row stay within a few times 32 MiB."""
+    """Slices over the rows that bound the memory at `each` numbers per row."""
     size = max(1, _BLOCK // max(1, each))
     for start in range(0, rows, size):
         yield slice(start, start + size)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a matrix that has no negative ones but for rounding."""
+    """Eigenvalues and eigenvectors of a positive semi-definite matrix; rounding below zero is clipped."""
     values, vectors = torch.linalg.eigh(matrix)
     return values.clamp(min=0), vectors

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from anytime.report.numbers import percent, share
 from anytime.report.pages.rules import base, drops, followed, reaching
@@ -112,14 +112,14 @@ def card(evaluation: Evaluation) -> tuple[Property, ...]:
 
 def interruptible(evaluation: Evaluation, rule: str) -> Mark:
     """How good the first answer is beside the last, and whether the rule has answers of its own."""
-    figures = evaluation.rules[rule]
-    collapsed = max(figures["collapsed_percent"])
-    if evaluation.labelled:
-        first, last = figures["accuracy"][0], figures["accuracy"][-1]
+    found = evaluation.rules[rule]
+    collapsed = max(found.collapsed_percent)
+    if found.accuracy is not None:
+        first, last = found.accuracy[0], found.accuracy[-1]
         kept = first / last if last else 0.0
         meaning = f"Right on {share(first, digits=1)} of inputs at the first exit, {share(last, digits=1)} at the last."
     else:
-        kept = figures["agreement"][0]
+        kept = found.agreement[0]
         meaning = f"The other {share(1 - kept, digits=1)} of inputs get another answer later."
     if collapsed > COLLAPSED[0]:
         meaning += f" It has no answer of its own for up to {percent(collapsed)} of inputs."
@@ -138,33 +138,31 @@ def monotone(evaluation: Evaluation, rule: str) -> Mark:
 
 def consistent(evaluation: Evaluation, rule: str) -> Mark:
     """How well quality follows computation, for each input and for the mean."""
-    figures: Mapping[str, Any] = evaluation.rules[rule].get("consistency") or {}
-    concordance, correlation, exponent = (figures.get(name) for name in ("concordance", "correlation", "exponent"))
-    if concordance is None:
+    found = evaluation.rules[rule].consistency
+    if found is None or found.concordance is None:
         return Mark(rule, "unknown", "not measured", _why_unknown(evaluation))
-    grade = _at_least(concordance, CONCORDANCE)
-    if grade == "good" and (correlation or 0.0) < CORRELATION:
+    grade = _at_least(found.concordance, CONCORDANCE)
+    if grade == "good" and (found.correlation or 0.0) < CORRELATION:
         grade = "fair"
     words = {"good": "More time nearly always pays", "fair": "More time pays more often than it hurts"}
     meaning = words.get(grade, "More time hurts almost as often as it pays")
-    if exponent is not None:
-        fall = 1 - 2**-exponent
+    if found.exponent is not None:
+        fall = 1 - 2**-found.exponent
         meaning += f"; twice the cost {'cuts' if fall >= 0 else 'raises'} the mean error by {percent(100 * abs(fall))}"
-    return Mark(rule, grade, f"concordance {concordance:.2f}".replace("-", "−"), f"{meaning}.")
+    return Mark(rule, grade, f"concordance {found.concordance:.2f}".replace("-", "−"), f"{meaning}.")
 
 
 def diminishing(evaluation: Evaluation, rule: str) -> Mark:
     """How far the mean quality falls short of a curve that rises early and then flattens."""
-    figures: Mapping[str, Any] = evaluation.rules[rule].get("diminishing_returns") or {}
-    gap = figures.get("concavity_gap")
-    if gap is None or evaluation.exits < 3:
+    found = evaluation.rules[rule].diminishing_returns
+    if found is None or evaluation.exits < 3:
         why = _why_unknown(evaluation) if evaluation.exits >= 3 else "This takes at least three exits."
         return Mark(rule, "unknown", "not measured", why)
-    grade = _at_most(gap, HULL_GAP)
+    grade = _at_most(found.concavity_gap, HULL_GAP)
     words = {"good": "The gain comes early", "fair": "Some of the gain comes late"}
     meaning = words.get(grade, "Much of the gain comes late")
-    meaning += f" on average; input by input, it comes early for {percent(figures.get('concave_percent'))}"
-    return Mark(rule, grade, f"gap {gap:.3f}", f"{meaning}.")
+    meaning += f" on average; input by input, it comes early for {percent(found.concave_percent)}"
+    return Mark(rule, grade, f"gap {found.concavity_gap:.3f}", f"{meaning}.")
 
 
 def grades(evaluation: Evaluation) -> dict[str, Grade]:
@@ -174,10 +172,8 @@ def grades(evaluation: Evaluation) -> dict[str, Grade]:
 
 def accuracy_change(evaluation: Evaluation, rule: str) -> float:
     """Points of accuracy at the last exit that a rule gains over the base; 0 without labels."""
-    if not evaluation.labelled:
-        return 0.0
-    ours, theirs = evaluation.rules[rule]["accuracy"], evaluation.rules[base(evaluation)]["accuracy"]
-    return 100 * float(ours[-1] - theirs[-1])
+    ours, theirs = evaluation.rules[rule].accuracy, evaluation.rules[base(evaluation)].accuracy
+    return 0.0 if ours is None or theirs is None else 100 * (ours[-1] - theirs[-1])
 
 
 def _why_unknown(evaluation: Evaluation) -> str:

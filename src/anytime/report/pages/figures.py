@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytime.report.numbers import Number, compact, exact, number, percent, share
+from anytime.report.numbers import compact, exact, number, percent, share
 from anytime.report.pages.measures import MEASURES, Measure
 from anytime.report.pages.rules import looks, reaching, shown, sign
 from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, draw
@@ -17,6 +17,7 @@ from anytime.report.svg.scale import Linear, linear, symlog
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation
+    from anytime.metrics.rule_metrics import ReliabilityBins
 
 MAX_LABELLED_EXITS = 14
 FEW_IN_BIN = 10
@@ -69,7 +70,7 @@ def figures(evaluation: Evaluation) -> list[Figure]:
 
 def by_exit(evaluation: Evaluation, section: str, key: str, *, rules: Sequence[str] | None = None) -> Figure | None:
     """A measure at each exit, one line a rule; None where no rule has it."""
-    names = [rule for rule in (evaluation.rules if rules is None else rules) if _has(evaluation, rule, key)]
+    names = [rule for rule in (evaluation.rules if rules is None else rules) if MEASURES[key].values(evaluation.rules[rule])]
     if not names:
         return None
     measure = MEASURES[key]
@@ -82,7 +83,7 @@ def by_exit(evaluation: Evaluation, section: str, key: str, *, rules: Sequence[s
 
 def against_cost(evaluation: Evaluation) -> Figure | None:
     """Accuracy over the cumulative cost, where costs are known."""
-    names = [rule for rule in evaluation.rules if _has(evaluation, rule, "accuracy")]
+    names = [rule for rule in evaluation.rules if evaluation.rules[rule].accuracy is not None]
     if not names or not evaluation.costs_given:
         return None
     measure = MEASURES["accuracy"]
@@ -147,19 +148,18 @@ def _rise_curves(evaluation: Evaluation) -> list[Figure | None]:
 
 def curve(evaluation: Evaluation, key: str, *, section: str, title: str, reading: str, x_title: str) -> Figure | None:
     """Percent of inputs over a threshold, on a symlog axis that has a place for zero."""
-    names = [rule for rule in evaluation.rules if evaluation.rules[rule].get(key) is not None]
+    shares: dict[str, Mapping[str, float]] = {rule: getattr(found, key) or {} for rule, found in evaluation.rules.items()}
+    names = [rule for rule in shares if shares[rule]]
     if not names:
         return None
-    limits = list(evaluation.rules[names[0]][key])
+    limits = list(shares[names[0]])
     series = tuple(
         Series(
             shown(rule),
             tuple(float(limit) for limit in limits),
-            tuple(evaluation.rules[rule][key][limit] for limit in limits),
+            tuple(shares[rule][limit] for limit in limits),
             look,
-            tuple(
-                f"{shown(rule)}, {reaching(evaluation, limit)}: {exact(evaluation.rules[rule][key][limit])}" for limit in limits
-            ),
+            tuple(f"{shown(rule)}, {reaching(evaluation, limit)}: {exact(shares[rule][limit])}" for limit in limits),
         )
         for rule, look in _looks(evaluation, names)
     )
@@ -168,17 +168,19 @@ def curve(evaluation: Evaluation, key: str, *, section: str, title: str, reading
     guide = Guide((0.0, 0.0), (series[0].x[-1], 0.0), "ideal")
     words = "; ".join(f"{line.name} from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
     chart = Chart(f"{title}: percent of inputs by size. {words}.", x, y, series, (guide,))
-    rows = tuple((shown(rule), *(exact(evaluation.rules[rule][key][limit]) for limit in limits)) for rule in names)
+    rows = tuple((shown(rule), *(exact(shares[rule][limit]) for limit in limits)) for rule in names)
     table = Table(f"{title}, % of inputs", ("rule", *(f"{sign(evaluation)} {limit}" for limit in limits)), rows)
     return Figure(key.removesuffix("_percent"), section, title, reading, chart, table)
 
 
 def reliability(evaluation: Evaluation, exit: int) -> Figure | None:
     """Accuracy over confidence at one exit."""
-    names = [rule for rule in evaluation.rules if evaluation.rules[rule].get("reliability")]
-    if not names:
+    bins = {
+        rule: _filled_bins(found.reliability[exit]) for rule, found in evaluation.rules.items() if found.reliability is not None
+    }
+    if not bins:
         return None
-    bins = {rule: _filled_bins(evaluation.rules[rule]["reliability"][exit]) for rule in names}
+    names = list(bins)
     series = tuple(_reliability_line(rule, look, bins[rule]) for rule, look in _looks(evaluation, names))
     scale = linear((0.0, 100.0))
     guide = Guide((0.0, 0.0), (100.0, 100.0), "as sure as right")
@@ -207,25 +209,20 @@ def _reliability_line(rule: str, look: Look, bins: Sequence[tuple[float, float, 
     )
 
 
-def _filled_bins(bins: Mapping[str, Sequence[float]]) -> list[tuple[float, float, int]]:
+def _filled_bins(bins: ReliabilityBins) -> list[tuple[float, float, int]]:
     return [
         (confidence, accuracy, int(count))
-        for confidence, accuracy, count in zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True)
+        for confidence, accuracy, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
         if count
     ]
-
-
-def _has(evaluation: Evaluation, rule: str, key: str) -> bool:
-    values = evaluation.rules[rule].get(key)
-    return values is not None and any(value is not None for value in values)
 
 
 def _with_support(evaluation: Evaluation) -> list[str]:
     """The rules that can take classes out of the running; the softmax never does."""
     return [
         rule
-        for rule, figures in evaluation.rules.items()
-        if min(figures["support_size"]) < evaluation.classes or max(figures["collapsed_percent"]) > 0
+        for rule, found in evaluation.rules.items()
+        if min(found.support_size) < evaluation.classes or max(found.collapsed_percent) > 0
     ]
 
 
@@ -237,8 +234,8 @@ def _looks(evaluation: Evaluation, names: Iterable[str]) -> list[tuple[str, Look
 def _series(evaluation: Evaluation, names: Sequence[str], key: str, measure: Measure, x: Sequence[float]) -> tuple[Series, ...]:
     found = []
     for rule, look in _looks(evaluation, names):
-        values: Sequence[Number] = evaluation.rules[rule][key]
-        y = tuple(None if value is None else measure.factor * value for value in values)
+        values = measure.values(evaluation.rules[rule]) or ()
+        y: tuple[float | None, ...] = tuple(measure.factor * value for value in values)
         if key == "learned":  # all that is right at the first exit is learned there, which would dwarf the rest
             y = (None, *y[1:])
         tips = tuple(f"{shown(rule)}, exit {index}: {measure.text(value)}" for index, value in enumerate(values, 1))
@@ -263,7 +260,7 @@ def exit_axis(exits: int) -> Axis:
 def _exit_table(evaluation: Evaluation, names: Iterable[str], key: str) -> Table:
     rows = [(shown(rule), *written(evaluation, rule, key)) for rule in names]
     if key == "set_size":
-        covered = [rule for rule in names if _has(evaluation, rule, "set_coverage")]
+        covered = [rule for rule in names if evaluation.rules[rule].set_coverage]
         rows += [(f"{shown(rule)}, coverage", *written(evaluation, rule, "set_coverage")) for rule in covered]
     columns = ("rule", *(f"exit {exit}" for exit in range(1, evaluation.exits + 1)))
     return Table(f"{MEASURES[key].title} at each exit", columns, tuple(rows))
@@ -271,10 +268,8 @@ def _exit_table(evaluation: Evaluation, names: Iterable[str], key: str) -> Table
 
 def written(evaluation: Evaluation, rule: str, key: str) -> tuple[str, ...]:
     """The values of a measure at each exit as words."""
-    values: Sequence[Number] = evaluation.rules[rule][key]
-    if key == "nll":
-        return tuple("infinite" if value is None else number(value) for value in values)
-    return tuple(MEASURES[key].text(value) for value in values)
+    measure = MEASURES[key]
+    return tuple(measure.text(value) for value in measure.values(evaluation.rules[rule]) or ())
 
 
 def _summary(title: str, over: str, series: Iterable[Series], measure: Measure) -> str:

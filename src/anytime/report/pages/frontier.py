@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from anytime.calibrate.tuning.frontier import drop_name
+from anytime.calibrate.measure import drop_name
 from anytime.report.numbers import exact, number, plural, share
 from anytime.report.pages.figures import Figure, Table
 from anytime.report.svg.chart import MARKERS, Axis, Chart, Look, Series, draw, look, place, style_sheet, template_text
@@ -81,7 +81,7 @@ def frontier_figures(frontier: Frontier) -> list[Figure]:
 
 def visible(frontier: Frontier) -> list[Candidate]:
     """The candidates worth drawing: a rule that has lost the network's accuracy would only stretch the axes."""
-    return [one for one in frontier.candidates if one.figures["accuracy"] >= frontier.floor["accuracy"]]
+    return [one for one in frontier.candidates if one.metrics["accuracy"] >= frontier.floor["accuracy"]]
 
 
 def _figure(frontier: Frontier, key: str, cost: str, title: str, axis: str, reading: str) -> Figure:
@@ -95,14 +95,14 @@ def _figure(frontier: Frontier, key: str, cost: str, title: str, axis: str, read
     chain = frontier.chain(least=cost)
     edge = Series(
         "frontier",
-        tuple(100 * one.figures[falls] for one in chain),
-        tuple(scale * one.figures[key] for one in chain),
+        tuple(100 * one.metrics[falls] for one in chain),
+        tuple(scale * one.metrics[key] for one in chain),
         EDGE,
     )
-    x = Axis(f"inputs that fall by {reach}, %", symlog([100 * one.figures[falls] for one in shown], least=0.1))
-    y = Axis(axis, linear([scale * one.figures[key] for one in shown], low=0))
+    x = Axis(f"inputs that fall by {reach}, %", symlog([100 * one.metrics[falls] for one in shown], least=0.1))
+    y = Axis(axis, linear([scale * one.metrics[key] for one in shown], low=0))
     best = " to ".join(
-        f"{scale * one.figures[key]:.3g} at {100 * one.figures[falls]:.2g} % of inputs" for one in (chain[0], chain[-1])
+        f"{scale * one.metrics[key]:.3g} at {100 * one.metrics[falls]:.2g} % of inputs" for one in (chain[0], chain[-1])
     )
     summary = f"{title} over the share of inputs that fall by {reach}; the frontier goes from {best}"
     table = _table(frontier, chain, f"The frontier of {title.lower()} and drops")
@@ -111,14 +111,14 @@ def _figure(frontier: Frontier, key: str, cost: str, title: str, axis: str, read
 
 def _points(family: str, own: Look, members: Sequence[Candidate], falls: str, key: str, scale: int) -> Series:
     """Single points: a gap after each keeps the chart from joining them with a line."""
-    xs = [100 * one.figures[falls] for one in members for _ in range(2)]
-    ys = [value for one in members for value in (scale * one.figures[key], None)]
+    xs = [100 * one.metrics[falls] for one in members for _ in range(2)]
+    ys = [value for one in members for value in (scale * one.metrics[key], None)]
     tips = [tip for one in members for tip in (_tip(one), "")]
     return Series(family, tuple(xs), tuple(ys), own, tuple(tips))
 
 
 def _tip(one: Candidate) -> str:
-    return f"{one.name}: " + ", ".join(f"{name} {value:.3g}" for name, value in one.figures.items())
+    return f"{one.name}: " + ", ".join(f"{name} {value:.3g}" for name, value in one.metrics.items())
 
 
 def _ringed(figure: Figure, frontier: Frontier, chosen: TunedRule | None) -> str:
@@ -126,15 +126,15 @@ def _ringed(figure: Figure, frontier: Frontier, chosen: TunedRule | None) -> str
     if chosen is None:
         return draw(figure.chart)
     key = figure.id.removeprefix("frontier-")
-    value = chosen.figures[key] * (100 if key == "accuracy" else 1)
-    x, y = place(figure.chart, 100 * chosen.figures[drop_name(frontier.drops[0])], value)
+    value = chosen.metrics[key] * (100 if key == "accuracy" else 1)
+    x, y = place(figure.chart, 100 * chosen.metrics[drop_name(frontier.drops[0])], value)
     ring = f'<g class="ideal"><circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="8.5"/></g>'
     return draw(figure.chart, over=ring)
 
 
 def _sentence(frontier: Frontier, chosen: TunedRule) -> str:
     """The figures of the chosen rule in words."""
-    figures = chosen.figures
+    figures = chosen.metrics
     means = f"Mean accuracy {share(figures['accuracy'])}, mean ECE {number(figures['ece'])}, mean NLL {number(figures['nll'])}"
     reach = "more than" if frontier.strict else "at least"
     falls = [f"{exact(100 * figures[drop_name(limit)])} of inputs fall by {reach} {limit:g}" for limit in frontier.drops]
@@ -159,10 +159,10 @@ def _table(frontier: Frontier, rules: Sequence[Candidate], caption: str) -> Tabl
     rows = tuple(
         (
             one.name,
-            share(one.figures["accuracy"]),
-            *(exact(100 * one.figures[drop_name(limit)]) for limit in frontier.drops),
-            number(one.figures["ece"]),
-            number(one.figures["nll"]),
+            share(one.metrics["accuracy"]),
+            *(exact(100 * one.metrics[drop_name(limit)]) for limit in frontier.drops),
+            number(one.metrics["ece"]),
+            number(one.metrics["nll"]),
         )
         for one in rules
     )

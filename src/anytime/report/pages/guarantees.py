@@ -19,6 +19,7 @@ from anytime.report.svg.scale import linear
 
 if TYPE_CHECKING:
     from anytime.evaluation import Guarantee, Guarantees
+    from anytime.metrics import RuleMetrics
 
 MOST_PANELS = 14
 
@@ -52,9 +53,9 @@ def facts(found: Guarantees, source: str) -> tuple[str, ...]:
     apart = (
         f"Of {source}, {plural(found.fitting_rows, 'row')} drawn by lot fitted the temperatures and the fitted product, and "
         f"{plural(found.calibrating_rows, 'other')} gave the thresholds of the prediction sets and of stopping.",
-        f"All {plural(found.samples, 'input')} of this report, which no fit has seen, are counted for the certificates. Each "
-        "holds by itself, for a rule fixed beforehand: picking the best of them here takes some of it away. Future inputs must "
-        "come from the same source.",
+        f"All {plural(found.evaluation.samples, 'input')} of this report, which no fit has seen, count for the certificates. "
+        "Each certificate holds for one rule, chosen in advance: choosing the best rule by this report weakens it. Future "
+        "inputs must come from the same distribution.",
     )
     return (*apart, dropped(found, source)) if found.dropped_rows else apart
 
@@ -69,8 +70,10 @@ def scaled(found: Guarantees, key: str) -> Figure:
     """ECE or NLL of each rule at its temperatures; a fitted rule is drawn as it is."""
     measure = MEASURES[key]
     names = _told_apart(found)
-    exits = [float(exit) for exit in range(1, found.exits + 1)]
-    series = tuple(_line(name, own, exits, _best(found.rules[name])[key]) for name, own in _looks(found, names))
+    exits = [float(exit) for exit in range(1, found.evaluation.exits + 1)]
+    series = tuple(
+        _line(name, own, exits, measure.values(_best(found.rules[name])) or ()) for name, own in _looks(found, names)
+    )
     values = [y for line in series for _, _, y in line.points()]
     title = f"{measure.title} at the fitted temperatures"
     reading = (
@@ -78,26 +81,28 @@ def scaled(found: Guarantees, key: str) -> Figure:
         f"{'Zero is ideal.' if key == 'ece' else 'Lower is better.'}"
     )
     ends = "; ".join(f"{line.name} from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
-    chart = Chart(f"{title}: {ends}.", exit_axis(found.exits), Axis(measure.axis, linear(values, zero=True, low=0.0)), series)
+    chart = Chart(
+        f"{title}: {ends}.", exit_axis(found.evaluation.exits), Axis(measure.axis, linear(values, zero=True, low=0.0)), series
+    )
     rows = []
     for name in names:
         each = found.rules[name]
-        rows.append((f"{shown(name)}, as it is", *(number(value) for value in each.before[key])))
+        rows.append((f"{shown(name)}, as it is", *(number(value) for value in measure.values(each.before) or ())))
         if each.after is not None:
-            rows.append((f"{shown(name)}, scaled", *(number(value) for value in each.after[key])))
+            rows.append((f"{shown(name)}, scaled", *(number(value) for value in measure.values(each.after) or ())))
     return Figure(f"scaled_{key}", "guarantees", title, reading, chart, Table(title, _exits(found), tuple(rows)))
 
 
 def covered(found: Guarantees, alpha: float) -> Figure:
     """Coverage of the prediction sets at each exit, beside what was asked for; the table has their sizes."""
     names = list(found.rules)
-    exits = [float(exit) for exit in range(1, found.exits + 1)]
+    exits = [float(exit) for exit in range(1, found.evaluation.exits + 1)]
     asked = 100 * (1 - alpha)
     series = tuple(
-        _line(name, own, exits, found.rules[name].before["set_coverage"], factor=100.0) for name, own in _looks(found, names)
+        _line(name, own, exits, found.rules[name].before.set_coverage or (), factor=100.0) for name, own in _looks(found, names)
     )
     values = [asked, *(y for line in series for _, _, y in line.points())]
-    guide = Guide((1.0, asked), (float(max(found.exits, 2)), asked), "asked for")
+    guide = Guide((1.0, asked), (float(max(found.evaluation.exits, 2)), asked), "asked for")
     title = "Coverage of the prediction sets"
     reading = (
         f"How often the sets of other rows' thresholds hold the true class: {asked:g} % were asked for at each exit. "
@@ -106,16 +111,16 @@ def covered(found: Guarantees, alpha: float) -> Figure:
     chart = Chart(
         f"{title}, {asked:g} % asked for: "
         + "; ".join(f"{line.name} {number(line.y[-1])} at the last exit" for line in series),
-        exit_axis(found.exits),
+        exit_axis(found.evaluation.exits),
         Axis("coverage, %", linear(values, low=0.0, high=100.0)),
         series,
         (guide,),
     )
     rows = []
     for name in names:
-        figures = found.rules[name].before
-        rows.append((f"{shown(name)}, coverage", *(share(value) for value in figures["set_coverage"])))
-        rows.append((f"{shown(name)}, size", *(number(value) for value in figures["set_size"])))
+        before = found.rules[name].before
+        rows.append((f"{shown(name)}, coverage", *(share(value) for value in before.set_coverage or ())))
+        rows.append((f"{shown(name)}, size", *(number(value) for value in before.set_size or ())))
     return Figure("set_coverage", "guarantees", title, reading, chart, Table(title, _exits(found), tuple(rows)))
 
 
@@ -126,10 +131,10 @@ def budget(found: Guarantees) -> Figure:
         each = found.rules[name]
         known = each.budget
         curves.append(Series(shown(name), known.cost, tuple(100 * right for right in known.accuracy), Look(own.css)))
-        marks.append(_line(name, own, found.costs, each.before["accuracy"], factor=100.0, joined=False))
+        marks.append(_line(name, own, found.evaluation.costs, each.before.accuracy or (), factor=100.0, joined=False))
     series = (*curves, *marks)
     values = [y for line in series for _, _, y in line.points()]
-    unit = "" if found.costs_given else ", in exits"
+    unit = "" if found.evaluation.costs_given else ", in exits"
     reading = (
         "Lines: easy inputs stop early, at thresholds of other rows, and hard ones go on. Marks: all inputs stop at the same "
         "exit. The further a line is above its marks, the more is gained by letting each input take its own time."
@@ -138,7 +143,10 @@ def budget(found: Guarantees) -> Figure:
     ends = "; ".join(f"{line.name} up to {number(max(y for _, _, y in line.points()))} %" for line in curves)
     chart = Chart(
         f"{title}: {ends}.",
-        Axis(f"mean cost an input{unit}", linear(found.costs, low=found.costs[0], high=found.costs[-1])),
+        Axis(
+            f"mean cost an input{unit}",
+            linear(found.evaluation.costs, low=found.evaluation.costs[0], high=found.evaluation.costs[-1]),
+        ),
         Axis("accuracy, %", linear(values, low=0.0, high=100.0)),
         series,
     )
@@ -153,8 +161,8 @@ def at_cost(found: Guarantee, cost: float) -> float | None:
 
 def diagrams(found: Guarantees) -> list[Panels]:
     """A reliability diagram for each rule: a panel an exit, of many exits some."""
-    every = -(-found.exits // MOST_PANELS)
-    exits = [exit for exit in range(found.exits) if (found.exits - 1 - exit) % every == 0]
+    every = -(-found.evaluation.exits // MOST_PANELS)
+    exits = [exit for exit in range(found.evaluation.exits) if (found.evaluation.exits - 1 - exit) % every == 0]
     drawn: list[Panels] = []
     for name, own in _looks(found, _told_apart(found)):
         each = found.rules[name]
@@ -165,24 +173,26 @@ def diagrams(found: Guarantees) -> list[Panels]:
             "Bars that end at the dashed line are as sure as they are right; shorter ones are too sure. "
             "On the right above each: its ECE. Below: how many inputs. Pale bars stand for fewer than ten."
         )
-        drawn.append(Panels(f"bars_{len(drawn) + 1}", title, reading, own, panels, _bins_table(each, found.exits, title)))
+        drawn.append(
+            Panels(f"bars_{len(drawn) + 1}", title, reading, own, panels, _bins_table(each, found.evaluation.exits, title))
+        )
     return drawn
 
 
 def _panel(found: Guarantee, exit: int) -> Panel:
     before = _bins(found.before, exit)
-    was = f"{found.before['ece'][exit]:.3f}"
+    was = f"{(found.before.ece or ())[exit]:.3f}"
     if found.after is None:
         return Panel(f"exit {exit + 1}", f"ECE {was}", before)
-    now = f"{found.after['ece'][exit]:.3f}"
+    now = f"{(found.after.ece or ())[exit]:.3f}"
     return Panel(f"exit {exit + 1}", f"{was} → {now}", _bins(found.after, exit), before)
 
 
-def _bins(figures: Mapping[str, Any], exit: int) -> Bins:
-    table = figures["reliability"][exit]
+def _bins(found: RuleMetrics, exit: int) -> Bins:
+    bins = (found.reliability or ())[exit]
     return [
-        (sure, right, int(count))
-        for sure, right, count in zip(table["confidence"], table["accuracy"], table["count"], strict=True)
+        (confidence, accuracy, int(count))
+        for confidence, accuracy, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
     ]
 
 
@@ -207,10 +217,10 @@ def _bin_words(sure: float, right: float, count: int) -> tuple[str, str, str]:
 
 def _budget_table(found: Guarantees) -> Table:
     """Accuracies at a few mean costs: those of the exits."""
-    rows = [("mean cost", *(number(cost) for cost in found.costs))]
+    rows = [("mean cost", *(number(cost) for cost in found.evaluation.costs))]
     for name, each in found.rules.items():
-        rows.append((f"{shown(name)}, all at one exit", *(share(value) for value in each.before["accuracy"])))
-        rows.append((f"{shown(name)}, stopping by itself", *(share(at_cost(each, cost)) for cost in found.costs)))
+        rows.append((f"{shown(name)}, all at one exit", *(share(value) for value in each.before.accuracy or ())))
+        rows.append((f"{shown(name)}, stopping by itself", *(share(at_cost(each, cost)) for cost in found.evaluation.costs)))
     return Table("Accuracy for at most the mean cost of each exit", _exits(found), tuple(rows))
 
 
@@ -232,11 +242,11 @@ def _pairs(found: Guarantee) -> list[tuple[float, bool]]:
 
 def _told_apart(found: Guarantees) -> list[str]:
     """The rules but those that another is at its temperatures: scaled caching is what caching comes to."""
-    reached = [each.temperature.rule() for each in found.rules.values() if each.temperature is not None]
+    reached = [each.temperature.rule for each in found.rules.values() if each.temperature is not None]
     return [name for name, each in found.rules.items() if each.rule not in reached]
 
 
-def _best(found: Guarantee) -> Mapping[str, Any]:
+def _best(found: Guarantee) -> RuleMetrics:
     return found.before if found.after is None else found.after
 
 
@@ -259,4 +269,4 @@ def _looks(found: Guarantees, names: Sequence[str] | Mapping[str, Any]) -> list[
 
 
 def _exits(found: Guarantees) -> tuple[str, ...]:
-    return ("rule", *(f"exit {exit}" for exit in range(1, found.exits + 1)))
+    return ("rule", *(f"exit {exit}" for exit in range(1, found.evaluation.exits + 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytime.report.svg.chart import Look, look
 
@@ -40,9 +40,8 @@ def like(evaluation: Evaluation, kind: str) -> str | None:
 
 def drops(evaluation: Evaluation, rule: str) -> Mapping[str, float]:
     """Percent of inputs by how far the probability falls: the true class's, or without labels the final answer's."""
-    figures: Mapping[str, Any] = evaluation.rules[rule]
-    found: Mapping[str, float] = figures["label_drop_percent" if evaluation.labelled else "final_drop_percent"]
-    return found
+    found = evaluation.rules[rule]
+    return found.final_drop_percent if found.label_drop_percent is None else found.label_drop_percent
 
 
 def followed(evaluation: Evaluation) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from anytime.report.numbers import ABSENT, Number, exact, number
-from anytime.report.pages.figures import Table, written
+from anytime.report.pages.figures import Table
 from anytime.report.pages.measures import MEASURES
 from anytime.report.pages.rules import shown, sign
 
@@ -48,27 +48,25 @@ def exit_by_exit(evaluation: Evaluation) -> list[Table]:
 
 
 def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
-    rules: Mapping[str, Mapping[str, Any]] = evaluation.rules
+    rules = evaluation.rules.values()
     for key, (title, text) in _SINGLE.items():
-        yield (title, *(text(figures.get(key)) for figures in rules.values()))
+        yield (title, *(text(getattr(found, key)) for found in rules))
     for key, title in _BY_LIMIT.items():
-        limits: Iterable[str] = next((figures[key] for figures in rules.values() if figures.get(key)), ())
-        for limit in limits:
-            yield (
-                title.format(f"{sign(evaluation)} {limit}"),
-                *(exact((figures.get(key) or {}).get(limit)) for figures in rules.values()),
-            )
+        shares = [getattr(found, key) or {} for found in rules]
+        for limit in max(shares, key=len):
+            yield (title.format(f"{sign(evaluation)} {limit}"), *(exact(each.get(limit)) for each in shares))
     for (group, key), (title, text) in _NESTED.items():
-        yield (title, *(text((figures.get(group) or {}).get(key)) for figures in rules.values()))
+        yield (title, *(text(getattr(getattr(found, group), key, None)) for found in rules))
 
 
 def _exit_rows(evaluation: Evaluation, rule: str) -> Iterator[tuple[str, ...]]:
-    figures = evaluation.rules[rule]
-    for key, measure in MEASURES.items():
-        if figures.get(key) is not None:
-            yield (measure.title, *written(evaluation, rule, key))
-    gains = (figures.get("diminishing_returns") or {}).get("gains")
-    if gains:
+    found = evaluation.rules[rule]
+    for measure in MEASURES.values():
+        values = measure.values(found)
+        if values is not None:
+            yield (measure.title, *(measure.text(value) for value in values))
+    if found.diminishing_returns is not None:
+        gains = found.diminishing_returns.gains
         yield ("Mean probability gained a unit of cost", ABSENT, *(number(gain) for gain in gains))
     if evaluation.costs_given:
         yield ("Cumulative cost", *(number(cost) for cost in evaluation.costs))

@@ -118,7 +118,7 @@ def _order(evaluation: Evaluation) -> list[str]:
 
 
 def _affordable(evaluation: Evaluation, rule: str) -> bool:
-    collapsed = max(evaluation.rules[rule]["collapsed_percent"])
+    collapsed = max(evaluation.rules[rule].collapsed_percent)
     return accuracy_change(evaluation, rule) >= -PRICE and collapsed <= COLLAPSED[1]
 
 
@@ -160,9 +160,10 @@ def _smaller(evaluation: Evaluation) -> str:
 
 
 def _forgetting(evaluation: Evaluation, rule: str | None) -> str:
-    if not evaluation.labelled:
+    kept = {name: evaluation.rules[name].correct_monotone_percent for name in _distinct(base(evaluation), rule)}
+    lost = {name: 100 - each for name, each in kept.items() if each is not None}
+    if not lost:
         return ""
-    lost = {name: 100 - evaluation.rules[name]["correct_monotone_percent"] for name in _distinct(base(evaluation), rule)}
     first, *rest = lost.items()
     text = f"{percent(first[1])} of inputs are answered right at some exit and wrong at a later one"
     return text + "".join(f"; with {shown(name)}, {percent(value)}" for name, value in rest) + "."
@@ -170,7 +171,7 @@ def _forgetting(evaluation: Evaluation, rule: str | None) -> str:
 
 def _average(evaluation: Evaluation) -> str:
     """A word of warning where the model gets worse even on average."""
-    accuracy = evaluation.rules[base(evaluation)]["accuracy"]
+    accuracy = evaluation.rules[base(evaluation)].accuracy
     if not accuracy or 100 * (max(accuracy) - accuracy[-1]) <= PRICE:
         return ""
     exit = accuracy.index(max(accuracy)) + 1
@@ -195,7 +196,7 @@ def _caching_is_better(evaluation: Evaluation) -> str:
 
 
 def _collapse(evaluation: Evaluation, rule: str) -> str:
-    shares = evaluation.rules[rule]["collapsed_percent"]
+    shares = evaluation.rules[rule].collapsed_percent
     most = max(shares)
     if most <= COLLAPSED[0]:
         return ""
@@ -206,7 +207,7 @@ def _collapse(evaluation: Evaluation, rule: str) -> str:
 
 
 def _calibration(evaluation: Evaluation, rule: str) -> str:
-    ours, theirs = evaluation.rules[rule].get("ece"), evaluation.rules[base(evaluation)].get("ece")
+    ours, theirs = evaluation.rules[rule].ece, evaluation.rules[base(evaluation)].ece
     if not ours or not theirs:
         return ""
     exit = max(range(len(ours)), key=lambda index: ours[index] - theirs[index])

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from anytime.data.base import ImageData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
-from anytime.policy import exit_shares
+from anytime.policy import exit_fractions
 from anytime.train.config import L2W, Centring, Hardware, TrainConfig
 from anytime.train.gpu.graph import Replayed
 from anytime.train.gpu.optimizers import SGD
@@ -230,7 +230,7 @@ def _with_spare_statistics(network: MultiExit, parameters: dict[str, Tensor], im
 def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
     losses = cross_entropies(logits, labels)
     confidence = at_least_float32(logits.detach()).softmax(-1).amax(-1)
-    groups = assign(confidence, tuple(exit_shares(settings.ratio, len(logits)).tolist()))
+    groups = assign(confidence, tuple(exit_fractions(settings.ratio, len(logits)).tolist()))
     judged = [losses[:, exit].index_select(0, rows).mean() for exit, rows in enumerate(groups) if len(rows)]
     return torch.stack(judged).sum()
 

@@ -11,7 +11,7 @@ import torch
 
 import anytime
 from anytime import Caching, Product
-from anytime.calibrate import PowersFit, fit_powers, fit_temperature
+from anytime.calibrate import FittedProduct, fit_product, fit_temperature
 from anytime.combine import Scaled
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
 
@@ -49,7 +49,7 @@ def plain_loss(logits: np.ndarray, labels: np.ndarray, past: Any, now: Any, igno
 @pytest.mark.parametrize(("penalty", "ignored"), [(0.0, 0.0), (3.0, 0.0), (10.0, 0.1)])
 def test_what_it_reports_is_the_formula_and_no_neighbour_is_better(penalty: float, ignored: float) -> None:
     logits, labels = some(0)
-    found = fit_powers(logits, labels, penalty=penalty, ignored=ignored)
+    found = fit_product(logits, labels, penalty=penalty, ignored=ignored)
     nll, drop = plain_loss(logits.numpy(), labels.numpy(), found.past, found.now, ignored)
     assert found.nll == pytest.approx(nll, rel=1e-4)
     assert found.drop == pytest.approx(drop, abs=1e-5)
@@ -66,12 +66,12 @@ def test_what_it_reports_is_the_formula_and_no_neighbour_is_better(penalty: floa
 def test_without_a_penalty_it_is_at_least_as_likely_as_temperatures_alone() -> None:
     logits, labels = some(1)
     temperatures = fit_temperature(logits, labels)
-    assert fit_powers(logits, labels, penalty=0).nll <= np.mean(temperatures.nll_after) + 1e-6
+    assert fit_product(logits, labels, penalty=0).nll <= np.mean(temperatures.nll_after) + 1e-6
 
 
 def test_one_exit_is_temperature_scaling() -> None:
     logits, labels = some(2, exits=1)
-    found = fit_powers(logits, labels)
+    found = fit_product(logits, labels)
     assert found.past == (1.0,)
     assert found.now[0] == pytest.approx(1 / fit_temperature(logits, labels).temperatures[0], rel=1e-2)
     assert found.drop == 0
@@ -79,29 +79,29 @@ def test_one_exit_is_temperature_scaling() -> None:
 
 def test_a_larger_penalty_drops_less_and_is_less_likely() -> None:
     logits, labels = some(3)
-    found = [fit_powers(logits, labels, penalty=penalty) for penalty in (0.0, 1.0, 10.0)]
+    found = [fit_product(logits, labels, penalty=penalty) for penalty in (0.0, 1.0, 10.0)]
     assert found[0].drop > found[1].drop > found[2].drop
     assert found[0].nll < found[1].nll < found[2].nll
 
 
 def test_the_same_rows_give_the_same_powers_in_any_mode() -> None:
     logits, labels = some(4)
-    first = fit_powers(logits, labels)
+    first = fit_product(logits, labels)
     with torch.no_grad():
-        again = fit_powers(logits.numpy(), labels.numpy())
+        again = fit_product(logits.numpy(), labels.numpy())
     with torch.inference_mode():
-        inference = fit_powers(logits, labels)
+        inference = fit_product(logits, labels)
     assert first == again == inference
     order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
-    shuffled = fit_powers(logits[:, order], labels[order])
+    shuffled = fit_product(logits[:, order], labels[order])
     assert shuffled.loss == pytest.approx(first.loss, abs=1e-3)
 
 
 def test_rows_in_blocks_are_the_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = some(5)
-    whole = fit_powers(logits, labels)
-    monkeypatch.setattr("anytime.calibrate.powers._BLOCK", 64)
-    assert fit_powers(logits, labels).loss == pytest.approx(whole.loss, abs=1e-3)
+    whole = fit_product(logits, labels)
+    monkeypatch.setattr("anytime.calibrate.product._BLOCK", 64)
+    assert fit_product(logits, labels).loss == pytest.approx(whole.loss, abs=1e-3)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e8, 1e38])
@@ -110,27 +110,27 @@ def test_hostile_rows_give_a_usable_rule(size: float, rows: int) -> None:
     logits, labels = some(6, rows=rows)
     hostile = (logits / 20 * size).float()
     for penalty in (0.0, 3.0, 1e6):
-        found = fit_powers(hostile, labels, penalty=penalty)
+        found = fit_product(hostile, labels, penalty=penalty)
         assert np.isfinite([found.nll, found.drop, found.loss_before, *found.past, *found.now]).all()
         assert found.rule(logits).probs.isfinite().all()
 
 
 def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
     logits, labels = some(7, rows=50)
-    found = fit_powers(logits, labels)
+    found = fit_product(logits, labels)
     path = found.save(tmp_path / "powers.json")
-    again = PowersFit.load(path)
+    again = FittedProduct.load(path)
     assert again == found
     torch.testing.assert_close(again.rule(logits).log_probs, found.rule(logits).log_probs)
     assert anytime.parse_rule(repr(again.rule)) == found.rule
     path.write_text(path.read_text().replace("0.", "1.", 1))
     with pytest.raises((IntegrityError, FormatError)):
-        PowersFit.load(path)
+        FittedProduct.load(path)
 
 
 def test_other_sizes_are_refused() -> None:
     logits, labels = some(8, rows=50)
-    found = fit_powers(logits, labels)
+    found = fit_product(logits, labels)
     for exits, classes in ((3, 5), (4, 6)):
         with pytest.raises(ShapeError, match=f"{exits} exits and {classes} classes"):
             found.check_fits(exits, classes)
@@ -155,20 +155,20 @@ def test_other_sizes_are_refused() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     logits, labels = some(9, rows=10)
     with pytest.raises(OptionError, match=f"{next(iter(options))} is"):
-        fit_powers(logits, labels, **options)
+        fit_product(logits, labels, **options)
 
 
 def test_no_rows_are_refused() -> None:
     logits, labels = some(9, rows=10)
     with pytest.raises(LabelError, match="no rows"):
-        fit_powers(logits[:, :0], labels[:0])
+        fit_product(logits[:, :0], labels[:0])
 
 
 def compare(logits: torch.Tensor, labels: torch.Tensor, seed: int) -> dict[str, dict[str, float]]:
     """The fitted product beside its rivals, all fitted on one random half and measured on the other."""
     fit, test = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).chunk(2)
     rules = {
-        "fitted": fit_powers(logits[:, fit], labels[fit]).rule,
+        "fitted": fit_product(logits[:, fit], labels[fit]).rule,
         "caching": Caching(),
         "scaled caching": Scaled(Caching(), fit_temperature(logits[:, fit], labels[fit]).temperatures),
         "product": Product(),
@@ -176,11 +176,11 @@ def compare(logits: torch.Tensor, labels: torch.Tensor, seed: int) -> dict[str, 
     found = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
     return {
         name: {
-            "accuracy": float(np.mean(figures["accuracy"])),
-            "drops": figures["label_drop_percent"]["0.1"],
-            "ece": float(np.mean(figures["ece"])),
-            "worst ece": max(figures["ece"]),
-            "nll": float(np.mean(figures["nll"])),
+            "accuracy": float(np.mean(figures.accuracy)),
+            "drops": figures.label_drop_percent["0.1"],
+            "ece": float(np.mean(figures.ece)),
+            "worst ece": max(figures.ece),
+            "nll": float(np.mean(figures.nll)),
         }
         for name, figures in found.items()
     }
