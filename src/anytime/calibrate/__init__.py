@@ -4,7 +4,7 @@ from anytime.calibrate.certify import Certificate, ChoiceCertificate, DropTally,
 from anytime.calibrate.ensembles import fit_arithmetic, fit_geometric
 from anytime.calibrate.laplace.posterior import Laplace, fit_laplace
 from anytime.calibrate.product import FittedProduct, fit_product
-from anytime.calibrate.rules import FittedRule, as_rule
+from anytime.calibrate.rules import FittedRule
 from anytime.calibrate.temperature import Temperature, fit_temperature
 from anytime.calibrate.thresholds import (
     AdaptiveThreshold,
@@ -15,6 +15,7 @@ from anytime.calibrate.thresholds import (
 )
 from anytime.calibrate.tuning.frontier import Candidate, Frontier, tune
 from anytime.calibrate.tuning.tuned import TunedRule
+from anytime.combine.named import as_rule
 from anytime.models.ensemble import average_logits
 
 __all__ = [

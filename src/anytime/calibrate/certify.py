@@ -18,7 +18,6 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor
 
 from anytime.calibrate.measure import follow_blocks
-from anytime.calibrate.rules import as_rule
 from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import (
     check_choice,
@@ -30,7 +29,7 @@ from anytime.checks import (
     fingerprints,
 )
 from anytime.combine import Rule, parse_rule
-from anytime.combine.named import name_of
+from anytime.combine.named import as_rule, name_of
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import Trajectories, is_monotone, reach
@@ -188,7 +187,7 @@ class DropTally:
         self.drops += int(reach(largest_drop(seen.label_probability), (self.drop,), strict=self.strict))
         self.losses += int((~is_monotone(seen.correct)).sum())
 
-    def certificate(self, text: str, *, exits: int, classes: int, confidence: float) -> Certificate:
+    def certificate(self, text: str, exits: int, classes: int, confidence: float) -> Certificate:
         """The certificate of the rows counted so far, for the rule with this text."""
         fixed = {"exits": exits, "classes": classes, "text": text, "drop": self.drop, "strict": self.strict}
         return Certificate.from_counts(
@@ -228,7 +227,7 @@ def certify(
     text, built = _named(rule, rows)
     check_fraction(confidence, "confidence")
     tally = _count(built, *_unseen_rows([rule], rows, known), drop, strict)
-    return tally.certificate(text, exits=rows.shape[0], classes=rows.shape[2], confidence=confidence)
+    return tally.certificate(text, rows.shape[0], rows.shape[2], confidence)
 
 
 def certify_choice(

@@ -27,6 +27,7 @@ from anytime.combine.powers import Powers
 from anytime.combine.rules import Caching, Latest, Mixture, Product
 from anytime.combine.scaled import Cached, Scaled, Tempered
 from anytime.errors import OptionError
+from anytime.fitted import Fitted
 
 RULES: Mapping[str, Callable[..., Rule[Any]]] = {
     "latest": Latest,
@@ -86,6 +87,32 @@ def parse_rules(text: str) -> dict[str, Rule[Any]]:
     if twice is not None:
         raise OptionError(f"rule {twice!r} is listed twice", expected="each rule once", fix=f"remove one {twice!r}")
     return {part: parse_rule(part) for part in parts}
+
+
+def as_rule(given: Any, *, exits: int | None = None, classes: int | None = None) -> Rule[Any]:
+    """The rule of whatever a caller passes as one: a rule, its text, or a fitted object with a `rule`.
+
+    Args:
+        given: The rule.
+        exits: Of the logits it is for, if known: a fitted object is checked against them.
+        classes: Likewise.
+
+    Example:
+        >>> as_rule("product") == as_rule(Product()) == Product()
+        True
+    """
+    if isinstance(given, str):
+        return parse_rule(given)
+    found = getattr(given, "rule", None) if isinstance(given, Fitted) else given
+    if not isinstance(found, Rule):
+        raise OptionError(
+            f"the rule is {given!r}",
+            expected="a rule such as anytime.Product(), its text, or a fitted object with a rule",
+            fix="pass an instance: Product(), not Product",
+        )
+    if isinstance(given, Fitted) and exits is not None and classes is not None:
+        given.check_fits(exits, classes)
+    return found
 
 
 def name_of(known: Rule[Any]) -> str:

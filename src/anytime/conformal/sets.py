@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.calibrate.rules import as_rule
 from anytime.checks import check_count, check_labels, check_log_probs, check_logits, check_seed
 from anytime.combine import Rule, parse_rule
-from anytime.combine.named import name_of
+from anytime.combine.named import as_rule, name_of
 from anytime.conformal.nesting import SetMetrics, measure_sets
 from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
 from anytime.errors import OptionError, ShapeError
