@@ -29,33 +29,19 @@ from anytime.combine.scaled import Cached, Scaled, Tempered
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 
-RULES: Mapping[str, Callable[..., Rule[Any]]] = {
-    "latest": Latest,
-    "caching": Caching,
-    "product": Product,
-    "mixture": Mixture,
-}
+
+def _by_name(*kinds: Any) -> dict[str, Callable[..., Any]]:
+    return {kind.__name__.lower(): kind for kind in kinds}
+
+
+RULES: Mapping[str, Callable[..., Rule[Any]]] = _by_name(Latest, Caching, Product, Mixture)
 # These need the numbers that were fitted, or a rule to wrap.
-FITTED: Mapping[str, Callable[..., Rule[Any]]] = {
-    "geometric": Geometric,
-    "arithmetic": Arithmetic,
-    "powers": Powers,
-    "scaled": Scaled,
-    "tempered": Tempered,
-    "cached": Cached,
-}
+FITTED: Mapping[str, Callable[..., Rule[Any]]] = _by_name(Geometric, Arithmetic, Powers, Scaled, Tempered, Cached)
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
-    "relu": ReLU,
-    "heaviside": Heaviside,
+    **_by_name(ReLU, Heaviside, ClippedReLU, Softplus, Sigmoid, Exponential, ThresholdReLU, AdaptiveReLU),
     "clipped": ClippedReLU,
-    "clippedrelu": ClippedReLU,
-    "softplus": Softplus,
-    "sigmoid": Sigmoid,
-    "exponential": Exponential,
     "threshold": ThresholdReLU,
-    "thresholdrelu": ThresholdReLU,
     "adaptive": AdaptiveReLU,
-    "adaptiverelu": AdaptiveReLU,
 }
 _KNOWN = {**RULES, **FITTED, **ACTIVATIONS}
 _HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"

@@ -42,10 +42,10 @@ def check_equal(found: Tensor, expected: Tensor, what: str) -> None:
         fail(f"{what} differs")
 
 
-def check_close(found: Tensor, expected: Tensor, what: str, **tolerances: float) -> None:
+def check_close(found: Tensor, expected: Tensor, what: str, *, rtol: float | None = None, atol: float | None = None) -> None:
     """Fail unless the tensors agree, by default up to the rounding of a different processor, thread count or alignment."""
     try:
-        torch.testing.assert_close(found, expected, **tolerances)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
     except AssertionError as error:
         raise _ViolationError(f"{what}: {error}") from error
 

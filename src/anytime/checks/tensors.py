@@ -1,48 +1,19 @@
-"""Every check of a caller's value, once.
-
-The functions return the value, ready for use (tensors in at least float32), or raise a typed error. They never change it.
-"""
+"""Checks of tensors: logits, labels, log-probabilities, costs."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import math
-import os
-import sys
-from collections.abc import Sequence
-from numbers import Integral, Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import (
-    DeviceError,
-    DtypeError,
-    InputError,
-    LabelError,
-    NonFiniteError,
-    OptionError,
-    OverlapError,
-    ScaleError,
-    ShapeError,
-)
+from anytime.errors import DeviceError, DtypeError, LabelError, NonFiniteError, OptionError, ScaleError, ShapeError
 
-MOST_SHARED = 0.01
-"""Two sets of rows are not disjoint from this fraction of shared rows on."""
-_FINGERPRINT_NUMBERS = 1 << 22
 _ENOUGH, _FEW = 2048, 32
 """How many rows are examined for their scale, and below how many they could look like probabilities by chance."""
 _ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
-_ALWAYS_FREE = 1 << 28
-LARGEST_SEED = 2**64 - 1
-LARGEST_OLD_SEED = 2**32 - 1
-"""The largest seed of `numpy.random.RandomState`."""
-_STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
@@ -69,6 +40,17 @@ def as_tensor(values: Any, name: str) -> Tensor:
         expected="a torch.Tensor or a numpy.ndarray",
         fix="convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
     )
+
+
+def as_float(logits: Tensor, name: str) -> Tensor:
+    """Logits as float32 or float64; integers, booleans and complex numbers are refused."""
+    if not logits.is_floating_point():
+        raise DtypeError(
+            f"{name} have element type {logits.dtype}",
+            expected="floating point numbers",
+            fix="pass the raw scores of the network, not class indices or booleans",
+        )
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Tensor:
@@ -106,7 +88,7 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ShapeError(
             f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
-            expected=f"{_STEP_SHAPE} with at least one class",
+            expected="the logits of one exit, of shape (batch, classes), with at least one class",
             fix="call step once per exit; the rule itself takes all exits at once: rule(logits)",
         )
     if like is not None:
@@ -255,63 +237,6 @@ def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
     return log_probs
 
 
-def fingerprints(rows: Tensor | Sequence[Tensor]) -> Tensor:
-    """One 64-bit number per row, equal for rows with the same numbers at all exits, in any floating-point precision.
-
-    A row is rounded to float32 and then to float16, so that copies in float64, float32 and float16 agree: the tolerance is
-    half a unit in the last place of float16, 0.05 % of each number. One exit alone is not enough: with two classes, different
-    inputs have equal logits by chance. Rows outside of the range of float16 are scaled by a power of two first.
-
-    Args:
-        rows: `(exits, batch, classes)`, or one tensor `(batch, ...)` per exit.
-    """
-    parts = [exit.detach().flatten(1) for exit in rows]
-    width = max(1, sum(part.shape[1] for part in parts))
-    digests = bytearray()
-    for first in range(0, len(parts[0]), max(1, _FINGERPRINT_NUMBERS // width)):
-        block = slice(first, first + max(1, _FINGERPRINT_NUMBERS // width))
-        values = torch.cat([part[block].cpu().double() for part in parts], 1).numpy()
-        size = np.abs(np.where(np.isinf(values), 0.0, values)).max(1, initial=0.0, keepdims=True)
-        ordinary = (size >= 2.0**-6) & (size <= np.finfo(np.float16).max)
-        scaled = np.ldexp(values, np.where(ordinary, 0, -np.frexp(size)[1]))
-        for row in scaled.astype(np.float32).astype(np.float16) + np.float16(0):  # makes -0 equal to 0
-            digests += hashlib.blake2b(row.tobytes(), digest_size=8).digest()
-    return torch.frombuffer(digests, dtype=torch.int64) if digests else torch.zeros(0, dtype=torch.int64)
-
-
-def shared_rows(prints: Tensor, known: Tensor, *, names: tuple[str, str]) -> Tensor:
-    """A mask of the rows that are also among others, by their `fingerprints`; refused from one in a hundred on.
-
-    Data sets contain some inputs twice, so a few shared rows do not mean that the same rows were passed twice.
-
-    Args:
-        prints: Of the rows in question.
-        known: Of the others.
-        names: Names of both for the error, such as "test rows" and "the calibration rows".
-    """
-    shared = torch.isin(prints, known)
-    count = int(shared.sum())
-    if count and count >= MOST_SHARED * len(prints):
-        raise OverlapError(
-            f"{count} of the {len(prints)} {names[0]} are among {names[1]}",
-            expected=f"different rows for each, with less than {100 * MOST_SHARED:g} % duplicates",
-            fix="use a random split, e.g. torch.randperm(rows).chunk(2)",
-        )
-    return shared
-
-
-def check_disjoint(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[Tensor], *, names: tuple[str, str]) -> None:
-    """Refuse two sets of rows, `(exits, batch, classes)` or one tensor per exit, that are the same rows at all exits."""
-    shared_rows(fingerprints(second), fingerprints(first), names=(f"rows for {names[1]}", f"those for {names[0]}"))
-
-
-def check_flag(value: Any, name: str) -> bool:
-    """True or False: a string such as "false" would count as true in a condition."""
-    if not isinstance(value, bool):
-        raise OptionError(f"{name} is {value!r}", expected="True or False", fix=f"pass {name}=True or {name}=False")
-    return value
-
-
 def check_costs(values: Any, *, exits: int) -> Tensor:
     """Cumulative costs per exit: positive, finite, strictly increasing, as float64."""
     costs = torch.as_tensor(np.asarray(values, dtype=np.float64))
@@ -328,121 +253,6 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
             fix="sum the costs of the stages: numpy.cumsum(stage_costs)",
         )
     return costs
-
-
-def check_seed(value: Any, *, most: int = LARGEST_SEED, name: str = "seed") -> int:
-    """A seed for NumPy and torch: a whole number from 0 to `most`."""
-    return check_count(value, name, low=0, most=most)
-
-
-def check_threads(value: Any, *, name: str = "threads") -> int:
-    """A number of threads or processes: from 1 to 64, or to the number of cores."""
-    return check_count(value, name, most=max(64, os.cpu_count() or 1))
-
-
-def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None, fix: str | None = None) -> int:
-    """A whole number from `low` to `most`, also of NumPy; `fix` replaces the general advice.
-
-    >>> check_count(3, "exits")
-    3
-    """
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or int(value) < low or (most is not None and int(value) > most):
-        expected = f"a whole number, at least {low}" + ("" if most is None else f" and at most {most}")
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=fix or f"pass a whole number such as {name}={low}")
-    return int(value)
-
-
-def check_counts(values: Any, name: str, *, most: int | None = None, fix: str | None = None) -> tuple[int, ...]:
-    """At least one whole number, each from 1 to `most`."""
-    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise OptionError(f"{name} is {values!r}", expected="a list of whole numbers", fix=fix or f"pass {name}=(1,)")
-    return tuple(check_count(value, name, most=most, fix=fix) for value in values)
-
-
-def check_number(
-    value: Any,
-    name: str,
-    *,
-    low: float | None = None,
-    above: float | None = None,
-    most: float = sys.float_info.max,
-    below: float | None = None,
-    fix: str | None = None,
-) -> float:
-    """A finite number within its limits: `low` ≤ or `above` < number ≤ `most` or < `below`; NumPy's numbers too.
-
-    >>> check_number(0.1, "alpha", above=0, below=1)
-    0.1
-    """
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:  # an integer beyond all floats
-        number = math.nan
-    bounds = {"at least": low, "above": above, "at most": most if most < sys.float_info.max else None, "below": below}
-    held = (low is None or number >= low, above is None or number > above, below is None or number < below)
-    if not (all(held) and -sys.float_info.max <= number <= most):  # NaN is refused too
-        words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
-        ends = [bound for bound in bounds.values() if bound is not None]
-        raise OptionError(
-            f"{name} is {value!r}",
-            expected=f"a {'' if len(ends) == 2 else 'finite '}number {words}".rstrip(),
-            fix=fix or f"pass a number such as {name}={sum(ends) / 2 if len(ends) == 2 else 1:g}",
-        )
-    return number
-
-
-def check_fraction(value: Any, name: str, *, fix: str | None = None) -> float:
-    """A number strictly between 0 and 1."""
-    return check_number(value, name, above=0, below=1, fix=fix or f"pass a fraction such as {name}=0.1")
-
-
-def check_choice(value: Any, name: str, choices: Sequence[Any], *, fix: str | None = None) -> None:
-    """Refuse a value that is not one of the choices, and suggest the closest of them."""
-    if value not in choices:
-        close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-        suggestion = f"did you mean {close[0]!r}?" if close else f"pass {name}={choices[0]!r}"
-        raise OptionError(
-            f"{name} is {value!r}", expected=f"one of {', '.join(repr(choice) for choice in choices)}", fix=fix or suggestion
-        )
-
-
-def check_memory(size: int, what: str, *, fix: str = "use fewer rows, or a machine with more memory") -> None:
-    """Refuse what does not fit the free memory before it is allocated: the system may kill the program otherwise."""
-    free = free_memory() if size > _ALWAYS_FREE else None
-    if free is not None and size > free:
-        raise InputError(
-            f"{what} would take {size / 2**30:,.1f} GiB of memory",
-            expected=f"at most {free / 2**30:,.1f} GiB, the free memory",
-            fix=fix,
-        )
-
-
-def free_memory() -> int | None:
-    """The bytes of memory that this process can still allocate, or None if unknown."""
-    found = []
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(1024 * int(lines["MemAvailable"].split()[0]))
-    except (OSError, ValueError, KeyError):
-        pass
-    try:  # in a container
-        home = Path("/sys/fs/cgroup")
-        found.append(int((home / "memory.max").read_text()) - int((home / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
-    return max(0, min(found)) if found else None
-
-
-def as_float(logits: Tensor, name: str) -> Tensor:
-    """Logits as float32 or float64; integers, booleans and complex numbers are refused."""
-    if not logits.is_floating_point():
-        raise DtypeError(
-            f"{name} have element type {logits.dtype}",
-            expected="floating point numbers",
-            fix="pass the raw scores of the network, not class indices or booleans",
-        )
-    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int) -> None:
