@@ -19,8 +19,7 @@ if _typing.TYPE_CHECKING:
     from pathlib import Path
 
     from anytime import samples
-    from anytime.calibrate import certify, fit_temperature, tune
-    from anytime.calibrate import fit_powers as fit_product
+    from anytime.calibrate import certify, fit_product, fit_temperature, tune
     from anytime.combine import (
         Cached,
         Caching,
@@ -36,7 +35,7 @@ if _typing.TYPE_CHECKING:
         Tempered,
         parse_rule,
     )
-    from anytime.conformal import fit_sets as conformal_sets
+    from anytime.conformal import conformal_sets
     from anytime.errors import AnytimeError, DeadlineTooShort
     from anytime.evaluation import evaluate, open_logits
     from anytime.fitted import Fitted
@@ -90,10 +89,10 @@ _HOMES = {
     "Runner": ("run", "Runner"),
     "attach_exits": ("models", "attach_exits"),
     "certify": ("calibrate", "certify"),
-    "conformal_sets": ("conformal", "fit_sets"),
+    "conformal_sets": ("conformal", "conformal_sets"),
     "create_model": ("models", "create"),
     "evaluate": ("evaluation", "evaluate"),
-    "fit_product": ("calibrate", "fit_powers"),
+    "fit_product": ("calibrate", "fit_product"),
     "fit_temperature": ("calibrate", "fit_temperature"),
     "load_model": ("models", "load"),
     "open_logits": ("evaluation", "open_logits"),

@@ -1,7 +1,6 @@
-"""Every check of a caller's tensors, once.
+"""Every check of a caller's value, once.
 
-Functions here return what they were given, ready for use (a tensor of at least float32), or raise a typed
-error. They never change their input.
+The functions return the value, ready for use (tensors in at least float32), or raise a typed error. They never change it.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ from anytime.errors import (
 )
 
 MOST_SHARED = 0.01
-"""From this fraction on, rows that two sets share mean that the sets are not disjoint."""
+"""Two sets of rows are not disjoint from this fraction of shared rows on."""
 _FINGERPRINT_NUMBERS = 1 << 22
 _ENOUGH, _FEW = 2048, 32
-"""Rows that are looked at for their scale, and below how many of them they could look like probabilities by accident."""
+"""How many rows are examined for their scale, and below how many they could look like probabilities by chance."""
 _ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
 _ALWAYS_FREE = 1 << 28
 LARGEST_SEED = 2**64 - 1
 LARGEST_OLD_SEED = 2**32 - 1
-"""What `numpy.random.RandomState` takes."""
+"""The largest seed of `numpy.random.RandomState`."""
 _STEP_SHAPE = "the logits of one exit, of shape (batch, classes)"
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
-    """A tensor that shares memory with `values` where it can.
+    """The values as a tensor that shares their memory where possible.
 
     >>> as_tensor(np.zeros(3, dtype=np.float32), "zeros").shape
     torch.Size([3])
@@ -68,18 +67,12 @@ def as_tensor(values: Any, name: str) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor an exit",
+        fix="convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
     )
 
 
 def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Tensor:
-    """Logits of all exits, `(exits, batch, classes)`, as float32 or float64.
-
-    Args:
-        values: A tensor or array.
-        name: What to call it in an error.
-        first_row: Where these rows begin in the whole, for the message.
-    """
+    """Logits of all exits, `(exits, batch, classes)`, as float32 or float64; errors count rows from `first_row`."""
     logits = as_tensor(values, name)
     if logits.ndim != 3:
         raise ShapeError(
@@ -93,7 +86,7 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Te
         raise ShapeError(
             f"{name} has shape {tuple(logits.shape)}: no {'exits' if exits == 0 else 'classes'}",
             expected=f"{_SHAPE} with at least one exit and one class",
-            fix="check how the logits were collected",
+            fix="collect logits of at least one exit with one score per class",
         )
     logits = as_float(logits, name)
     _check_finite(logits, name, first_exit=0, first_row=first_row)
@@ -101,13 +94,13 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Te
 
 
 def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logits") -> Tensor:
-    """Logits of one exit, `(batch, classes)`, fitting what earlier exits gave.
+    """Logits of one exit, `(batch, classes)`, with the shape and device of an earlier exit.
 
     Args:
         values: A tensor or array.
         exit: Index of this exit, from 0; messages count exits from 1.
-        like: A `(batch, classes)` tensor of an earlier exit, if there was one.
-        name: What to call it in an error.
+        like: A tensor of an earlier exit, if there was one.
+        name: What to call the values in an error.
     """
     logits = as_tensor(values, name)
     if logits.ndim != 2 or logits.shape[1] == 0:
@@ -120,13 +113,13 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
         if logits.shape != like.shape:
             raise ShapeError(
                 f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
-                expected=f"{tuple(like.shape)}, as the exits before it",
-                fix="step all exits of the same inputs; begin other inputs with rule.start(exits)",
+                expected=f"{tuple(like.shape)}, the shape at earlier exits",
+                fix="step all exits of the same inputs; call rule.start(exits) for other inputs",
             )
         if logits.device != like.device:
             raise DeviceError(
                 f"{name} of exit {exit + 1} is on {logits.device}",
-                expected=f"{like.device}, where the exits before it are",
+                expected=f"{like.device}, as at earlier exits",
                 fix=f"move it there: logits.to('{like.device}')",
             )
     logits = as_float(logits, name)
@@ -140,25 +133,25 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DtypeError(
             f"labels have element type {labels.dtype}",
-            expected="integers, one class index an input",
+            expected="integers, one class index per input",
             fix="convert them: labels.long()" + (", or labels.argmax(1) if they are one-hot" if labels.ndim == 2 else ""),
         )
     if labels.ndim != 1:
         raise ShapeError(
             f"labels have shape {tuple(labels.shape)}",
-            expected=f"shape ({batch},), one class index an input",
+            expected=f"shape ({batch},), one class index per input",
             fix="use labels.argmax(1) for one-hot labels, labels.squeeze() for a column",
         )
     if labels.shape[0] != batch:
         raise LabelError(
-            f"{labels.shape[0]} labels came with the logits of {batch} inputs",
+            f"got {labels.shape[0]} labels for the logits of {batch} inputs",
             expected=f"{batch} labels",
-            fix="make sure both come from the same rows, in the same order",
+            fix="pass labels and logits of the same rows, in the same order",
         )
     if device is not None and labels.device != device:
         raise DeviceError(
-            f"labels lie on {labels.device}",
-            expected=f"{device}, where the logits lie",
+            f"labels are on {labels.device}",
+            expected=f"{device}, the device of the logits",
             fix=f"move them there: labels.to('{device}')",
         )
     labels = labels.long()
@@ -168,12 +161,10 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
             row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
             one_based = low >= 1 and high == classes
             raise LabelError(
-                f"labels range from {low} to {high} with {classes} classes (first misfit: row {row}, counted from 0: "
+                f"labels range from {low} to {high} with {classes} classes (first one outside: row {row}, counted from 0: "
                 f"{int(labels[row])})",
                 expected=f"class indices from 0 to {classes - 1}",
-                fix="these look counted from 1: subtract 1"
-                if one_based
-                else "check that labels and logits share the class list",
+                fix="subtract 1: these look counted from 1" if one_based else "use the class list of the logits for the labels",
             )
     return labels
 
@@ -188,14 +179,14 @@ def check_labelled(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_scale(logits: Tensor, *, log_probs: bool = False, name: str = "logits", first_exit: int = 1) -> None:
-    """Refuse probabilities and log-probabilities where logits belong, `(exits, batch, classes)`.
+    """Refuse probabilities and log-probabilities in place of logits, `(exits, batch, classes)`.
 
-    Rows of probabilities lie in [0, 1] and sum to one; rows of log-probabilities are at most zero and their exponentials
-    sum to one. Real logits do neither in every row of an exit, except by accident: a few rows must sum to one up to rounding.
+    Rows of probabilities are in [0, 1] and sum to one; rows of log-probabilities are at most zero and their exponentials
+    sum to one. Logits do so in every row of an exit only by chance: a few rows must sum to one up to rounding.
 
     Args:
-        logits: Of some exits. The first rows suffice.
-        log_probs: Whether log-probabilities will do, as for rules that read differences of logits only.
+        logits: Of some exits; the first rows suffice.
+        log_probs: Whether log-probabilities are accepted, as by rules that read differences of logits only.
         name: What to call them in an error.
         first_exit: The number of the first of these exits.
     """
@@ -214,20 +205,20 @@ def check_scale(logits: Tensor, *, log_probs: bool = False, name: str = "logits"
             continue
         few = len(rows) < _FEW
         if few and kind == "probabilities" and bool(((rows == 0) | (rows == 1)).all()):
-            continue  # a handful of zeros and ones was written by hand
+            continue  # a few zeros and ones are probably written by hand
         if bool((sums - 1.0).abs().max() < (_ROUNDING if few else 0.01)):
             raise ScaleError(
                 f"{name} of exit {exit} look like {kind}: they range from {low:.4g} to {high:.4g}, and each row "
                 f"{'sums' if kind == 'probabilities' else 'of exponentials sums'} to 1",
                 expected="logits, the raw scores before any softmax: the product reads their sign and size",
-                fix="give the scores from before the softmax. Where there are none, rules that only read differences of logits "
-                "(Latest, Caching, Powers, Product(Exponential())) work on log-probabilities, and probabilities=True "
-                "(--probabilities) lets any rule take both: a ReLU product then collapses",
+                fix="pass the scores from before the softmax. If there are none, pass log-probabilities to a rule that reads "
+                "only differences of logits (Latest, Caching, Powers, Product(Exponential())), or pass probabilities=True "
+                "(--probabilities), with which a ReLU product collapses",
             )
 
 
 def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tensor:
-    """Log-probabilities from probabilities (rows sum to one) or from log-probabilities, told apart by their sign."""
+    """Log-probabilities from probabilities or log-probabilities, distinguished by their sign; rows sum to one."""
     if values.numel() == 0:
         return values
     low, high = float(values.min()), float(values.max())
@@ -237,9 +228,9 @@ def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tenso
         raise ScaleError(
             f"{name} range from {low:.4g} to {high:.4g}, rows sum to {float(sums.min()):.4g} … {float(sums.max()):.4g}",
             expected="rows of probabilities, or of their logarithms, that sum to 1",
-            fix="leave probabilities=True (--probabilities) out if these are logits",
+            fix="remove probabilities=True (--probabilities) if these are logits",
         )
-    # A class that underflowed to zero keeps a finite logarithm: these stand in for logits, which are finite.
+    # A class that underflowed to zero keeps a finite logarithm, as logits are finite.
     return log_probs.clamp(min=torch.finfo(torch.float32).min / 4)
 
 
@@ -265,11 +256,11 @@ def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
 
 
 def fingerprints(rows: Tensor | Sequence[Tensor]) -> Tensor:
-    """One 64-bit number per row, equal where rows are the same numbers at all exits, whatever precision they were saved in.
+    """One 64-bit number per row, equal for rows with the same numbers at all exits, in any floating-point precision.
 
     A row is rounded to float32 and then to float16, so that copies in float64, float32 and float16 agree: the tolerance is
     half a unit in the last place of float16, 0.05 % of each number. One exit alone is not enough: with two classes, different
-    inputs have equal logits by chance. A row whose largest number float16 cannot hold well is scaled by a power of two first.
+    inputs have equal logits by chance. Rows outside of the range of float16 are scaled by a power of two first.
 
     Args:
         rows: `(exits, batch, classes)`, or one tensor `(batch, ...)` per exit.
@@ -283,28 +274,28 @@ def fingerprints(rows: Tensor | Sequence[Tensor]) -> Tensor:
         size = np.abs(np.where(np.isinf(values), 0.0, values)).max(1, initial=0.0, keepdims=True)
         ordinary = (size >= 2.0**-6) & (size <= np.finfo(np.float16).max)
         scaled = np.ldexp(values, np.where(ordinary, 0, -np.frexp(size)[1]))
-        for row in scaled.astype(np.float32).astype(np.float16) + np.float16(0):  # which makes -0 and 0 alike
+        for row in scaled.astype(np.float32).astype(np.float16) + np.float16(0):  # makes -0 equal to 0
             digests += hashlib.blake2b(row.tobytes(), digest_size=8).digest()
     return torch.frombuffer(digests, dtype=torch.int64) if digests else torch.zeros(0, dtype=torch.int64)
 
 
 def shared_rows(prints: Tensor, known: Tensor, *, names: tuple[str, str]) -> Tensor:
-    """Which rows are among others, `(rows,)`, by their `fingerprints`; refused from one in a hundred on.
+    """A mask of the rows that are also among others, by their `fingerprints`; refused from one in a hundred on.
 
-    Data sets hold the same input twice now and then, so a few shared rows do not mean that the same rows were given twice.
+    Data sets contain some inputs twice, so a few shared rows do not mean that the same rows were passed twice.
 
     Args:
         prints: Of the rows in question.
         known: Of the others.
-        names: What the rows are for, and what the others are, for the message.
+        names: Names of both for the error, such as "test rows" and "the calibration rows".
     """
     shared = torch.isin(prints, known)
     count = int(shared.sum())
     if count and count >= MOST_SHARED * len(prints):
         raise OverlapError(
             f"{count} of the {len(prints)} {names[0]} are among {names[1]}",
-            expected=f"different rows for each; under {100 * MOST_SHARED:g} % would be allowed, as data sets hold duplicates",
-            fix="keep them apart with a random split, e.g. torch.randperm(rows).chunk(2)",
+            expected=f"different rows for each, with less than {100 * MOST_SHARED:g} % duplicates",
+            fix="use a random split, e.g. torch.randperm(rows).chunk(2)",
         )
     return shared
 
@@ -315,7 +306,7 @@ def check_disjoint(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[T
 
 
 def check_flag(value: Any, name: str) -> bool:
-    """True or False itself: a text such as "false" counts as true in a condition."""
+    """True or False: a string such as "false" would count as true in a condition."""
     if not isinstance(value, bool):
         raise OptionError(f"{name} is {value!r}", expected="True or False", fix=f"pass {name}=True or {name}=False")
     return value
@@ -328,7 +319,7 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
         raise ShapeError(
             f"costs have shape {tuple(costs.shape)}",
             expected=f"{exits} numbers, the cumulative cost (MACs, milliseconds) up to each exit",
-            fix="give one number per exit",
+            fix="pass one number per exit",
         )
     if not bool(torch.isfinite(costs).all()) or bool((costs <= 0).any()) or bool((costs.diff() <= 0).any()):
         raise OptionError(
@@ -340,17 +331,17 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
 
 
 def check_seed(value: Any, *, most: int = LARGEST_SEED, name: str = "seed") -> int:
-    """A seed that NumPy and torch both take: a whole number from 0 to `most`."""
+    """A seed for NumPy and torch: a whole number from 0 to `most`."""
     return check_count(value, name, low=0, most=most)
 
 
 def check_threads(value: Any, *, name: str = "threads") -> int:
-    """A number of threads or processes that this machine can start: from 1 to 64, or to its number of cores."""
+    """A number of threads or processes: from 1 to 64, or to the number of cores."""
     return check_count(value, name, most=max(64, os.cpu_count() or 1))
 
 
 def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None, fix: str | None = None) -> int:
-    """A whole number from `low` to `most`, NumPy's among them; `fix` replaces the general advice.
+    """A whole number from `low` to `most`, also of NumPy; `fix` replaces the general advice.
 
     >>> check_count(3, "exits")
     3
@@ -417,18 +408,18 @@ def check_choice(value: Any, name: str, choices: Sequence[Any], *, fix: str | No
 
 
 def check_memory(size: int, what: str, *, fix: str = "use fewer rows, or a machine with more memory") -> None:
-    """Refuse what does not fit the memory that is free, before it is allocated: the system may end the program else."""
+    """Refuse what does not fit the free memory before it is allocated: the system may kill the program otherwise."""
     free = free_memory() if size > _ALWAYS_FREE else None
     if free is not None and size > free:
         raise InputError(
             f"{what} would take {size / 2**30:,.1f} GiB of memory",
-            expected=f"at most {free / 2**30:,.1f} GiB, which are free here",
+            expected=f"at most {free / 2**30:,.1f} GiB, the free memory",
             fix=fix,
         )
 
 
 def free_memory() -> int | None:
-    """The bytes of memory that this process can still get, or None where the system does not say."""
+    """The bytes of memory that this process can still allocate, or None if unknown."""
     found = []
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -444,12 +435,12 @@ def free_memory() -> int | None:
 
 
 def as_float(logits: Tensor, name: str) -> Tensor:
-    """Logits as float32 or float64; whole numbers, truth values and complex numbers are refused."""
+    """Logits as float32 or float64; integers, booleans and complex numbers are refused."""
     if not logits.is_floating_point():
         raise DtypeError(
             f"{name} have element type {logits.dtype}",
             expected="floating point numbers",
-            fix="logits are raw scores; class indices or booleans cannot be combined",
+            fix="pass the raw scores of the network, not class indices or booleans",
         )
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
@@ -468,7 +459,7 @@ def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int)
         f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first {value} at exit {exit}, row {row}, "
         f"class {column} (rows and classes count from 0)",
         expected="finite logits",
-        fix="look for overflow in half precision or a diverged training run; mask a class with a large negative number",
+        fix="check for overflow in half precision or a diverged training run; mask a class with a large negative number",
         exit=exit,
         row=row,
     )

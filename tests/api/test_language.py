@@ -5,6 +5,7 @@ Every text a person reads is checked: source files (identifiers included), templ
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,6 +38,8 @@ TERMS = {
     r"\bsurest\b|\bsurer\b": "most confident",
     r"\bnever worse for having\b": "get better, not worse, with more time",
 }
+# A fix is an action: these are not.
+NOT_ACTIONS = re.compile(r"^correct\b|\bis the default$|\b(is|are) (a )?usual\b|^leave it out$|^check either\b|^'[\w-]+' is\b")
 # Where a term is right: a quotation, or a name that must stay. (file, text on the line)
 ALLOWED = {
     ("CHANGELOG.md", ""),  # history
@@ -59,3 +62,12 @@ def test_texts_use_the_field_s_own_terms(path: Path) -> None:
         for match in re.finditer(term, line, re.IGNORECASE)
     ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.suffix == ".py"], ids=name)
+def test_the_fix_of_an_error_is_an_action(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.keyword) and node.arg == "fix":
+            parts = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            text = "".join(part for part in parts if isinstance(part, str))
+            assert not NOT_ACTIONS.search(text), f"{name(path)}:{node.value.lineno}: {text!r}"

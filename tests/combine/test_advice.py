@@ -64,7 +64,7 @@ def test_evaluate_warns_with_the_figures_of_these_rows_where_the_product_is_alon
         found = evaluate(logits, labels, rules="product", sets=None).rules["product"]
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert f"{found.label_drop_percent['0.1']:.1f} % fall" in str(caught[0].message)
+    assert f"{found.label_drop_percent['0.1']:.1f} % drop" in str(caught[0].message)
     with pytest.warns(FewClassesWarning) as caught:
         evaluate(logits, rules=[Product()])
     assert "On these rows" not in str(caught[0].message)

@@ -134,6 +134,6 @@ class Arithmetic(_Learned):
 
 def _rows(name: str, values: Any) -> Rows:
     rows = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(rows, str) or not all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
         raise OptionError(f"{name} are {values!r}", expected="rows of numbers", fix=_FIX)
     return tuple(tuple(check_number(number, name, low=-_LARGEST, most=_LARGEST, fix=_FIX) for number in row) for row in rows)

@@ -160,7 +160,7 @@ def _make(known: Callable[..., Any], name: str, args: tuple[Any, ...], values: d
         raise OptionError(
             f"rule {text!r}: {name} does not take these arguments ({error})",
             expected=f"a rule {_HELP}",
-            fix=f"see help(anytime.combine.{getattr(known, '__name__', name)})",
+            fix=f"see the arguments of {getattr(known, '__name__', name)} in anytime.combine",
         ) from None
 
 
