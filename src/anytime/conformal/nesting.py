@@ -81,25 +81,6 @@ def nestedness(members: Any) -> Tensor:
     return torch.where(size == 0, 1.0, inside.cummin(0).values.sum(-1) / size.clamp(min=1))
 
 
-def interval_nestedness(lower: Tensor, upper: Tensor, empty: Tensor) -> Tensor:
-    """The same for intervals, all of shape `(exits, batch)`: lengths in place of numbers of classes.
-
-    An interval of length 0, or an unbounded one, counts as 1 if it is inside all earlier ones, else as 0.
-    """
-    if not lower.shape == upper.shape == empty.shape or lower.ndim != 2:
-        raise ShapeError(
-            f"lower {tuple(lower.shape)}, upper {tuple(upper.shape)}, empty {tuple(empty.shape)}",
-            expected="the same shape for all, (exits, batch)",
-            fix="stack the exits along the first dimension",
-        )
-    low, high = lower.cummax(0).values, upper.cummin(0).values
-    common = torch.where(empty.cummax(0).values, 0.0, (high - low).clamp(min=0))
-    width = upper - lower
-    whole = ((low == lower) & (high == upper) & ~empty.cummax(0).values).to(lower.dtype)
-    fraction = torch.where((width > 0) & torch.isfinite(width), common / width, whole)
-    return torch.where(empty, 1.0, fraction)
-
-
 def support_sets(prediction: Prediction) -> Tensor:
     """The classes of positive probability: for the product, those that no exit so far has ruled out.
 

@@ -85,7 +85,8 @@ def run_batch(
         torch.Size([16, 4])
     """
     _check(model, compact_when)
-    exits, carry, state = model.num_exits, (x,), rule.start(model.num_exits)
+    exits, state = model.num_exits, rule.start(model.num_exits)
+    carry: Carry = (x,)
     decide = policy.policy if isinstance(policy, FittedPolicy) else policy
     batch = RunningBatch(decide, len(x), exits, x.device, compact_when=compact_when)
     for exit in range(exits):

@@ -37,10 +37,6 @@ class Curvature(ABC):
         """All of them, one per weight, in any shape."""
 
     @abstractmethod
-    def row_size(self, width: int) -> int:
-        """How many numbers one row of `width` features needs in computing S."""
-
-    @abstractmethod
     def variances(self, features: Tensor, prior: float) -> Tensor:
         """The diagonal of S, `(rows, classes)`, for features with a 1 appended."""
 
@@ -48,9 +44,10 @@ class Curvature(ABC):
     def noise(self, features: Tensor, prior: float, draws: Tensor) -> Tensor:
         """S^½ z, `(rows, samples, classes)`, for normal z, `(samples, classes)`; S^½ is symmetric, so it is unique."""
 
+    @staticmethod
     @abstractmethod
-    def check_shapes(self, classes: int, width: int) -> bool:
-        """Whether the tensors fit a head with these classes and features."""
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        """The shapes of its tensors for a head with these classes and features."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Its tensors by name, in float32 on the CPU, to be stored."""
@@ -74,9 +71,6 @@ class Kron(Curvature):
     def eigenvalues(self) -> Tensor:
         return self.outputs[:, None] * self.inputs
 
-    def row_size(self, width: int) -> int:
-        return len(self.inputs) + len(self.outputs)
-
     def variances(self, features: Tensor, prior: float) -> Tensor:
         return self._spread(features, prior) @ self.output_basis.square().mT
 
@@ -84,9 +78,9 @@ class Kron(Curvature):
         turned = draws @ self.output_basis
         return (self._spread(features, prior).sqrt()[:, None] * turned) @ self.output_basis.mT
 
-    def check_shapes(self, classes: int, width: int) -> bool:
-        tensors = self.inputs, self.input_basis, self.outputs, self.output_basis
-        return [tensor.shape for tensor in tensors] == [(width,), (width, width), (classes,), (classes, classes)]
+    @staticmethod
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        return [(width,), (width, width), (classes,), (classes, classes)]
 
     def _spread(self, features: Tensor, prior: float) -> Tensor:
         """The eigenvalues of S, `(rows, classes)`: Σ_j u_j²/(g_i a_j + λ) with u = Q_aᵀφ."""
@@ -104,9 +98,6 @@ class Full(Curvature):
     def eigenvalues(self) -> Tensor:
         return self.values
 
-    def row_size(self, width: int) -> int:
-        return len(self.values) ** 2 // width
-
     def variances(self, features: Tensor, prior: float) -> Tensor:
         return self.covariances(features, prior).diagonal(dim1=1, dim2=2)
 
@@ -116,9 +107,9 @@ class Full(Curvature):
         noise: Tensor = draws @ root
         return noise
 
-    def check_shapes(self, classes: int, width: int) -> bool:
-        weights = classes * width
-        return self.values.shape == (weights,) and self.basis.shape == (weights, weights)
+    @staticmethod
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        return [(classes * width,), (classes * width, classes * width)]
 
     def covariances(self, features: Tensor, prior: float) -> Tensor:
         """S, `(rows, classes, classes)`."""
@@ -139,17 +130,15 @@ class Diagonal(Curvature):
     def eigenvalues(self) -> Tensor:
         return self.values
 
-    def row_size(self, width: int) -> int:
-        return sum(self.values.shape)
-
     def variances(self, features: Tensor, prior: float) -> Tensor:
         return features.square() @ (self.values + prior).reciprocal().mT
 
     def noise(self, features: Tensor, prior: float, draws: Tensor) -> Tensor:
         return self.variances(features, prior).sqrt()[:, None] * draws
 
-    def check_shapes(self, classes: int, width: int) -> bool:
-        return self.values.shape == (classes, width)
+    @staticmethod
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        return [(classes, width)]
 
 
 class Sums:
@@ -161,7 +150,7 @@ class Sums:
     """
 
     def __init__(self, weights: Tensor, structure: Structure) -> None:
-        check_structure(structure)
+        check_choice(structure, "structure", get_args(Structure))
         self.weights = weights.detach().double()
         self.structure = structure
         self.rows = 0
@@ -183,8 +172,7 @@ class Sums:
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Add rows: features with a 1 appended, `(rows, width)`, and labels, `(rows,)`."""
         classes, width = self.weights.shape
-        each = classes * classes * width if self.structure == "full" else classes + width
-        for picked in blocks(len(features), each):
+        for picked in blocks(len(features), row_size(self.structure == "full", classes, width)):
             phi = features[picked].detach().double()
             log_probs = (phi @ self.weights.mT).log_softmax(-1)
             self.rows += len(phi)
@@ -218,24 +206,13 @@ _CURVATURES: Mapping[Structure, type[Curvature]] = MappingProxyType({"kron": Kro
 
 def stored_curvature(structure: Structure, tensors: Mapping[str, Tensor], *, classes: int, width: int) -> Curvature:
     """The curvature stored by `tensors()`; an error if structure or shapes do not match."""
-    kind = _CURVATURES[check_structure(structure)]
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if sorted(tensors) == sorted(names):
-        found = kind(**tensors)
-        if found.check_shapes(classes, width):
-            return found
-    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
-    raise ShapeError(
-        f"the curvature has {shapes}",
-        expected=f"{', '.join(names)} of a head with {classes} classes and {width} features",
-        fix="fit it again",
-    )
-
-
-def check_structure(structure: str) -> Structure:
-    """A structure by its name."""
     check_choice(structure, "structure", get_args(Structure))
-    return structure  # type: ignore[return-value]
+    kind = _CURVATURES[structure]
+    wanted = dict(zip((field.name for field in fields(kind)), kind.shapes(classes, width), strict=True))  # type: ignore[arg-type]
+    found = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
+    if found != wanted:
+        raise ShapeError(f"the curvature has the shapes {found}", expected=f"{wanted}", fix="fit it again")
+    return kind(**tensors)
 
 
 def draw(samples: int, classes: int, *, seed: int, like: Tensor) -> Tensor:
@@ -247,6 +224,11 @@ def draw(samples: int, classes: int, *, seed: int, like: Tensor) -> Tensor:
 def log_mean_softmax(logits: Tensor) -> Tensor:
     """The logarithm of the mean softmax over samples, `(rows, classes)` from `(rows, samples, classes)`."""
     return logits.log_softmax(-1).logsumexp(1) - math.log(logits.shape[1])
+
+
+def row_size(full: bool, classes: int, width: int) -> int:
+    """How many numbers one row needs in computing its part of the curvature, or S."""
+    return classes * classes * width if full else classes + width
 
 
 def blocks(rows: int, each: int) -> Iterator[slice]:

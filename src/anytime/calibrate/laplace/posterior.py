@@ -18,7 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime.calibrate.laplace.curvature import Curvature, Structure, Sums, blocks, draw, log_mean_softmax, stored_curvature
+from anytime.calibrate.laplace.curvature import (
+    Curvature,
+    Full,
+    Structure,
+    Sums,
+    blocks,
+    draw,
+    log_mean_softmax,
+    row_size,
+    stored_curvature,
+)
 from anytime.calibrate.laplace.heads import Head, Layer, check_batch, check_layers
 from anytime.checks import check_choice, check_count, check_disjoint, check_number
 from anytime.errors import LabelError, OptionError, ShapeError
@@ -164,8 +174,8 @@ class Laplace(Fitted, kind="laplace"):
 
     def variance_at(self, exit: int, features: Any) -> Tensor:
         """The variance of each logit of one exit, counted from 1, `(rows, classes)`."""
-        _, curvature, prior, phi = self._at(exit, features)
-        return _variances(curvature, phi, prior)
+        head, curvature, prior, phi = self._at(exit, features)
+        return _variances(curvature, phi, prior, row_size(self.structure == "full", *head.weights.shape))
 
     def _at(self, exit: int, features: Any) -> tuple[Head, Curvature, float, Tensor]:
         index = check_count(exit, "exit", most=self.exits) - 1
@@ -275,15 +285,15 @@ def _features(model: ExitModel, batches: Iterable[tuple[Tensor, Tensor]]) -> Ite
 
 def _predict(logits: Tensor, curvature: Curvature, phi: Tensor, prior: float, draws: Tensor | None) -> Tensor:
     """Log-probabilities, `(rows, classes)`: the mean over samples, or by probit if there are none."""
+    size = row_size(isinstance(curvature, Full), logits.shape[1], phi.shape[1])
     if draws is None:
-        return (logits * (1 + math.pi / 8 * _variances(curvature, phi, prior)).rsqrt()).log_softmax(-1)
-    each = draws.numel() + curvature.row_size(phi.shape[1])
-    means = [log_mean_softmax(logits[part, None] + curvature.noise(phi[part], prior, draws)) for part in blocks(len(phi), each)]
+        return (logits * (1 + math.pi / 8 * _variances(curvature, phi, prior, size)).rsqrt()).log_softmax(-1)
+    parts = blocks(len(phi), draws.numel() + size)
+    means = [log_mean_softmax(logits[part, None] + curvature.noise(phi[part], prior, draws)) for part in parts]
     return torch.cat([logits[:0], *means])
 
 
-def _variances(curvature: Curvature, phi: Tensor, prior: float) -> Tensor:
-    size = curvature.row_size(phi.shape[1])
+def _variances(curvature: Curvature, phi: Tensor, prior: float, size: int) -> Tensor:
     return torch.cat([curvature.variances(phi[part], prior) for part in (slice(0), *blocks(len(phi), size))])
 
 

@@ -127,10 +127,9 @@ class Frontier(Fitted, kind="frontier", version=2):
         """
         return {"accuracy": self.columns["accuracy"][self.names.index("latest")] - ALLOWANCE}
 
-    def table(self, *, everyone: bool = False) -> list[dict[str, str | float]]:
-        """The Pareto set, or all candidates, as one record per rule."""
-        shown = self.candidates if everyone else self.pareto
-        return [{"name": one.name, "family": one.family, **one.metrics, "rule": one.text} for one in shown]
+    def table(self) -> list[dict[str, str | float]]:
+        """The Pareto set as one record per rule."""
+        return [{"name": one.name, "family": one.family, **one.metrics, "rule": one.text} for one in self.pareto]
 
     def chain(self, *, least: str = "ece", drop: float | None = None, at_least: Bounds | None = None) -> tuple[Candidate, ...]:
         """The candidates that trade drops for one metric: by increasing drops, each better in it than all before.
