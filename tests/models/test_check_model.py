@@ -280,7 +280,7 @@ def test_a_good_model_passes(model: Any) -> None:
         (EagerTrunk, r"'stages\.1\.0' ran for exit 1"),
         (RunsOn, "stopping at the first exit ran"),
         (OtherForward, "differs from the exits"),
-        (LastOnly, r"forward\(x\) gave \(3, 5\)"),
+        (LastOnly, r"forward\(x\) differs from the exits: their shape is \(3, 5\)"),
         (Detached, r"no finite gradient reaches stages\.0"),
         (WithoutGradient, "no finite gradient reaches"),
         (ChangesMode, "changed the training mode of 'noise'"),

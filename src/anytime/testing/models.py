@@ -50,9 +50,7 @@ def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None 
             model.eval()
         with torch.no_grad():
             logits = _check_logits(model, example_input, classes)
-            _check_same_twice(model, example_input, logits, tolerance)
-            _check_rows(model, example_input, logits, tolerance)
-            _check_turns(model, example_input, logits, tolerance)
+            _check_repeatable(model, example_input, logits, tolerance)
             _check_early_stop(model, example_input)
             if isinstance(model, MultiExit):
                 _check_forward(model, example_input, logits, tolerance)
@@ -121,40 +119,21 @@ def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
     return torch.stack(logits)
 
 
-def _check_same_twice(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+def _check_repeatable(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+    """The same logits again, for a row alone, and with two inputs interleaved."""
     again = torch.stack(list(model.exits(x)))
-    _check_close(
-        again,
-        logits,
-        tolerance,
-        got="the same input gave different logits the second time",
-        fix="turn off dropout and other noise in eval mode, and keep no state between calls",
-    )
-
-
-def _check_rows(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+    fix = "turn off dropout and other noise in eval mode, and keep no state between calls"
+    _check_close(again, logits, tolerance, got="the same input gave different logits the second time", fix=fix)
+    fix = "do not mix the rows of a batch in eval mode (batch norm must use its running statistics)"
     for row in (0, x.shape[0] - 1):
         alone = torch.stack(list(model.exits(x[row : row + 1])))
-        _check_close(
-            alone,
-            logits[:, row : row + 1],
-            tolerance,
-            got=f"row {row} alone gave different logits than in its batch",
-            fix="do not mix the rows of a batch in eval mode (batch norm must use its running statistics)",
-        )
-
-
-def _check_turns(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
-    first, last = x[:1], x[-1:]
-    turns = zip(model.exits(first), model.exits(last), strict=True)
+        got = f"row {row} alone gave different logits than in its batch"
+        _check_close(alone, logits[:, row : row + 1], tolerance, got=got, fix=fix)
+    turns = zip(model.exits(x[:1]), model.exits(x[-1:]), strict=True)
     both = torch.stack([torch.cat(pair) for pair in turns])
-    _check_close(
-        both,
-        logits[:, [0, -1]],
-        tolerance,
-        got="two interleaved inputs gave different logits than one after the other",
-        fix="keep the state of exits(x) in local variables, not on the model",
-    )
+    fix = "keep the state of exits(x) in local variables, not on the model"
+    got = "two interleaved inputs gave different logits than one after the other"
+    _check_close(both, logits[:, [0, -1]], tolerance, got=got, fix=fix)
 
 
 def _check_early_stop(model: ExitModel, x: Tensor) -> None:
@@ -172,15 +151,10 @@ def _check_early_stop(model: ExitModel, x: Tensor) -> None:
 
 
 def _check_forward(model: MultiExit, x: Tensor, logits: Tensor, tolerance: float) -> None:
-    together = model(x)
-    if not isinstance(together, Tensor) or together.shape != logits.shape:
-        shape = tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
-        raise CheckError(
-            f"forward(x) gave {shape}",
-            expected=f"the stacked logits, {tuple(logits.shape)}",
-            fix="do not override MultiExit.forward",
-        )
-    _check_close(together, logits, tolerance, got="forward(x) differs from the exits", fix="do not override MultiExit.forward")
+    together, fix = model(x), "do not override MultiExit.forward"
+    if not isinstance(together, Tensor):
+        raise CheckError(f"forward(x) gave a {type(together).__name__}", expected=f"logits {tuple(logits.shape)}", fix=fix)
+    _check_close(together, logits, tolerance, got="forward(x) differs from the exits", fix=fix)
 
 
 def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
