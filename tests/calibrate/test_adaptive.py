@@ -14,12 +14,12 @@ from anytime.errors import LabelError, OptionError, OverlapError
 def some(rows: int, seed: int, classes: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (rows,), generator=generator)
-    sure = 3 * torch.rand(rows, 1, generator=generator)
-    logits = torch.randn(4, rows, classes, generator=generator) + 2 * sure * torch.nn.functional.one_hot(labels, classes)
+    ease = 3 * torch.rand(rows, 1, generator=generator)
+    logits = torch.randn(4, rows, classes, generator=generator) + 2 * ease * torch.nn.functional.one_hot(labels, classes)
     return logits, labels
 
 
-def test_a_surer_row_gets_a_higher_threshold() -> None:
+def test_a_more_confident_row_gets_a_higher_threshold() -> None:
     fit, tune = some(600, 0), some(600, 1)
     found = fit_adaptive_threshold(*fit, tuning_logits=tune[0], tuning_labels=tune[1])
     activation = found.activation

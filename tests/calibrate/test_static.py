@@ -51,7 +51,7 @@ def test_among_rows_that_have_not_collapsed_a_higher_threshold_never_adds_to_the
 
 def test_wrong_calls_are_refused() -> None:
     logits, labels = sample(10)
-    with pytest.raises(OptionError, match="no thresholds"):
+    with pytest.raises(OptionError, match="thresholds is empty"):
         sweep_static_thresholds(logits, labels, thresholds=[])
     with pytest.raises(OptionError, match="threshold is -1"):
         sweep_static_thresholds(logits, labels, thresholds=[1.0, -1.0])

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime import Caching, Heaviside, Latest, Mixture, Product
+from anytime import Caching, Latest, Mixture, Product
 from anytime.calibrate import Temperature, fit_temperature
-from anytime.combine import Rule, Scaled, Tempered
+from anytime.combine import Heaviside, Rule, Scaled, Tempered
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
 from anytime.metrics import ece, histogram
 from anytime.metrics.calibration import ECE_BINS
@@ -136,8 +136,8 @@ def test_temperatures_of_the_softmax_serve_any_rule_and_those_of_a_rule_only_tha
     assert plain.rule_for(Caching()) == cached.rule == Scaled(Caching(), plain.temperatures)
     product = fit_temperature(logits, labels, Product())
     assert product.rule_for(Product()) == product.rule == Tempered(Product(), product.temperatures)
-    with pytest.raises(OptionError, match="temperatures of Product"):
-        product.rule(Product(weights="ones"))
+    with pytest.raises(OptionError, match="these temperatures were fitted"):
+        product.rule_for(Product(weights="ones"))
 
 
 def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path) -> None:

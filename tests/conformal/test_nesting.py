@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import anytime
-from anytime.conformal import interval_nestedness, measure_sets, nestedness, running_intersection, support_sets
+from anytime.conformal import measure_sets, nestedness, running_intersection, support_sets
 from anytime.errors import DtypeError, LabelError, ShapeError
 
 
@@ -47,31 +47,18 @@ def test_a_running_intersection_is_nested_and_covers_what_all_sets_cover() -> No
     assert inner.coverage == measure_sets(members, labels).simultaneous_coverage
 
 
-def test_intervals_count_lengths() -> None:
-    lower = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 0.0, 5.0]])
-    upper = torch.tensor([[4.0, 1.0, 0.0, 1.0], [6.0, 4.0, 0.0, 6.0]])
-    empty = torch.tensor([[False, False, False, False], [False, False, False, True]])
-    assert interval_nestedness(lower, upper, empty)[1].tolist() == pytest.approx([0.6, 0.0, 1.0, 1.0])
-    after_empty = interval_nestedness(lower.flip(0), upper.flip(0), empty.flip(0))
-    assert after_empty[1, 3] == 0, "what comes back after an empty interval is not nested"
-    line = torch.full((2, 1), torch.inf)
-    assert interval_nestedness(-line, line, torch.zeros(2, 1, dtype=torch.bool)).tolist() == [[1.0], [1.0]]
-    with pytest.raises(ShapeError):
-        interval_nestedness(lower, upper[:1], empty)
-
-
 def test_the_support_of_the_product_only_shrinks_until_it_collapses() -> None:
     logits = torch.tensor([[[1.0, 2.0, -1.0]], [[1.0, -1.0, 3.0]], [[-1.0, 1.0, 1.0]]])
     sets = support_sets(anytime.Product()(logits))
     assert sets[:, 0].tolist() == [[True, True, False], [True, False, False], [True, True, True]]
 
 
-def test_what_is_no_set_is_refused() -> None:
+def test_invalid_sets_are_refused() -> None:
     with pytest.raises(DtypeError, match="boolean"):
         measure_sets(torch.ones(2, 3, 4), torch.zeros(3).long())
     with pytest.raises(ShapeError):
         nestedness(torch.ones(3, 4, dtype=torch.bool))
-    with pytest.raises(ShapeError, match="no inputs"):
+    with pytest.raises(ShapeError, match="no rows"):
         measure_sets(torch.ones(2, 0, 4, dtype=torch.bool), torch.zeros(0).long())
     with pytest.raises(LabelError):
         measure_sets(torch.ones(2, 3, 4, dtype=torch.bool), torch.zeros(2).long())

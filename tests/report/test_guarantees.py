@@ -121,7 +121,9 @@ def test_a_bar_is_as_high_as_the_accuracy() -> None:
     assert f",{BOTTOM - SIDE / 4:.1f}h" in (strokes[0].get("d") or "")
     assert any("few" in (path.get("class") or "") and f",{TOP:.1f}h" in (path.get("d") or "") for path in root.iter("path"))
     tips = [title.text for title in root.iter("title")]
-    assert tips[1] == "after: confidence 75.0 %, accuracy 50.0 %, 40 inputs; before: confidence 90.0 %, accuracy 25.0 %, 37 inputs"
+    assert (
+        tips[1] == "after: confidence 75.0 %, accuracy 50.0 %, 40 inputs; before: confidence 90.0 %, accuracy 25.0 %, 37 inputs"
+    )
 
 
 @pytest.mark.parametrize(("exits", "classes"), [(2, 2), (4, 8)])

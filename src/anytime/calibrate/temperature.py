@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.calibrate.rules import as_rule
 from anytime.checks import check_labelled
 from anytime.combine import Caching, Latest, Rule, Scaled, Tempered, parse_rule
-from anytime.combine.rules import LARGEST, SMALLEST
+from anytime.combine.base import LARGEST, SMALLEST
+from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import nll
