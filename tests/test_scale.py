@@ -116,7 +116,7 @@ def test_a_later_step_is_not_looked_at() -> None:
 @pytest.mark.parametrize("engine", ["eager", "folded"])
 def test_a_runner_refuses_them_at_the_first_batch_unless_told(engine: str) -> None:
     x, kind = torch.randn(1, 2), model(LogSoftmax)
-    if engine == "onnxruntime":
+    if engine == "folded":
         members = [model(), model()]
         kind = Ensemble.averaged(members).eval()  # type: ignore[assignment]
     with anytime.Runner(kind, anytime.Product(), engine, example=x) as runner:
