@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anytime.checks import check_number
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
-from anytime.models import StagedModel, is_staged
+from anytime.models import Carry, StagedModel, is_staged
 from anytime.policy.stopping import Decisions, FittedPolicy, Policy, Stopped
 
 S = TypeVar("S", bound=State)
