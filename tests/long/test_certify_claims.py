@@ -2,8 +2,8 @@
 
 A population of rows is fixed, so the true fraction of drops under each rule is known; each sample takes rows from it with
 replacement, like independent future inputs. A guarantee of confidence 1 - δ may be violated in a fraction of at most δ
-of the samples. The number of violations must be within the binomial quantile that is exceeded with probability `FALSE_ALARM`: over
-the choice of the seeds, a valid certificate fails such a test with at most that probability.
+of the samples. The number of violations must be within the binomial quantile that is exceeded with probability `FALSE_ALARM`:
+over the choice of the seeds, a valid certificate fails such a test with at most that probability.
 """
 
 from __future__ import annotations
