@@ -138,7 +138,7 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
 
     from anytime.calibrate.certify import rounded_down, rounded_up
     from anytime.cli.console import make_console
-    from anytime.report.numbers import share
+    from anytime.report.numbers import fraction
     from anytime.report.pages.guarantees import at_cost
 
     middle = (found.evaluation.costs[0] + found.evaluation.costs[-1]) / 2
@@ -156,7 +156,7 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
         table.add_column(name, justify="right")
     for name, each in found.rules.items():
         bounds = rounded_up(each.certificate.joint_drop_bound), rounded_down(each.certificate.joint_monotone_bound)
-        table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, share(at_cost(each, middle)))
+        table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, fraction(at_cost(each, middle)))
     console = make_console()
     console.print(table)
     console.print(

@@ -26,14 +26,13 @@ from anytime.combine import Caching, Rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import Chunk, Followed, LogitRows, Request, block_size, calibration_pass, chunks, workers
+from anytime.evaluation.blocks import Chunk, LogitRows, Request, calibrate_rows
 from anytime.evaluation.measure import (
     DEFAULT_RULES,
     Evaluation,
+    Setup,
     check_unseen,
-    evaluation_of,
     exit_costs,
-    measure_rows,
     name_rules,
     open_rows,
     plain_rules,
@@ -181,7 +180,6 @@ def measure_guarantees(
             expected=f"{exits} exits and {classes} classes, like the test rows",
             fix="compute both logits with the same model",
         )
-    price = exit_costs(costs, exits)
     named = name_rules(rules)
     plain = plain_rules(named, exits, classes)
     for name, each in plain.items():
@@ -191,114 +189,85 @@ def measure_guarantees(
                 expected=f"a rule, named neither {FITTED_PRODUCT!r} nor {SCALED_CACHING!r}",
                 fix="pass rules such as anytime.Product(), under other names",
             )
-    options = _Options(float(drop), strict, float(confidence), sets, seed, price, costs is not None, progress)
-    found, shared = _measure(rows, held, torch.arange(held_samples), named, plain, options)
-    if shared.any():
-        found, _ = _measure(rows, held, (~shared).nonzero()[:, 0], named, plain, options)
-    return found
+    setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
 
+    def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
+        return _measure(setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence))
 
-@dataclass(frozen=True)
-class _Options:
-    drop: float
-    strict: bool
-    confidence: float
-    sets: Raps | None
-    seed: int
-    costs: Tensor
-    costs_given: bool
-    progress: Callable[[int, int], None] | None
+    found, shared = attempt(torch.arange(held_samples))
+    return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found
 
 
 def _measure(
-    rows: LogitRows,
+    setup: Setup,
     held: LogitRows,
     kept: Tensor,
     named: Mapping[str, Any],
     plain: Mapping[str, Rule[Any]],
-    options: _Options,
+    *,
+    sets: Raps | None,
+    drop: float,
+    confidence: float,
 ) -> tuple[Guarantees, Tensor]:
     """The guarantees from the calibration rows `kept`, and which of all calibration rows are among the test rows."""
-    exits, samples, classes = rows.logits.shape
-    fitting, calibrating = _split(kept, exits * classes, options.seed)
+    exits, _, classes = held.logits.shape
+    fitting, calibrating = _split(kept, exits * classes, setup.seed)
     logits, labels = held.block(fitting, 0), held.labels_of(fitting)
     product, temperatures, fitted = _fit(plain, logits, labels)
     every = {**plain, **fitted}
-    request = Request(
-        combiners={name: each.combine for name, each in every.items()},
-        scaled={name: each.rule.combine for name, each in temperatures.items() if each is not None},
-        log_odds=True,
-        fingerprints=True,
-    )
-    block = block_size(exits, classes)
-    with workers(len(chunks(samples, block, exits * classes))) as map_in_order:
-        how: dict[str, Any] = {"seed": options.seed, "block": block, "map_in_order": map_in_order}
-        calibrated = calibration_pass(held, request, options.sets, calibrating, **how)
-        prints = torch.cat((fingerprints(logits), calibrated.fingerprints))
-        check_unseen(named, prints, purpose="the calibration")
-        tallies = {name: _Tally(calibrated.log_odds[name], options) for name in every}
+    combiners = {name: each.combine for name, each in every.items()}
+    scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
+    request = Request(combiners, log_odds=every, fingerprints=True)
+    prints: list[Tensor] = []
+    with setup.workers() as map_in_order:
+        thresholds, log_odds, calibration_prints = calibrate_rows(
+            held, request, sets, calibrating, seed=setup.seed, block=setup.block, map_in_order=map_in_order
+        )
+        held_prints = torch.cat((fingerprints(logits), calibration_prints))
+        check_unseen(named, held_prints, purpose="the calibration")
+        budgets = {name: BudgetTally(log_odds[name]) for name in every}
+        drops = {name: DropTally(drop, strict=setup.strict) for name in every}
 
         def add(chunk: Chunk) -> None:
-            for name, found in chunk.rules.items():
-                tallies[name].add(found)
+            prints.append(chunk.fingerprints)
+            for name in every:
+                found = chunk.rules[name]
+                assert found.seen.correct is not None  # test rows have labels
+                assert found.log_odds is not None
+                budgets[name].add(found.log_odds, found.seen.correct)
+                drops[name].add(found.seen)
 
-        request = replace(request, sets=calibrated.sets)
-        measured = measure_rows(
-            rows, request, options.costs, strict=options.strict, progress=options.progress, on_chunk=add, **how
-        )
-    check_unseen(named, measured.fingerprints, purpose="the test")
-    among = shared_rows(prints, measured.fingerprints, names=("calibration rows", "the test rows"))
+        request = replace(request, combiners={**combiners, **scaled}, sets=thresholds)
+        evaluation, metrics = setup.measure(request, list(every), map_in_order, add)
+    check_unseen(named, torch.cat(prints), purpose="the test")
+    among = shared_rows(held_prints, torch.cat(prints), names=("calibration rows", "the test rows"))
     shared = torch.zeros(held.logits.shape[1], dtype=torch.bool)
     shared[torch.cat((fitting, calibrating))[among]] = True
     guarantees = Guarantees(
-        evaluation=evaluation_of(
-            rows,
-            measured,
-            calibrated.sets,
-            options.costs,
-            costs_given=options.costs_given,
-            strict=options.strict,
-            seed=options.seed,
-        ),
+        evaluation=evaluation,
         fitting_rows=len(fitting),
         calibrating_rows=len(calibrating),
         dropped_rows=len(shared) - len(kept),
-        drop=options.drop,
-        strict=options.strict,
-        confidence=options.confidence,
-        sets=options.sets,
-        seed=options.seed,
+        drop=drop,
+        strict=setup.strict,
+        confidence=confidence,
+        sets=sets,
+        seed=setup.seed,
         product=product,
         rules={
             name: Guarantee(
                 rule=each,
                 fitted=name in fitted,
                 temperature=temperatures.get(name),
-                before=measured.rules[name],
-                after=measured.scaled.get(name),
-                certificate=tallies[name].drops.certificate(
-                    name_of(each), exits=exits, classes=classes, confidence=options.confidence
-                ),
-                budget=tallies[name].budget.curve(options.costs),
+                before=metrics[name],
+                after=metrics.get(("scaled", name)),
+                certificate=drops[name].certificate(name_of(each), exits, classes, confidence),
+                budget=budgets[name].curve(setup.costs),
             )
             for name, each in every.items()
         },
     )
     return guarantees, shared
-
-
-class _Tally:
-    """What the certificate and the budget curve of one rule count on the test rows."""
-
-    def __init__(self, log_odds: Tensor, options: _Options) -> None:
-        self.budget, self.drops = BudgetTally(log_odds), DropTally(options.drop, strict=options.strict)
-
-    def add(self, found: Followed) -> None:
-        """Count some rows."""
-        assert found.seen.correct is not None  # test rows have labels
-        assert found.log_odds is not None
-        self.budget.add(found.log_odds, found.seen.correct)
-        self.drops.add(found.seen)
 
 
 def _labelled(given: Any, probabilities: bool, what: str) -> LogitRows:
