@@ -130,7 +130,7 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
 
 def test_a_device_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileError, match="not an ordinary file"):
+    with pytest.raises(FileError, match="not a regular file"):
         write_bytes(tmp_path / "pipe", b"x")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 

@@ -47,7 +47,7 @@ def profile() -> run.Profile:
 
 def examples() -> list[Fitted]:
     answers = anytime.Product()(LOGITS).log_probs
-    frontier = calibrate.tune(LOGITS, LABELS)
+    frontier = calibrate.tune(LOGITS, LABELS, penalties=(3.0,))
     return [
         calibrate.fit_temperature(LOGITS, LABELS),
         calibrate.fit_product(LOGITS, LABELS, steps=3),

@@ -113,12 +113,10 @@ def test_a_later_step_is_not_looked_at() -> None:
     product.step(state, logits()[1].log_softmax(-1))
 
 
-@pytest.mark.parametrize("engine", ["eager", "onnxruntime"])
+@pytest.mark.parametrize("engine", ["eager", "folded"])
 def test_a_runner_refuses_them_at_the_first_batch_unless_told(engine: str) -> None:
-    if engine == "onnxruntime":
-        pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     x, kind = torch.randn(1, 2), model(LogSoftmax)
-    if engine == "onnxruntime":
+    if engine == "folded":
         members = [model(), model()]
         kind = Ensemble.averaged(members).eval()  # type: ignore[assignment]
     with anytime.Runner(kind, anytime.Product(), engine, example=x) as runner:

@@ -25,7 +25,7 @@ TERMS = {
     r"\bby lot\b": "randomly, a random split",
     r"\bmend(s|ed|ing)?\b": "fix",
     r"\b(falls?|fell|fallen|falling) by\b": "drops by",
-    r"\b(one|each|two|three|single) \w+ an? (exit|input|class|row|epoch|stage|batch|rule|scale|architecture)\b": "per exit",
+    r"\b(one|each|two|single) (?!with|of|in|at|to|for)\w+ an? (exit|input|class|row|epoch|stage|batch|rule)\b": "per exit",
     r"\bnumbers? an? (exit|input|class|row|epoch|stage|batch)\b": "number per exit",
     r"(?<!there )\b(is|are|was) no (?!longer|worse|better|more|less|fewer|slower|larger|smaller|later)[a-z]+": "is not a",
     r"\banew\b": "again",

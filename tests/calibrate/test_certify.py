@@ -29,9 +29,9 @@ from anytime.checks import fingerprints
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
 
-def plain_tail(count: int, rows: int, share: float) -> float:
+def plain_tail(count: int, rows: int, fraction: float) -> float:
     """P(at most `count` of `rows`), term by term."""
-    return math.fsum(math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(count + 1))
+    return math.fsum(math.comb(rows, k) * fraction**k * (1 - fraction) ** (rows - k) for k in range(count + 1))
 
 
 def some(rows: int, seed: int = 0, exits: int = 3, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def tuned(text: str, seen: torch.Tensor, exits: int = 3, classes: int = 4) -> Tu
 
 
 @given(st.integers(1, 60), st.data(), st.floats(0.5, 0.999))
-def test_the_bound_is_the_share_at_which_so_few_become_unlikely(rows: int, data: st.DataObject, confidence: float) -> None:
+def test_at_the_bound_so_few_drops_are_just_unlikely(rows: int, data: st.DataObject, confidence: float) -> None:
     count = data.draw(st.integers(0, rows))
     bound = fraction_bound(count, rows, confidence)
     if count == rows:
@@ -56,9 +56,9 @@ def test_the_bound_is_the_share_at_which_so_few_become_unlikely(rows: int, data:
 
 
 @given(st.integers(1, 60), st.data(), st.floats(0.001, 0.999))
-def test_the_p_value_is_the_plain_sum(rows: int, data: st.DataObject, share: float) -> None:
+def test_the_p_value_is_the_plain_sum(rows: int, data: st.DataObject, fraction: float) -> None:
     count = data.draw(st.integers(0, rows))
-    assert p_value(count, rows, share) == pytest.approx(plain_tail(count, rows, share), abs=1e-9)
+    assert p_value(count, rows, fraction) == pytest.approx(plain_tail(count, rows, fraction), abs=1e-9)
 
 
 @pytest.mark.parametrize("rows", [1, 20, 200])
@@ -140,16 +140,16 @@ def test_a_tuned_rule_refuses_the_rows_it_has_seen_and_other_shapes() -> None:
 
 
 def test_words_round_so_that_they_stay_true() -> None:
-    ups = [rounded_up(share) for share in (0.013, 0.01301, 0.0099, 0.009901, 1.0)]
+    ups = [rounded_up(fraction) for fraction in (0.013, 0.01301, 0.0099, 0.009901, 1.0)]
     assert ups == ["1.3 %", "1.4 %", "0.99 %", "1.00 %", "100.0 %"]
-    downs = [rounded_down(share) for share in (0.98, 0.9799, 0.99999, 0.0)]
+    downs = [rounded_down(fraction) for fraction in (0.98, 0.9799, 0.99999, 0.0)]
     assert downs == ["98.0 %", "97.9 %", "99.99 %", "0.0 %"]
 
 
 @given(st.floats(0, 1))
-def test_rounded_bounds_are_bounds(share: float) -> None:
-    assert float(rounded_up(share).split()[0]) >= 100 * share - 1e-9
-    assert float(rounded_down(share).split()[0]) <= 100 * share + 1e-9
+def test_rounded_bounds_are_bounds(fraction: float) -> None:
+    assert float(rounded_up(fraction).split()[0]) >= 100 * fraction - 1e-9
+    assert float(rounded_down(fraction).split()[0]) <= 100 * fraction + 1e-9
 
 
 def test_sentences_state_the_guarantees() -> None:
@@ -165,8 +165,8 @@ def test_sequence_stops_at_the_first_failure_and_others_do_not() -> None:
     logits, labels = some(400, exits=4, classes=6)
     # The hard product hardly drops, the latest often does.
     rules = ["product(heaviside)", "latest", "product(heaviside, weights=ones)"]
-    shares = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
-    at_most = (shares[0] + shares[1]) / 2
+    fractions = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
+    at_most = (fractions[0] + fractions[1]) / 2
     found = certify_choice(logits, labels, rules, drop=0.3, at_most=at_most)
     assert found.passed == (True, False, False)
     assert found.chosen == rules[0]
@@ -195,8 +195,8 @@ def test_holm_contains_bonferroni_and_is_the_step_down_procedure(chances: list[f
 def test_scores_pick_among_the_certified_only() -> None:
     logits, labels = some(400, exits=4, classes=6)
     rules = ["product(heaviside)", "product(heaviside, weights=ones)", "latest"]
-    shares = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
-    at_most = (shares[1] + shares[2]) / 2
+    fractions = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
+    at_most = (fractions[1] + fractions[2]) / 2
     found = certify_choice(logits, labels, rules, drop=0.3, at_most=at_most, scores=[0.2, 0.3, 0.1])
     assert found.certified == tuple(rules[:2])
     assert found.chosen == rules[0]

@@ -160,7 +160,7 @@ def test_no_other_prior_has_more_evidence(structure: Any) -> None:
         assert all(mine >= its for mine, its in zip(best.log_evidence, other.log_evidence, strict=True))
 
 
-def test_a_prior_at_a_bound_says_so() -> None:
+def test_a_prior_at_a_bound_is_reported() -> None:
     features, labels, _ = rows(40, 4)
     zero = fit_laplace(features[:1], labels, [(torch.zeros(3, 2), torch.zeros(3))])
     assert (zero.prior_precision, zero.at_bound) == ((HIGHEST,), (True,))
@@ -398,7 +398,7 @@ def test_on_real_digits_a_tuned_prior_improves_likelihood_and_calibration(digits
 
 
 def test_the_evidence_of_rows_known_by_heart_asks_for_too_weak_a_prior(digits: Any) -> None:
-    """A head that is sure of every row it was fitted to has hardly any curvature there. The documentation warns of it."""
+    """A head that is confident on every row it was fitted on has hardly any curvature there."""
     model, sets = digits
     x, labels = sets["test"]
     evidence = Laplace.from_model(model, [sets["train"]])
@@ -409,7 +409,7 @@ def test_the_evidence_of_rows_known_by_heart_asks_for_too_weak_a_prior(digits: A
 
 
 def test_with_endless_rows_the_evidence_finds_the_scale_of_the_weights() -> None:
-    """λ tends to P/‖θ‖², P without the shifts of all logits, of which rows say nothing."""
+    """λ tends to P/‖θ‖², P without the shifts of all logits, which the rows do not determine."""
     features, labels, layers = rows(50, 4)
     posterior = fit_laplace(features, labels, layers, rows=10**12)
     for prior, layer in zip(posterior.prior_precision, layers, strict=True):
@@ -506,7 +506,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"prior_precision": 0.0}, "prior_precision"),
         ({"prior_precision": math.inf}, "prior_precision"),
@@ -518,9 +518,9 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         ({"rows": 30.5}, "rows"),
     ],
 )
-def test_a_wrong_option_is_named(options: dict[str, Any], says: str) -> None:
+def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
     features, labels, layers = rows(20, 22)
-    with pytest.raises(OptionError, match=says):
+    with pytest.raises(OptionError, match=message):
         fit_laplace(features, labels, layers, **options)
 
 

@@ -101,7 +101,7 @@ def test_other_fitted_rules_can_be_read_and_other_things_cannot(
     assert load_rule(powers.save(tmp_path / "powers.json")) == powers.rule
     assert load_rule(temperature.save(tmp_path / "temperature.json")) == temperature.rule
     assert run(["certify", str(folder / "test.npz"), "--rule", str(folder / "tuned" / "frontier.json")]) == 2
-    assert "holds a frontier, which is no rule" in capsys.readouterr().err
+    assert "contains a frontier, which has no rule" in capsys.readouterr().err
 
 
 def test_commas_in_brackets_and_quotes_do_not_split() -> None:

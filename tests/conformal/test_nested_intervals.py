@@ -111,7 +111,7 @@ def test_stepping_gives_what_the_call_gives_and_intervals_are_nested() -> None:
     assert not bool((whole.empty[:-1] & ~whole.empty[1:]).any()), "empty for good"
 
 
-def test_more_draws_give_subsets_and_promise_less() -> None:
+def test_more_samples_give_subsets_and_a_weaker_guarantee() -> None:
     features, targets = some(5)
     fitted = fit_nested_intervals(features, targets, alpha=0.05)
     one, five = fitted(features, seed=0), fitted(features, seed=0, draws=5)

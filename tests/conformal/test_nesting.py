@@ -23,20 +23,20 @@ def plain_nestedness(members: np.ndarray) -> np.ndarray:
     return found
 
 
-def test_figures_are_those_of_plain_sets() -> None:
+def test_metrics_are_those_of_plain_sets() -> None:
     rng = np.random.default_rng(0)
     members, labels = rng.random((4, 60, 5)) < 0.5, rng.integers(0, 5, 60)
-    figures = measure_sets(members, labels)
+    metrics = measure_sets(members, labels)
     assert nestedness(members).numpy() == pytest.approx(plain_nestedness(members))
-    assert figures.nestedness == pytest.approx(plain_nestedness(members).mean(1).tolist(), abs=1e-6)
+    assert metrics.nestedness == pytest.approx(plain_nestedness(members).mean(1).tolist(), abs=1e-6)
     covered = np.array([[members[t, n, labels[n]] for n in range(60)] for t in range(4)])
-    assert figures.coverage == pytest.approx(covered.mean(1).tolist())
-    assert figures.simultaneous_coverage == pytest.approx([covered[: t + 1].all(0).mean() for t in range(4)])
-    assert figures.size == pytest.approx(members.sum(2).mean(1).tolist())
-    assert figures.empty == pytest.approx((members.sum(2) == 0).mean(1).tolist())
+    assert metrics.coverage == pytest.approx(covered.mean(1).tolist())
+    assert metrics.simultaneous_coverage == pytest.approx([covered[: t + 1].all(0).mean() for t in range(4)])
+    assert metrics.size == pytest.approx(members.sum(2).mean(1).tolist())
+    assert metrics.empty == pytest.approx((members.sum(2) == 0).mean(1).tolist())
     sizes = members.sum(2)
     grown = [max(sizes[j, n] - sizes[i, n] for i in range(4) for j in range(i, 4)) for n in range(60)]
-    assert figures.size_rise_percent["2"] == pytest.approx(100 * np.mean(np.array(grown) >= 2))
+    assert metrics.size_rise_percent["2"] == pytest.approx(100 * np.mean(np.array(grown) >= 2))
 
 
 def test_a_running_intersection_is_nested_and_covers_what_all_sets_cover() -> None:

@@ -1,4 +1,4 @@
-"""Fitted prediction sets: the laws of sets, the figures on real logits, the file."""
+"""Fitted prediction sets: the laws of sets, metrics on real logits, the file."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_too_few_rows_give_all_classes_and_a_warning(simultaneous: bool) -> None
     assert fitted.sets(anytime.Product()(logits).log_probs).all()
 
 
-def test_a_level_that_is_clipped_says_that_coverage_is_lower() -> None:
+def test_a_clipped_level_warns_of_lower_coverage() -> None:
     logits, labels = some(0, rows=18)
     for quantile in ("corrected", "plain"):
         with pytest.warns(FewRowsWarning, match="coverage is below 1 - alpha"):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -71,22 +71,6 @@ class Certificate(Fitted, kind="certificate", version=2, oldest=1, renamed={"rul
     monotone_bound: float
     joint_drop_bound: float
     joint_monotone_bound: float
-
-    @classmethod
-    def from_counts(cls, *, rows: int, drops: int, losses: int, confidence: float, **fixed: Any) -> Self:
-        """The certificate of these counts; `fixed` are the fields that do not depend on them."""
-        joint = 1 - (1 - confidence) / 2
-        return cls(
-            **fixed,
-            confidence=float(confidence),
-            rows=rows,
-            drops=drops,
-            losses=losses,
-            drop_bound=fraction_bound(drops, rows, confidence),
-            monotone_bound=1 - fraction_bound(losses, rows, confidence),
-            joint_drop_bound=fraction_bound(drops, rows, joint),
-            joint_monotone_bound=1 - fraction_bound(losses, rows, joint),
-        )
 
     @property
     def rule(self) -> Rule[Any]:
@@ -189,9 +173,21 @@ class DropTally:
 
     def certificate(self, text: str, exits: int, classes: int, confidence: float) -> Certificate:
         """The certificate of the rows counted so far, for the rule with this text."""
-        fixed = {"exits": exits, "classes": classes, "text": text, "drop": self.drop, "strict": self.strict}
-        return Certificate.from_counts(
-            rows=self.rows, drops=self.drops, losses=self.losses, confidence=check_fraction(confidence, "confidence"), **fixed
+        joint = 1 - (1 - check_fraction(confidence, "confidence")) / 2
+        return Certificate(
+            exits=exits,
+            classes=classes,
+            text=text,
+            drop=self.drop,
+            strict=self.strict,
+            confidence=float(confidence),
+            rows=self.rows,
+            drops=self.drops,
+            losses=self.losses,
+            drop_bound=fraction_bound(self.drops, self.rows, confidence),
+            monotone_bound=1 - fraction_bound(self.losses, self.rows, confidence),
+            joint_drop_bound=fraction_bound(self.drops, self.rows, joint),
+            joint_monotone_bound=1 - fraction_bound(self.losses, self.rows, joint),
         )
 
 

@@ -93,12 +93,7 @@ class NestedSets(Fitted, kind="nested-sets"):
 
     def step(self, state: NestedState, logits: Any) -> tuple[NestedState, NestedAnswer]:
         """Take the logits of the next exit, `(batch, classes)`; return the new state and the sets so far."""
-        if state.seen >= self.exits:
-            raise StateError(
-                f"a step after the last of {self.exits} exits",
-                expected=f"at most {self.exits} steps",
-                fix="call start() for new inputs",
-            )
+        check_not_done(state.seen, self.exits)
         given = check_step(logits, exit=state.seen, like=state.log_ratio)
         self.check_fits(self.exits, given.shape[1])
         ratio = log_ratio(given, self.thresholds[state.seen], log_gammas(given, [state.seed, _USE, state.seen]))
@@ -166,6 +161,14 @@ def fit_nested_sets(
             thresholds[exit] += raise_by
             ratios = trial
     return NestedSets(exits, classes, alpha, thresholds=tuple(thresholds), rows=rows, coverage=tuple(coverage(ratios)))
+
+
+def check_not_done(seen: int, exits: int) -> None:
+    """Raise if all exits have been seen."""
+    if seen >= exits:
+        raise StateError(
+            f"a step after the last of {exits} exits", expected=f"at most {exits} steps", fix="call start() for new inputs"
+        )
 
 
 def _enough(coverage: float, rows: int, alpha: float) -> bool:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from anytime.checks import as_float, as_tensor, check_count, check_fraction, check_seed
-from anytime.errors import InputError, OptionError, ShapeError, StateError
+from anytime.conformal.nested import check_not_done
+from anytime.errors import InputError, OptionError, ShapeError
 from anytime.fitted import Fitted
 
 _ITERATIONS = 1000
@@ -179,12 +180,7 @@ class NestedIntervals(Fitted, kind="nested-intervals"):
 
     def step(self, state: IntervalsState, features: Any) -> tuple[IntervalsState, NestedInterval]:
         """Take the features of the next exit, `(batch, width)`; return the new state and the intervals so far."""
-        if state.seen >= self.exits:
-            raise StateError(
-                f"a step after the last of {self.exits} exits",
-                expected=f"at most {self.exits} steps",
-                fix="call start() for new inputs",
-            )
+        check_not_done(state.seen, self.exits)
         layer = LinearLayer(self.means[state.seen], self.factors[state.seen], self.noises[state.seen])
         inputs = _with_one(_checked(features, 2, "features"))
         if inputs.shape[1] != len(layer.mean) or (state.centre is not None and len(inputs) != len(state.centre)):
