@@ -12,7 +12,7 @@ import pytest
 from anytime.artifacts import verify_bundle
 from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_product, fit_temperature
 from anytime.cli import run
-from anytime.cli.rules import load_rule, split
+from anytime.cli.rules import read_rule, split
 from anytime.evaluation import open_logits
 from anytime.report.pages.frontier import frontier_figures, render_frontier
 
@@ -98,10 +98,10 @@ def test_other_fitted_rules_can_be_read_and_other_things_cannot(
 ) -> None:
     file = open_logits(folder / "held-out.npz")
     powers, temperature = fit_product(file.logits[:], file.labels), fit_temperature(file.logits[:], file.labels)
-    assert load_rule(powers.save(tmp_path / "powers.json")) == powers.rule
-    assert load_rule(temperature.save(tmp_path / "temperature.json")) == temperature.rule
+    assert read_rule(str(powers.save(tmp_path / "powers.json"))) == powers.rule
+    assert read_rule(str(temperature.save(tmp_path / "temperature.json"))) == temperature.rule
     assert run(["certify", str(folder / "test.npz"), "--rule", str(folder / "tuned" / "frontier.json")]) == 2
-    assert "holds a frontier, which is no rule" in capsys.readouterr().err
+    assert "contains a frontier, which has no rule" in capsys.readouterr().err
 
 
 def test_commas_in_brackets_and_quotes_do_not_split() -> None:

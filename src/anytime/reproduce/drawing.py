@@ -64,9 +64,7 @@ def _placed(plot: Plot | ClassMap, x: float, y: float) -> str:
         return f'<g transform="translate({x + 8:g} {y:g})">{_cells(plot, HEIGHT - 8)}</g>'
     chart = _chart(plot)
     over = "".join([*(_area(chart, band) for band in plot.bands), *(_crosses(chart, line) for line in plot.lines)])
-    # A chart inside another SVG gets its position from attributes, not from the style of a page.
-    inner = f'<svg x="{x:g}" y="{y:g}" width="{WIDTH:g}" height="{HEIGHT:g}"'
-    return draw(chart, over=over).replace('<svg class="chart"', inner, 1)
+    return draw(chart, over=over, at=(x, y))
 
 
 def _chart(plot: Plot) -> Chart:

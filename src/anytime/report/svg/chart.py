@@ -8,7 +8,7 @@ has that style; `standalone` gives a file that brings its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -132,28 +132,42 @@ class Chart:
         return (*lines.items(), *((guide.name, IDEAL) for guide in self.guides))
 
 
-def draw(chart: Chart, *, over: str = "") -> str:
-    """The chart as an SVG element for a page that has `style_sheet()`; `over` is SVG to lay over it."""
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(chart.summary)}">'
-        f"{_body(chart)}{over}</svg>"
-    )
+def draw(chart: Chart, *, over: str = "", at: tuple[float, float] | None = None) -> str:
+    """The chart as an SVG element for a page that has `style_sheet()`.
+
+    Args:
+        chart: The chart.
+        over: SVG to draw over it.
+        at: Its position inside a larger SVG; there the size is fixed, not set by the page's style.
+    """
+    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
+    place = 'class="chart"' if at is None else f'x="{at[0]:g}" y="{at[1]:g}" width="{WIDTH:g}" height="{HEIGHT:g}"'
+    return f'<svg {place} {size} role="img" aria-label="{escape(chart.summary)}">{_body(chart)}{over}</svg>'
 
 
 def standalone(chart: Chart, *, title: str) -> str:
-    """The chart as an SVG file of its own: style, background, title and legend are inside.
+    """The chart as an SVG file with style, background, title and legend; it follows the reader's light or dark mode."""
+    return stacked([(title, chart)])
 
-    It follows the reader's light or dark setting and stands on its own background, so it can be read on any page.
-    """
-    legend, lines = _legend(chart)
-    width, height = WIDTH + 20, HEIGHT + 42 + LEGEND_LINE * lines
+
+def stacked(charts: Sequence[tuple[str, Chart]]) -> str:
+    """Charts with their titles as one SVG file, one below the other; see `standalone`."""
+    parts, top = [], 0.0
+    for title, chart in charts:
+        legend, lines = _legend(chart)
+        height = HEIGHT + 42 + LEGEND_LINE * lines
+        parts.append(
+            f'<g transform="translate(0 {top:g})" role="img" aria-label="{escape(chart.summary)}">'
+            f'<rect class="paper" width="100%" height="{height:g}" rx="8"/>'
+            f'<text class="heading" x="14" y="26">{escape(title)}</text>'
+            f'<g transform="translate(10 34)">{_body(chart)}</g>'
+            f'<g transform="translate(14 {HEIGHT + 46:g})">{legend}</g></g>'
+        )
+        top += height
+    width = WIDTH + 20
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width * 1.5:g}" height="{height * 1.5:g}" role="img" aria-label="{escape(chart.summary)}">'
-        f'<style>{style_sheet()}</style><rect class="paper" width="100%" height="100%" rx="8"/>'
-        f'<text class="heading" x="14" y="26">{escape(title)}</text>'
-        f'<g transform="translate(10 34)">{_body(chart)}</g>'
-        f'<g transform="translate(14 {HEIGHT + 46:g})">{legend}</g></svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width:g} {top:g}" '
+        f'width="{width * 1.5:g}" height="{top * 1.5:g}"><style>{style_sheet()}</style>{"".join(parts)}</svg>\n'
     )
 
 
