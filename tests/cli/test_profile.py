@@ -18,7 +18,7 @@ QUICK = ("--engine", "eager", "--repeats", "2")
 Captured = pytest.CaptureFixture[str]
 
 
-def test_the_table_has_a_row_an_exit_and_the_machine(capsys: Captured) -> None:
+def test_the_table_has_one_row_per_exit_and_the_machine(capsys: Captured) -> None:
     assert run(["profile", "mlp-toy", *QUICK, "--batch", "1,4"]) == 0
     out, err = capsys.readouterr()
     assert all(f"│    {exit} │" in out for exit in range(1, 6))

@@ -42,16 +42,18 @@ def print_table(
     """Print a table to stdout.
 
     Args:
-        headings: Of the columns; the first column is aligned left.
+        headings: Of the columns; the first column is aligned left unless it has numbers.
         rows: The cells.
         title: Above the table.
         numeric: Align the other columns right.
         section: Number of rows above a horizontal line.
     """
+    cells = list(rows)
     table = Table(title=title or None, title_justify="left")
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if numeric and index else "left", overflow="fold")
-    for index, row in enumerate(rows, 1):
+        right = numeric and (index > 0 or all(row[0].isdigit() for row in cells))
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for index, row in enumerate(cells, 1):
         table.add_row(*row, end_section=index == section)
     make_console().print(table)
 
