@@ -17,7 +17,7 @@ def print_evaluation(found: Evaluation) -> None:
 
 def _cells(metrics: RuleMetrics) -> dict[str, str]:
     """The metrics to show, by their names; those that need labels or sets only if there are any."""
-    cells = {}
+    cells: dict[str, str] = {}
     if metrics.accuracy and metrics.label_drop_percent and metrics.ece:
         cells |= {
             "accuracy, first exit %": f"{100 * metrics.accuracy[0]:.2f}",

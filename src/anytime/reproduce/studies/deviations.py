@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anytime.calibrate import fit_adaptive_threshold
 from anytime.combine import Caching, ClippedReLU, Latest, Product, ThresholdReLU
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.evaluation import evaluate
@@ -21,11 +20,12 @@ from anytime.metrics.calibration import ECE_BINS, ORACLE_BINS
 from anytime.metrics.trajectories import Trajectories
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Draft
-from anytime.reproduce.finding import Finding, Measured, each_over_seeds, minus, over_seeds, with_deviation
+from anytime.reproduce.finding import Finding, Measured, each_over_seeds, over_seeds, with_deviation
 from anytime.reproduce.group import LABEL_DROPS, rows_in_words
 from anytime.reproduce.needs import MSDNET_100
 from anytime.reproduce.plots import Plot, line, over_exits
 from anytime.reproduce.runs import Run
+from anytime.reproduce.studies.thresholds import fit_adaptive
 
 THRESHOLD = 2.0
 _SEEDS = 10
@@ -47,7 +47,7 @@ class Deviation:
     """A difference between text and code.
 
     Attributes:
-        topic: What it is about, with its number in our list of deviations.
+        topic: What it is about, with its number in our notes on the paper.
         text: What the paper says.
         code: What its code does.
         measures: Name, unit and function of each metric.
@@ -69,7 +69,8 @@ def deviations(draft: Draft) -> Finding:
             text, code = over_seeds([pair.text for pair in pairs]), over_seeds([pair.code for pair in pairs])
             change = over_seeds([pair.code - pair.text for pair in pairs]).mean
             digits, suffix = (2, f" {unit}") if unit else (3, "")
-            cells = (*(f"{with_deviation(value, digits)}{suffix}" for value in (text, code)), minus(f"{change:+.{digits}f}"))
+            cells = [f"{with_deviation(value, digits)}{suffix}" for value in (text, code)]
+            cells.append(f"{change:+.{digits}f}".replace("-", "−"))
             draft.table.append((each.topic, each.text, each.code, name, *cells))
             numbers = {"text": text.mean, "code": code.mean, "change": change, "seeds": len(pairs)}
             draft.numbers[f"{each.topic}: {name}"] = numbers
@@ -92,7 +93,7 @@ def deviations(draft: Draft) -> Finding:
     )
     return draft.finding(
         rows=rows_in_words(runs, kept=True),
-        note="Numbers in parentheses count our list of deviations. Not measured here, since logits do not show it: the "
+        note="Numbers in parentheses are those of our notes on the paper. Not measured here, since logits do not show it: the "
         "split of the training data (13), the validation rows seen through random crops (14), epochs and number of runs "
         "(15, 16), the finetuned network's activation (11), and what was not released (12, 22). ± is one standard deviation "
         "over the seeds. For the adaptive threshold, C is chosen for either form by the same criterion, calibration error and "
@@ -170,12 +171,7 @@ def _support(run: Run) -> Pair:
 
 def _adaptive(metric: Metric) -> Measure:
     def measure(run: Run) -> Pair:
-        logits, labels = run.logits("val")
-        half = logits.shape[1] // 2
-        parts = logits[:, :half], labels[:half]
-        others = {"tuning_logits": logits[:, half:], "tuning_labels": labels[half:]}
-        gate = fit_adaptive_threshold(*parts, **others, mode="gate").activation
-        clamp = fit_adaptive_threshold(*parts, **others, mode="clamp").activation
+        gate, clamp = fit_adaptive(run, "gate").activation, fit_adaptive(run, "clamp").activation
         return Pair(metric(_seen(run, Product(gate))), metric(_seen(run, Product(clamp))))
 
     return measure
