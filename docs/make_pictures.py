@@ -30,7 +30,7 @@ def main() -> None:
     """Write every picture."""
     found = evaluate(samples.cifar100_msdnet())
     drops = next(figure for figure in figures(found) if figure.id == "label_drop")
-    title = "CIFAR-100: how far the true class falls"
+    title = "CIFAR-100: drops of the true class's probability"
     write_text(FOLDER / "drops.svg", standalone(drops.chart, title=title))
     write_text(FOLDER / "layers.svg", layers())
 

@@ -1,4 +1,4 @@
-"""What is fitted on calibration rows and measured on others: against the single functions on whole tensors, and by its laws."""
+"""Guarantees against the single functions on whole tensors, and how often rows are read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def split_rows(halves: tuple[Pair, Pair], seed: int = 0) -> tuple[Pair, Pair]:
     return (logits[:, fitting], labels[fitting]), (logits[:, calibrating], labels[calibrating])
 
 
-def test_the_fitted_rules_join_those_given(found: Guarantees) -> None:
+def test_fitted_rules_are_added_to_those_given(found: Guarantees) -> None:
     assert list(found.rules) == ["latest", "caching", "product", "scaled caching", "fitted product"]
     assert [each.fitted for each in found.rules.values()] == [False, False, False, True, True]
     assert (found.fitting_rows, found.calibrating_rows, found.dropped_rows) == (200, 200, 0)
@@ -126,7 +126,7 @@ def test_thresholds_of_the_sets_are_from_the_rows_that_no_rule_was_fitted_on(hal
         assert each.before.set_coverage == pytest.approx(list(wanted.coverage))
 
 
-def test_coverage_is_near_what_was_asked_for(shared: Path) -> None:
+def test_coverage_is_near_the_target(shared: Path) -> None:
     with np.load(shared / "reference" / "msdnet-cifar100-val.npz") as file:
         logits, labels = torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"])
     found = measure_guarantees((logits[:, :2500], labels[:2500]), (logits[:, 2500:], labels[2500:]))
@@ -209,7 +209,7 @@ def test_any_sizes_work(exits: int, classes: int, count: int, held: int, seed: i
         assert all(found.evaluation.costs[0] <= cost <= found.evaluation.costs[-1] for cost in each.budget.cost)
 
 
-def test_a_rule_that_rules_every_label_out_has_no_temperature() -> None:
+def test_a_rule_that_excludes_every_label_has_no_temperature() -> None:
     (logits, labels), calibration = rows(60), rows(60, seed=1)
     poor = calibration[0] - 20 * torch.nn.functional.one_hot(calibration[1], 6)
     found = measure_guarantees((logits, labels), (poor, calibration[1]), rules=["product"])
@@ -227,7 +227,7 @@ def test_files_give_the_same_as_tensors(halves: tuple[Pair, Pair], tmp_path: Pat
     assert again.to_json() == near(found.to_json())
 
 
-def test_only_so_many_rows_are_fitted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rows_to_fit_on_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FITTING_ROWS", 20)
     found = measure_guarantees(rows(60), rows(100, seed=1), rules=["latest"])
     assert (found.fitting_rows, found.calibrating_rows) == (20, 80)
@@ -251,13 +251,13 @@ def test_a_few_shared_rows_are_left_out_and_more_are_refused() -> None:
         measure_guarantees(test, (logits, labels))
 
 
-def test_rows_that_share_but_one_exit_are_different_rows() -> None:
+def test_rows_that_are_equal_at_one_exit_only_are_different_rows() -> None:
     test, (logits, labels) = rows(100), rows(100, seed=1)
     logits[0] = test[0][0]
     assert measure_guarantees(test, (logits, labels), rules=["latest"]).dropped_rows == 0
 
 
-def test_the_same_rows_are_seen_in_another_precision() -> None:
+def test_the_same_rows_in_another_precision_are_refused() -> None:
     logits, labels = rows(100)
     with pytest.raises(OverlapError, match="100 of the 100"):
         measure_guarantees((logits, labels), (logits.double(), labels))
@@ -271,7 +271,7 @@ def test_rows_of_another_model_are_refused() -> None:
         measure_guarantees(rows(60), rows(60, classes=5, seed=1))
 
 
-def test_labels_are_needed_for_both(tmp_path: Path) -> None:
+def test_labels_are_required_for_both(tmp_path: Path) -> None:
     test, calibration = rows(60), rows(60, seed=1)
     with pytest.raises(LabelError, match="the test rows have no labels"):
         measure_guarantees(test[0], calibration)
@@ -282,11 +282,23 @@ def test_labels_are_needed_for_both(tmp_path: Path) -> None:
 
 def test_a_tuned_rule_refuses_the_rows_it_was_tuned_on(halves: tuple[Pair, Pair]) -> None:
     test, (logits, labels) = halves
-    tuned = tune(logits[:, :200], labels[:200]).choose(least="nll")
+    tuned = tune(logits[:, :200], labels[:200], penalties=(3.0,)).choose(least="nll")
     with pytest.raises(OverlapError, match="for the calibration"):
         measure_guarantees(test, (logits, labels), rules={"tuned": tuned})
     fresh = measure_guarantees(test, (logits[:, 200:], labels[200:]), rules={"tuned": tuned})
     assert fresh.rules["tuned"].rule == tuned.rule
+
+
+def test_evaluate_accepts_fitted_objects_and_refuses_rows_they_were_tuned_on(halves: tuple[Pair, Pair]) -> None:
+    test, (logits, labels) = halves
+    tuned = tune(logits[:, :200], labels[:200], penalties=(3.0,)).choose(least="nll")
+    temperature = fit_temperature(logits, labels)
+    found = evaluate(*test, rules={"tuned": tuned, "scaled": temperature}, sets=None)
+    plain = evaluate(*test, rules={"tuned": tuned.rule, "scaled": temperature.rule}, sets=None)
+    assert found.rules == plain.rules
+    assert list(evaluate(*test, rules=[tuned, "latest"], sets=None).rules)[1] == "latest"
+    with pytest.raises(OverlapError, match="for the test"):
+        evaluate(logits, labels, rules={"tuned": tuned}, sets=None)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +314,7 @@ def test_too_few_calibration_rows_are_refused() -> None:
         measure_guarantees(rows(60), rows(1, seed=1))
 
 
-def test_probabilities_are_taken_when_said_so() -> None:
+def test_probabilities_are_accepted_with_the_option() -> None:
     (logits, labels), (held, held_labels) = rows(80), rows(80, seed=1)
     test, calibration = (logits.softmax(-1), labels), (held.softmax(-1), held_labels)
     found = measure_guarantees(test, calibration, rules=["latest", "caching"], probabilities=True)

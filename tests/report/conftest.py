@@ -1,4 +1,4 @@
-"""Small evaluations: real ones from random logits, and the same with figures set by hand."""
+"""Small evaluations: real ones from random logits, and the same with metrics set by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measured() -> Callable[..., tuple[Guarantees, Evaluation]]:
 
 @pytest.fixture
 def change(plain: Evaluation) -> Change:
-    """Gives `plain` with some figures of some rules replaced, and no collapse: change(product={"ece": [...]}, samples=30)."""
+    """Gives `plain` with some metrics of some rules replaced, and no collapse: change(product={"ece": [...]}, samples=30)."""
 
     def build(**changes: Any) -> Evaluation:
         whole = {"collapsed_percent": (0.0,) * plain.exits}
@@ -67,13 +67,13 @@ def change(plain: Evaluation) -> Change:
     return build
 
 
-def falls(big: float, small: float | None = None) -> dict[str, dict[str, float]]:
-    """Falls of 0.5 and of 0.1, in percent of the inputs, for the label and the final answer alike."""
+def drops(big: float, small: float | None = None) -> dict[str, dict[str, float]]:
+    """Drops of 0.5 and of 0.1, in percent of the inputs, for the label and the final answer alike."""
     small = max(big, 0.0) if small is None else small
     found = {limit: big if limit == "0.5" else small for limit in LIMITS}
     return {"label_drop_percent": found, "final_drop_percent": found}
 
 
-@pytest.fixture(name="falls")
-def falls_fixture() -> Callable[..., dict[str, dict[str, float]]]:
-    return falls
+@pytest.fixture(name="drops")
+def drops_fixture() -> Callable[..., dict[str, dict[str, float]]]:
+    return drops

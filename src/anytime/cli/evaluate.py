@@ -130,14 +130,14 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
     """Print what was fitted and is guaranteed to stdout, one row per rule."""
     from anytime.calibrate.certify import rounded_down, rounded_up
     from anytime.cli.console import print_line, print_table
-    from anytime.report.numbers import share
+    from anytime.report.numbers import fraction
     from anytime.report.pages.guarantees import at_cost
 
     middle = (found.evaluation.costs[0] + found.evaluation.costs[-1]) / 2
     rows = []
     for name, each in found.rules.items():
         bounds = rounded_up(each.certificate.joint_drop_bound), rounded_down(each.certificate.joint_monotone_bound)
-        rows.append((name, _change(each, "ece"), _change(each, "nll"), *bounds, share(at_cost(each, middle))))
+        rows.append((name, _change(each, "ece"), _change(each, "nll"), *bounds, fraction(at_cost(each, middle))))
     drop = f"{'>' if found.strict else '≥'} {found.drop:g}"
     print_table(
         (

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from anytime.metrics import Trajectories, follow
 _CACHE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
+
+NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 
 Combine = Callable[[Tensor], Prediction]
 MapInOrder = Callable[..., Iterator[Any]]
@@ -55,7 +57,7 @@ class LogitRows:
         exits, samples, classes = self.logits.shape
         size = block_size(exits, classes)
         parts = [fingerprints(self.block(slice(first, first + size), first)) for first in range(0, samples, size)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+        return torch.cat([NO_FINGERPRINTS, *parts])
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class SetThresholds:
     """
 
     raps: Raps
-    by_rule: Mapping[str, Tensor]
+    by_rule: Mapping[Any, Tensor]
     calibration_rows: int
     used: Tensor | None = None
 
@@ -93,31 +95,28 @@ class Followed:
 
 @dataclass(frozen=True)
 class Request:
-    """What one pass over the rows computes.
+    """What a pass over rows computes.
 
     Attributes:
-        combiners: The rules, by name.
-        scaled: Rules at their temperatures, by name; measured without prediction sets.
-        sets: Prediction sets to measure.
-        log_odds: Whether to keep log-odds of `combiners`.
+        combiners: The rules, by any keys.
+        log_odds: The rules whose log-odds to keep.
+        sets: Prediction sets to measure, for the rules they were calibrated for.
         fingerprints: Whether to compute the rows' fingerprints.
     """
 
-    combiners: Mapping[str, Combine]
-    scaled: Mapping[str, Combine] = field(default_factory=dict)
+    combiners: Mapping[Any, Combine]
+    log_odds: Collection[Any] = ()
     sets: SetThresholds | None = None
-    log_odds: bool = False
     fingerprints: bool = False
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The rows of a chunk under each rule, and their fingerprints if requested."""
+    """The rows of a chunk under each rule, and their fingerprints (none unless requested)."""
 
     rows: slice
-    rules: dict[str, Followed]
-    scaled: dict[str, Followed]
-    fingerprints: Tensor | None
+    rules: dict[Any, Followed]
+    fingerprints: Tensor
 
 
 def block_size(exits: int, classes: int) -> int:
@@ -164,24 +163,14 @@ def workers(most: int) -> Iterator[MapInOrder]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class CalibrationPass:
-    """What calibration rows give: score quantiles for the sets, and for each rule log-odds `(exits, rows)`, if requested."""
-
-    sets: SetThresholds | None
-    log_odds: dict[str, Tensor]
-    fingerprints: Tensor
-
-
-def calibration_pass(
+def calibrate_rows(
     rows: LogitRows, request: Request, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
-) -> CalibrationPass:
-    """Read the chosen rows once and calibrate what is requested on them."""
-    exits = rows.logits.shape[0]
+) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
+    """Read the chosen rows once: thresholds of prediction sets, log-odds `(exits, rows)` by rule, and fingerprints."""
     parts = torch.split(chosen, block)
 
     @torch.inference_mode()
-    def work(picked: Tensor, uniform: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+    def work(picked: Tensor, uniform: Tensor) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
         logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
         scores, log_odds = {}, {}
         for name, combine in request.combiners.items():
@@ -190,53 +179,45 @@ def calibration_pass(
                 ascending = sort_rows(prediction.log_probs)
                 rank = rank_of(prediction.log_probs, ascending, labels)
                 scores[name] = raps.label_score(ascending, rank, uniform.to(logits.device))
-            if request.log_odds:
+            if name in request.log_odds:
                 log_odds[name] = prediction.log_odds.double().cpu()
-        return scores, log_odds, fingerprints(logits) if request.fingerprints else None
+        return scores, log_odds, fingerprints(logits) if request.fingerprints else NO_FINGERPRINTS
 
-    found = list(map_in_order(work, parts, uniforms(map(len, parts), exits, [seed, 1])))
-    scores, log_odds = (
-        {name: torch.cat([part[index][name] for part in found], 1) for name in found[0][index]} for index in (0, 1)
-    )
-    return CalibrationPass(
-        sets=None
-        if raps is None
-        else SetThresholds(raps, {name: raps.threshold(each) for name, each in scores.items()}, len(chosen)),
-        log_odds=log_odds,
-        fingerprints=torch.cat([part[2] for part in found]) if request.fingerprints else torch.zeros(0, dtype=torch.int64),
-    )
+    found = list(map_in_order(work, parts, uniforms(map(len, parts), rows.logits.shape[0], [seed, 1])))
+    scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
+    thresholds = {} if raps is None else {name: raps.threshold(each) for name, each in scores.items()}
+    sets = None if raps is None else SetThresholds(raps, thresholds, len(chosen))
+    return sets, log_odds, torch.cat([part[2] for part in found])
 
 
 @torch.inference_mode()
 def follow_chunk(rows: LogitRows, request: Request, block: int, chunk: slice, uniform: Tensor) -> Chunk:
     """Read a chunk once, block by block, and follow its rows under each rule."""
     # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
-    whole: dict[bool, dict[str, Followed]] = {True: {}, False: {}}
-    prints = []
+    whole: dict[Any, Followed] = {}
+    prints = [NO_FINGERPRINTS]
     for start in range(chunk.start, chunk.stop, block):
         some = slice(start, min(start + block, chunk.stop))
         logits, labels = rows.block(some, start), rows.labels_of(some)
         first = start - chunk.start
         draws = uniform[:, first : first + logits.shape[1]].to(logits.device)
-        for scaled, combiners in ((False, request.combiners), (True, request.scaled)):
-            for name, combine in combiners.items():
-                prediction = combine(logits)
-                part = Followed(follow(prediction, labels)) if scaled else _follow(prediction, labels, request, name, draws)
-                if name not in whole[scaled]:
-                    whole[scaled][name] = _empty_like(part, chunk.stop - chunk.start)
-                _write(whole[scaled][name], first, part)
+        for name, combine in request.combiners.items():
+            part = _follow(combine(logits), labels, request, name, draws)
+            if name not in whole:
+                whole[name] = _empty_like(part, chunk.stop - chunk.start)
+            _write(whole[name], first, part)
         if request.fingerprints:
             prints.append(fingerprints(logits))
-    return Chunk(chunk, whole[False], whole[True], torch.cat(prints) if prints else None)
+    return Chunk(chunk, whole, torch.cat(prints))
 
 
-def _follow(prediction: Prediction, labels: Tensor | None, request: Request, name: str, draws: Tensor) -> Followed:
+def _follow(prediction: Prediction, labels: Tensor | None, request: Request, name: Any, draws: Tensor) -> Followed:
     size = covered = None
-    if request.sets is not None and labels is not None:
+    if request.sets is not None and labels is not None and name in request.sets.by_rule:
         ascending = sort_rows(prediction.log_probs)
         size = request.sets.raps.size(ascending, request.sets.by_rule[name], draws)
         covered = rank_of(prediction.log_probs, ascending, labels) < size
-    return Followed(follow(prediction, labels), size, covered, prediction.log_odds if request.log_odds else None)
+    return Followed(follow(prediction, labels), size, covered, prediction.log_odds if name in request.log_odds else None)
 
 
 def _empty_like(part: Any, rows: int) -> Any:

@@ -26,14 +26,13 @@ from anytime.combine import Caching, Rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import Chunk, Followed, LogitRows, Request, block_size, calibration_pass, chunks, workers
+from anytime.evaluation.blocks import Chunk, Followed, LogitRows, Request, calibrate_rows
 from anytime.evaluation.measure import (
     DEFAULT_RULES,
     Evaluation,
+    Setup,
     check_unseen,
-    evaluation_of,
     exit_costs,
-    measure_rows,
     name_rules,
     open_rows,
     plain_rules,
@@ -183,7 +182,6 @@ def measure_guarantees(
             expected=f"{exits} exits and {classes} classes, like the test rows",
             fix="compute both logits with the same model",
         )
-    price = exit_costs(costs, exits)
     named = name_rules(rules)
     plain = plain_rules(named, exits, classes)
     for name, each in plain.items():
@@ -193,93 +191,78 @@ def measure_guarantees(
                 expected=f"a rule, named neither {FITTED_PRODUCT!r} nor {SCALED_CACHING!r}",
                 fix="pass rules such as anytime.Product(), under other names",
             )
-    options = _Options(float(drop), strict, float(confidence), sets, seed, price, costs is not None, progress)
-    found, shared = _measure(rows, held, torch.arange(held_samples), named, plain, options)
-    if shared.any():
-        found, _ = _measure(rows, held, (~shared).nonzero()[:, 0], named, plain, options)
-    return found
+    setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
+
+    def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
+        return _measure(setup, held, kept, named, plain, sets, _Limits(float(drop), strict, float(confidence)))
+
+    found, shared = attempt(torch.arange(held_samples))
+    return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found
 
 
 @dataclass(frozen=True)
-class _Options:
+class _Limits:
     drop: float
     strict: bool
     confidence: float
-    sets: Raps | None
-    seed: int
-    costs: Tensor
-    costs_given: bool
-    progress: Callable[[int, int], None] | None
 
 
 def _measure(
-    rows: LogitRows,
+    setup: Setup,
     held: LogitRows,
     kept: Tensor,
     named: Mapping[str, Any],
     plain: Mapping[str, Rule[Any]],
-    options: _Options,
+    sets: Raps | None,
+    limits: _Limits,
 ) -> tuple[Guarantees, Tensor]:
     """The guarantees from the calibration rows `kept`, and which of all calibration rows are among the test rows."""
-    exits, samples, classes = rows.logits.shape
-    fitting, calibrating = _split(kept, exits * classes, options.seed)
+    exits, _, classes = held.logits.shape
+    fitting, calibrating = _split(kept, exits * classes, setup.seed)
     logits, labels = held.block(fitting, 0), held.labels_of(fitting)
     product, temperatures, fitted = _fit(plain, logits, labels)
     every = {**plain, **fitted}
-    request = Request(
-        combiners={name: each.combine for name, each in every.items()},
-        scaled={name: each.rule.combine for name, each in temperatures.items() if each is not None},
-        log_odds=True,
-        fingerprints=True,
-    )
-    block = block_size(exits, classes)
-    with workers(len(chunks(samples, block, exits * classes))) as map_in_order:
-        how: dict[str, Any] = {"seed": options.seed, "block": block, "map_in_order": map_in_order}
-        calibrated = calibration_pass(held, request, options.sets, calibrating, **how)
-        prints = torch.cat((fingerprints(logits), calibrated.fingerprints))
-        check_unseen(named, prints, purpose="the calibration")
-        tallies = {name: _Tally(calibrated.log_odds[name], options) for name in every}
+    combiners = {name: each.combine for name, each in every.items()}
+    scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
+    request = Request(combiners, log_odds=every, fingerprints=True)
+    prints: list[Tensor] = []
+    with setup.workers() as map_in_order:
+        thresholds, log_odds, calibration_prints = calibrate_rows(
+            held, request, sets, calibrating, seed=setup.seed, block=setup.block, map_in_order=map_in_order
+        )
+        held_prints = torch.cat((fingerprints(logits), calibration_prints))
+        check_unseen(named, held_prints, purpose="the calibration")
+        tallies = {name: _Tally(log_odds[name], limits) for name in every}
 
         def add(chunk: Chunk) -> None:
-            for name, found in chunk.rules.items():
-                tallies[name].add(found)
+            prints.append(chunk.fingerprints)
+            for name, tally in tallies.items():
+                tally.add(chunk.rules[name])
 
-        request = replace(request, sets=calibrated.sets)
-        measured = measure_rows(
-            rows, request, options.costs, strict=options.strict, progress=options.progress, on_chunk=add, **how
-        )
-    check_unseen(named, measured.fingerprints, purpose="the test")
-    among = shared_rows(prints, measured.fingerprints, names=("calibration rows", "the test rows"))
+        request = replace(request, combiners={**combiners, **scaled}, sets=thresholds)
+        evaluation, metrics = setup.measure(request, list(every), map_in_order, add)
+    check_unseen(named, torch.cat(prints), purpose="the test")
+    among = shared_rows(held_prints, torch.cat(prints), names=("calibration rows", "the test rows"))
     shared = torch.zeros(held.logits.shape[1], dtype=torch.bool)
     shared[torch.cat((fitting, calibrating))[among]] = True
     guarantees = Guarantees(
-        evaluation=evaluation_of(
-            rows,
-            measured,
-            calibrated.sets,
-            options.costs,
-            costs_given=options.costs_given,
-            strict=options.strict,
-            seed=options.seed,
-        ),
+        evaluation=evaluation,
         fitting_rows=len(fitting),
         calibrating_rows=len(calibrating),
         dropped_rows=len(shared) - len(kept),
-        drop=options.drop,
-        strict=options.strict,
-        confidence=options.confidence,
-        sets=options.sets,
-        seed=options.seed,
+        **asdict(limits),
+        sets=sets,
+        seed=setup.seed,
         product=product,
         rules={
             name: Guarantee(
                 rule=each,
                 fitted=name in fitted,
                 temperature=temperatures.get(name),
-                before=measured.rules[name],
-                after=measured.scaled.get(name),
+                before=metrics[name],
+                after=metrics.get(("scaled", name)),
                 certificate=tallies[name].certificate(each, exits, classes),
-                budget=tallies[name].budget.curve(options.costs),
+                budget=tallies[name].budget.curve(setup.costs),
             )
             for name, each in every.items()
         },
@@ -290,9 +273,9 @@ def _measure(
 class _Tally:
     """What the certificate and the budget curve of one rule count on the test rows."""
 
-    def __init__(self, log_odds: Tensor, options: _Options) -> None:
+    def __init__(self, log_odds: Tensor, limits: _Limits) -> None:
         self.budget = BudgetTally(log_odds)
-        self._options = options
+        self._limits = limits
         self._rows = self._drops = self._losses = 0
 
     def add(self, found: Followed) -> None:
@@ -303,22 +286,13 @@ class _Tally:
         self.budget.add(log_odds, correct)
         drops = largest_drop(found.seen.label_probability)
         self._rows += correct.shape[1]
-        self._drops += int(reach(drops, (self._options.drop,), strict=self._options.strict))
+        self._drops += int(reach(drops, (self._limits.drop,), strict=self._limits.strict))
         self._losses += int((~is_monotone(correct)).sum())
 
     def certificate(self, rule: Rule[Any], exits: int, classes: int) -> Certificate:
         """The certificate of the rows counted."""
-        return Certificate.from_counts(
-            exits=exits,
-            classes=classes,
-            text=name_of(rule),
-            drop=self._options.drop,
-            strict=self._options.strict,
-            confidence=self._options.confidence,
-            rows=self._rows,
-            drops=self._drops,
-            losses=self._losses,
-        )
+        counts = {"rows": self._rows, "drops": self._drops, "losses": self._losses}
+        return Certificate.from_counts(exits=exits, classes=classes, text=name_of(rule), **asdict(self._limits), **counts)
 
 
 def _labelled(given: Any, probabilities: bool, what: str) -> LogitRows:

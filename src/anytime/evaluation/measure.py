@@ -7,6 +7,7 @@ the prediction sets. Memory does not grow with the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,8 @@ from anytime.evaluation.blocks import (
     LogitRows,
     MapInOrder,
     Request,
-    SetThresholds,
     block_size,
-    calibration_pass,
+    calibrate_rows,
     chunks,
     follow_chunk,
     uniforms,
@@ -128,116 +128,104 @@ def evaluate(
     exits, samples, classes = rows.logits.shape
     named = name_rules(rules)
     plain = plain_rules(named, exits, classes)
+    setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress, block_rows)
     # Blocks are checked once, not once per rule.
     combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
-    price = exit_costs(costs, exits)
-    block = block_size(exits, classes) if block_rows is None else check_count(block_rows, "block_rows")
-    chosen = _calibration_rows(samples, seed) if sets is not None and rows.labels is not None else torch.zeros(0).long()
-    tuned = any(isinstance(each, TunedRule) for each in named.values())
-    request = Request(combiners, fingerprints=tuned)
-    with workers(len(chunks(samples, block, exits * classes))) as map_in_order:
-        if sets is not None and len(chosen):
-            only = Request(combiners)
-            calibrated = calibration_pass(rows, only, sets, chosen, seed=seed, block=block, map_in_order=map_in_order).sets
+    request = Request(combiners, fingerprints=any(isinstance(each, TunedRule) for each in named.values()))
+    prints: list[Tensor] = []
+    with setup.workers() as map_in_order:
+        chosen = _calibration_rows(samples, seed)
+        if sets is not None and rows.labels is not None and len(chosen):
+            calibrated, *_ = calibrate_rows(
+                rows, Request(combiners), sets, chosen, seed=seed, block=setup.block, map_in_order=map_in_order
+            )
             used = torch.zeros(samples, dtype=torch.bool).index_fill_(0, chosen, True)
             request = replace(request, sets=None if calibrated is None else replace(calibrated, used=used))
-        measured = measure_rows(
-            rows, request, price, strict=strict, seed=seed, block=block, map_in_order=map_in_order, progress=progress
-        )
-    check_unseen(named, measured.fingerprints, purpose="the test")
+        found, _ = setup.measure(request, list(combiners), map_in_order, lambda chunk: prints.append(chunk.fingerprints))
+    check_unseen(named, torch.cat(prints), purpose="the test")
     if len(named) == 1:  # among several rules, the metrics themselves show it
         (name, alone), *_ = plain.items()
-        warn_of_few_classes(alone, classes, _answers(measured.rules[name]))
-    return evaluation_of(rows, measured, request.sets, price, costs_given=costs is not None, strict=strict, seed=seed)
+        warn_of_few_classes(alone, classes, _answers(found.rules[name]))
+    return found
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one pass over all rows gives; see `Request`."""
+class Setup:
+    """The rows of an evaluation and how to measure them."""
 
-    rules: dict[str, RuleMetrics]
-    scaled: dict[str, RuleMetrics]
-    examples: ExampleCollector
-    fingerprints: Tensor
+    rows: LogitRows
+    costs: Tensor
+    costs_given: bool
+    strict: bool
+    seed: int
+    progress: Progress | None = None
+    block_rows: int | None = None
 
+    @property
+    def block(self) -> int:
+        """How many rows a block has."""
+        exits, _, classes = self.rows.logits.shape
+        return block_size(exits, classes) if self.block_rows is None else check_count(self.block_rows, "block_rows")
 
-def measure_rows(
-    rows: LogitRows,
-    request: Request,
-    costs: Tensor,
-    *,
-    strict: bool,
-    seed: int,
-    block: int,
-    map_in_order: MapInOrder,
-    progress: Progress | None = None,
-    on_chunk: Callable[[Chunk], None] = lambda chunk: None,
-) -> Measured:
-    """Read all rows once and compute what is requested; `on_chunk` gets every chunk, in order."""
-    exits, samples, classes = rows.logits.shape
-    new = partial(Summary, costs, labelled=rows.labels is not None, strict=strict)
-    plain, scaled = {name: new() for name in request.combiners}, {name: new() for name in request.scaled}
-    examples = ExampleCollector(np.random.default_rng([seed, 3]).permutation(samples)[:EXAMPLES].tolist(), WORST)
-    prints = [torch.zeros(0, dtype=torch.int64)]
-    parts = chunks(samples, block, exits * classes)
-    draws = uniforms((part.stop - part.start for part in parts), exits, [seed, 2])
-    for chunk in map_in_order(partial(follow_chunk, rows, request, block), parts, draws):
-        for name, each in chunk.rules.items():
-            plain[name].add(each.seen)
-            if each.size is not None and each.covered is not None and request.sets is not None:
-                used = request.sets.used
-                kept = slice(None) if used is None else ~used[chunk.rows]
-                plain[name].add_sets(each.size[:, kept], each.covered[:, kept])
-        for name, each in chunk.scaled.items():
-            scaled[name].add(each.seen)
-        if chunk.fingerprints is not None:
-            prints.append(chunk.fingerprints)
-        examples.add(chunk.rules, rows.labels, chunk.rows.start)
-        on_chunk(chunk)
-        if progress is not None:
-            progress(chunk.rows.stop, samples)
-    return Measured(
-        rules={name: summary.metrics() for name, summary in plain.items()},
-        scaled={name: summary.metrics() for name, summary in scaled.items()},
-        examples=examples,
-        fingerprints=torch.cat(prints),
-    )
+    @property
+    def chunks(self) -> list[slice]:
+        """All rows in chunks."""
+        exits, samples, classes = self.rows.logits.shape
+        return chunks(samples, self.block, exits * classes)
 
+    def workers(self) -> AbstractContextManager[MapInOrder]:
+        """Threads for one chunk each."""
+        return workers(len(self.chunks))
 
-def evaluation_of(
-    rows: LogitRows,
-    measured: Measured,
-    sets: SetThresholds | None,
-    costs: Tensor,
-    *,
-    costs_given: bool,
-    strict: bool,
-    seed: int,
-) -> Evaluation:
-    """The evaluation of what was measured."""
-    exits, samples, classes = rows.logits.shape
-    settings = {
-        "rules": list(measured.rules),
-        "drops_counted": "above the threshold" if strict else "at or above the threshold",
-        "probabilities": rows.probabilities,
-        "ece_bins": ECE_BINS,
-        "nll_floor": NLL_FLOOR,
-        "oracle_fraction": ORACLE_FRACTION,
-        "sets": None if sets is None else {**asdict(sets.raps), "calibration_rows": sets.calibration_rows},
-        "seed": seed,
-    }
-    return Evaluation(
-        exits=exits,
-        samples=samples,
-        classes=classes,
-        labelled=rows.labels is not None,
-        rules=measured.rules,
-        costs=tuple(costs.tolist()),
-        costs_given=costs_given,
-        settings=settings,
-        examples=measured.examples.sample,
-        worst=measured.examples.worst,
-    )
+    def measure(
+        self, request: Request, shown: Sequence[str], map_in_order: MapInOrder, on_chunk: Callable[[Chunk], None]
+    ) -> tuple[Evaluation, dict[Any, RuleMetrics]]:
+        """Read all rows once: the evaluation of the rules `shown`, and the metrics of all rules.
+
+        Args:
+            request: What to compute.
+            shown: The rules of the evaluation; the first decides which inputs are the worst.
+            map_in_order: See `workers`.
+            on_chunk: Called with every chunk, in order.
+        """
+        exits, samples, classes = self.rows.logits.shape
+        labels, sets = self.rows.labels, request.sets
+        summaries = {name: Summary(self.costs, labelled=labels is not None, strict=self.strict) for name in request.combiners}
+        examples = ExampleCollector(np.random.default_rng([self.seed, 3]).permutation(samples)[:EXAMPLES].tolist(), WORST)
+        draws = uniforms((part.stop - part.start for part in self.chunks), exits, [self.seed, 2])
+        for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), self.chunks, draws):
+            for name, each in chunk.rules.items():
+                summaries[name].add(each.seen)
+                if sets is not None and each.size is not None and each.covered is not None:
+                    kept = slice(None) if sets.used is None else ~sets.used[chunk.rows]
+                    summaries[name].add_sets(each.size[:, kept], each.covered[:, kept])
+            examples.add({name: chunk.rules[name] for name in shown}, labels, chunk.rows.start)
+            on_chunk(chunk)
+            if self.progress is not None:
+                self.progress(chunk.rows.stop, samples)
+        metrics = {name: summary.metrics() for name, summary in summaries.items()}
+        evaluation = Evaluation(
+            exits=exits,
+            samples=samples,
+            classes=classes,
+            labelled=labels is not None,
+            rules={name: metrics[name] for name in shown},
+            costs=tuple(self.costs.tolist()),
+            costs_given=self.costs_given,
+            settings={
+                "rules": list(shown),
+                "drops_counted": "above the threshold" if self.strict else "at or above the threshold",
+                "probabilities": self.rows.probabilities,
+                "ece_bins": ECE_BINS,
+                "nll_floor": NLL_FLOOR,
+                "oracle_fraction": ORACLE_FRACTION,
+                "sets": None if sets is None else {**asdict(sets.raps), "calibration_rows": sets.calibration_rows},
+                "seed": self.seed,
+            },
+            examples=examples.sample,
+            worst=examples.worst,
+        )
+        return evaluation, metrics
 
 
 def open_rows(logits: Any, labels: Any, probabilities: bool) -> LogitRows:

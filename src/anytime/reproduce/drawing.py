@@ -7,7 +7,7 @@ from dataclasses import replace
 from html import escape
 from itertools import groupby
 
-from anytime.report.pages.figures import exit_axis
+from anytime.report.pages.figure import exit_axis
 from anytime.report.svg.chart import (
     HEIGHT,
     LEGEND_LINE,
