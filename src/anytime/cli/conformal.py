@@ -38,7 +38,7 @@ def conformal(
         calibration: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, held out from training.
         test: The same for other rows.
         alpha: Fraction of labels that the sets may miss.
-        rule: The rule that the sets are fitted for, such as `caching` or `product(softplus, weights=ones)`; by default `product`.
+        rule: The rule that the sets are fitted for, such as `caching` or `product(softplus, weights=ones)`; default `product`.
         variant: RAPS as in the paper's code; the original with temperature, λ and k_reg chosen on 30 % of CALIBRATION; APS,
             without penalty; or sets that are nested over the exits, which need no rule.
         simultaneous: Calibrate all exits together, so that the label is in the sets of all exits, and intersect the sets.

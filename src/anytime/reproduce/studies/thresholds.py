@@ -116,6 +116,6 @@ def adaptive_threshold(draft: Draft) -> Finding:
     return draft.finding(
         rows=group.rows,
         note="The regression is fitted at exit 1 on half of the kept validation rows, C on the other half by the lowest mean "
-        f"ECE plus mean drop (the paper: 'best trade-off'); C is {scales}, seed by seed. Gate, not clamp. The paper fits on a tenth of "
-        f"the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN}",
+        f"ECE plus mean drop (the paper: 'best trade-off'); C is {scales}, seed by seed. Gate, not clamp. The paper fits on a "
+        f"tenth of the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN}",
     )
