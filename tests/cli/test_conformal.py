@@ -26,7 +26,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("variant", ["paper", "original", "aps", "nested"])
-def test_each_variant_gives_figures_and_a_file(
+def test_each_variant_gives_metrics_and_a_file(
     files: tuple[str, str], variant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "sets.json"
@@ -46,10 +46,10 @@ def test_each_variant_gives_figures_and_a_file(
     fitted = ConformalSets.load(out)
     assert fitted.text == document["rule"]
     assert ("Tempered" in document["rule"]) == (variant == "original")
-    assert (fitted.penalties == (0.0,) * 4) == (variant == "aps")
+    assert (fitted.lam_reg == (0.0,) * 4) == (variant == "aps")
 
 
-def test_the_seed_decides_everything(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_depend_on_the_seed_only(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for seed in ("0", "0", "1"):
         assert run(["conformal", *files, "--json", "--variant", "original", "--seed", seed]) == 0
@@ -130,12 +130,12 @@ def test_mistakes_are_explained(files: tuple[str, str], tmp_path: Path, capsys: 
     assert "probabilities" in refused(["conformal", str(tmp_path / "probabilities.npz"), test], capsys)
 
 
-def test_a_single_shared_row_is_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_single_shared_row_is_left_out_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibration, test = write(tmp_path / "cal.npz", 0), write(tmp_path / "test.npz", 1, first=1000)
     with np.load(calibration) as one, np.load(test) as other:
         logits, labels = one["logits"].copy(), one["labels"]
         logits[:, 5] = other["logits"][:, 9]
     np.savez(calibration, logits=logits, labels=labels)
     assert run(["conformal", calibration, test, "--out", str(tmp_path / "sets.json")]) == 0
-    assert "1 of the rows of cal.npz" in capsys.readouterr().err
+    assert "left out 1 rows of cal.npz" in capsys.readouterr().err
     assert ConformalSets.load(tmp_path / "sets.json").rows == len(labels) - 1

@@ -110,18 +110,18 @@ def test_requirements_are_sorted_by_extra(extra, expected):
 
 
 @pytest.mark.parametrize("version", [None, "0.1"])
-def test_a_core_package_that_is_missing_or_old_is_said_and_fails(health, monkeypatch, capsys, version):
+def test_a_core_package_that_is_missing_or_old_is_an_error(health, monkeypatch, capsys, version):
     sick = replace(health, packages=(*health.packages, Package("torch", version, "2.6")))
     monkeypatch.setattr(module, "examine", lambda: sick)
     assert doctor() == 1
     out = capsys.readouterr().out
-    assert "2.6 or later is needed" in out
+    assert "2.6 or later is required" in out
     assert ("missing" if version is None else "too old") in out
     assert doctor(json=True) == 1
     assert json.loads(capsys.readouterr().out)["healthy"] is False
 
 
-def test_a_missing_extra_is_said_with_its_command_and_does_not_fail(health, monkeypatch, capsys):
+def test_a_missing_extra_is_shown_with_its_command_and_is_not_an_error(health, monkeypatch, capsys):
     lacking = Extra("serve", (Package("fastapi", None, "0.100"), Package("numpy", "2.0")))
     monkeypatch.setattr(module, "examine", lambda: replace(health, extras=(lacking,)))
     assert doctor() == 0
@@ -183,7 +183,7 @@ def test_torchvision_beside_a_cpu_torch_is_a_note(monkeypatch, cuda, said):
     assert any("torchmetrics" in note for note in examine().notes) is said
 
 
-def test_a_checkout_that_is_not_installed_is_said(monkeypatch):
+def test_a_checkout_that_is_not_installed_is_a_note(monkeypatch):
     def absent(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
@@ -204,9 +204,9 @@ def test_a_checkout_that_is_not_installed_is_said(monkeypatch):
         ([], []),
     ],
 )
-def test_a_distribution_of_somebody_else_with_our_packages_name_is_a_note(monkeypatch, providers, said):
+def test_another_distribution_with_our_package_name_is_a_note(monkeypatch, providers, said):
     monkeypatch.setattr(metadata, "packages_distributions", lambda: {"anytime": providers})
-    notes = [note for note in examine().notes if "which is not ours" in note]
+    notes = [note for note in examine().notes if "another project" in note]
     assert [f"distribution {name!r}" in note for name, note in zip(said, notes, strict=True)] == [True] * len(said)
     assert all("pip uninstall" in note and "anytime-nn" in note for note in notes)
 

@@ -110,7 +110,7 @@ def test_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "no labels" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_any_terminal_can_show_the_table(file: Path, encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C"}
     command = [sys.executable, "-m", "anytime.cli", "evaluate", str(file)]
@@ -119,7 +119,7 @@ def test_any_terminal_can_show_the_table(file: Path, encoding: str) -> None:
     assert b"product" in done.stdout
 
 
-def test_a_reader_that_leaves_early_is_no_error(file: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(file: Path) -> None:
     command = f"{sys.executable} -m anytime.cli evaluate {file} --json | head -c 10; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0

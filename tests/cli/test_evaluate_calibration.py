@@ -62,11 +62,11 @@ def test_a_folder_holds_the_section_and_the_fitted_product(files: tuple[str, str
     assert "What can be guaranteed" not in (out / "report.html").read_text()
 
 
-def test_the_table_has_a_row_a_rule(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_one_row_per_rule(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     test, calibration = files
     assert run(["evaluate", test, "--calibration", calibration, "--rules", "latest,product", "--sets", "none", "--strict"]) == 0
     out = capsys.readouterr().out
-    assert "calibrated on cal.npz: 100 rows to fit, 100 for sets and thresholds" in out
+    assert "calibrated on cal.npz: 100 rows for fitting, 100 for sets and thresholds" in out
     assert "95 % confidence" in out
     assert "scaled caching" not in out
 

@@ -59,7 +59,9 @@ def test_the_size_of_images_comes_from_the_model(tmp_path: Path) -> None:
 def test_wrong_calls_leave_with_2(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tuned = tmp_path / "rule.json"
     empty = torch.zeros(0, dtype=torch.int64)
-    TunedRule(exits=7, classes=4, text="product", name="product", wish="", figures={}, rows=1, seed=0, seen=empty).save(tuned)
+    TunedRule(exits=7, classes=4, text="product", name="product", objective="", metrics={}, rows=1, seed=0, seen=empty).save(
+        tuned
+    )
     out = ["--out", str(tmp_path / "out")]
     for words, hint in (
         ([str(folder), *out, "--rule", "prodct"], "did you mean 'product'"),

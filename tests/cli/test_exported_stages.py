@@ -68,7 +68,7 @@ def test_predict_takes_budgets_with_exported_stages(folder: Path, network: MLP, 
     assert document(capsys, "predict", stages, x, "--exits", "1")["exit"] == 1
     assert document(capsys, "predict", stages, x, "--deadline", "60s")["deadline_met"] is True
     assert run(["predict", stages, x, "--macs", str(macs[1])]) == 0
-    assert "more MACs than were allowed" in capsys.readouterr().out
+    assert "would exceed --macs" in capsys.readouterr().out
 
 
 def test_predict_takes_a_budget_of_macs_with_a_network(folder: Path, network: MLP, capsys: Captured) -> None:
@@ -118,7 +118,7 @@ def test_stages_of_a_text_model_read_tokens(tmp_path: Path, capsys: Captured) ->
     assert document(capsys, "profile", str(tmp_path / "stages"), "--repeats", "2", "--input-shape", "4")["macs"] is None
     np.save(tmp_path / "far.npy", np.array([10**6]))
     np.save(tmp_path / "float.npy", np.zeros(4, np.float32))
-    for name, hint in (("far.npy", "stage 1 of 3 failed"), ("float.npy", "whole numbers")):
+    for name, hint in (("far.npy", "stage 1 of 3 failed"), ("float.npy", "integers of shape")):
         assert run(["predict", str(tmp_path / "stages"), str(tmp_path / name)]) == 2
         assert hint in capsys.readouterr().err
     assert run(["predict", str(tmp_path / "stages"), str(tmp_path / "tokens.npy"), "--macs", "1e6"]) == 2
@@ -132,7 +132,7 @@ def test_wrong_calls_are_named(folder: Path, capsys: Captured) -> None:
         (["predict", stages, x, "--rule", "latest"], "hold the rule"),
         (["predict", stages, str(folder / "absent.npy")], "there is no"),
         (["predict", str(folder / "torch-export"), x], "--trust"),
-        (["export", stages, "--out", str(folder / "again")], "holds exported stages"),
+        (["export", stages, "--out", str(folder / "again")], "has exported stages"),
     ):
         assert run(words) == 2
         assert hint in capsys.readouterr().err

@@ -13,7 +13,8 @@ import torch
 
 from anytime.artifacts import seal
 from anytime.cli import run
-from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
+from anytime.cli.inputs import fit_image, read_input
+from anytime.cli.models import KNOWN, open_model
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_conformal_sets
@@ -75,7 +76,7 @@ def test_the_answers_are_the_rules_answers_for_the_networks_logits(folder: Path,
     assert found["answers"][0]["set"] is None
 
 
-def test_a_picture_is_what_its_pixels_are(folder: Path, capsys: Captured) -> None:
+def test_an_image_is_the_same_as_its_pixels(folder: Path, capsys: Captured) -> None:
     picture = predicted(capsys, str(folder), str(folder / "pet.png"))
     assert picture["growth"][-1]["answers"][0]["probability"] == pytest.approx(
         float(expected(folder, 1).confidence[-1]), abs=1e-5
@@ -164,7 +165,7 @@ def test_sixteen_bits_a_pixel_are_scaled_to_eight(tmp_path: Path, channels: int)
     assert read[:, 0].tolist() == [0, 0, 1, 128, 255]
 
 
-def test_the_middle_of_a_picture_is_kept() -> None:
+def test_the_centre_of_an_image_is_kept() -> None:
     stripes = np.zeros((16, 48, 3), np.uint8)
     stripes[:, 16:32] = 255
     image = Image.fromarray(stripes)
@@ -190,20 +191,20 @@ def test_numbers_alone_suit_a_perceptron(tmp_path: Path, capsys: Captured) -> No
     assert found["answers"][0]["name"] == f"class {found['answers'][0]['label']}"
     Image.new("L", (4, 4)).save(tmp_path / "grey.png")
     assert run(["predict", str(tmp_path / "spiral"), str(tmp_path / "grey.png")]) == 2
-    assert "reads 2 numbers" in capsys.readouterr().err
+    assert "takes 2 numbers" in capsys.readouterr().err
 
 
-def test_a_network_by_itself_needs_to_be_told_its_data(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_a_network_without_a_run_needs_its_data_set(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     save(load(folder / "model"), tmp_path / "bare")
     assert run(["predict", str(tmp_path / "bare"), str(folder / "pet.png")]) == 2
-    assert "say --data" in capsys.readouterr().err
+    assert "pass --data cifar10" in capsys.readouterr().err
     found = predicted(capsys, str(tmp_path / "bare"), str(folder / "pet.png"), "--data", "cifar10")
     assert found["answers"][0]["name"].startswith("class ")
     same = predicted(capsys, str(tmp_path / "bare"), str(folder / "pet.png"), "--data", str(folder / "data.json"))
     assert same["answers"] == predicted(capsys, str(folder), str(folder / "pet.png"))["answers"]
 
 
-def test_known_data_sets_have_a_number_a_channel() -> None:
+def test_known_data_sets_have_one_number_per_channel() -> None:
     assert set(KNOWN) == {"cifar10", "cifar100", "imagenet"}
     assert all(len(each.mean) == len(each.std) == 3 for each in KNOWN.values())
 
@@ -219,7 +220,7 @@ def test_known_data_sets_have_a_number_a_channel() -> None:
         (["{run}", "{tmp}/nan.npy"], "NaN"),
         (["{run}", "{tmp}/whole.npy"], "int64"),
         (["{run}", "{tmp}/broken.npy"], "is damaged"),
-        (["{run}", "{tmp}/two.npz"], "holds a, b"),
+        (["{run}", "{tmp}/two.npz"], "has a, b"),
         (["{run}", "{run}/pet.png", "--deadline", "soon"], "is no duration"),
         (["{run}", "{run}/pet.png", "--deadline=-5ms"], "is no duration"),
         (["{run}", "{run}/pet.png", "--exits", "0"], "exits is 0"),
@@ -233,7 +234,7 @@ def test_known_data_sets_have_a_number_a_channel() -> None:
         (["{run}", "{run}/pet.png", "--calibration", "{run}/data.json"], "holds no fitted object"),
     ],
 )
-def test_what_is_wrong_is_said(folder: Path, tmp_path: Path, capsys: Captured, change: list[str], said: str) -> None:
+def test_wrong_calls_are_named(folder: Path, tmp_path: Path, capsys: Captured, change: list[str], said: str) -> None:
     np.save(tmp_path / "wrong.npy", np.zeros((2, 3, 9, 9), np.float32))
     np.save(tmp_path / "nan.npy", np.full((3, 16, 16), np.nan))
     np.save(tmp_path / "whole.npy", np.zeros((3, 16, 16), np.int64))
@@ -282,17 +283,17 @@ def test_a_text_model_reads_a_text_or_the_lines_of_a_file(tmp_path: Path, capsys
     both = predicted(capsys, str(tmp_path), str(tmp_path / "texts.txt"))
     assert both["inputs"] == 2
     assert run(["predict", str(tmp_path), str(tmp_path / "texts.txt")]) == 0
-    assert "1 of 2 texts lose their end" in capsys.readouterr().err
+    assert "truncated 1 of 2 texts to 8 tokens" in capsys.readouterr().err
     (tmp_path / "texts.md").write_text("who was the first\n")
     for wrong in ("absent.txt", "texts.md", f"{'long ' * 100}.txt"):
         assert run(["predict", str(tmp_path), str(tmp_path / wrong)]) == 2
-        assert "one per line" in capsys.readouterr().err
+        assert "one text per line" in capsys.readouterr().err
     (tmp_path / "vocab.txt").unlink()
     assert run(["predict", str(tmp_path), "who"]) == 2
     assert "vocab.txt" in capsys.readouterr().err
 
 
-def test_a_training_run_says_what_its_pictures_and_classes_are(tmp_path: Path, capsys: Captured) -> None:
+def test_a_training_run_stores_its_normalisation_and_classes(tmp_path: Path, capsys: Captured) -> None:
     network = str(SMALL).replace("(", "[").replace(")", "]").replace("'", "")
     options = ["--epochs", "1", "--set", f"options={network}"]
     assert run(["train", "digits-msdnet", "--out", str(tmp_path / "run"), *options]) == 0
@@ -306,7 +307,7 @@ def test_a_training_run_says_what_its_pictures_and_classes_are(tmp_path: Path, c
     assert found["answers"][0]["name"] in "0123456789"
 
 
-def test_only_named_formats_of_pictures_are_decoded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_known_image_formats_are_decoded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For PostScript Pillow starts Ghostscript, whatever the file is called."""
     monkeypatch.setattr("subprocess.Popen", lambda *arguments, **options: pytest.fail("a program was started"))
     (tmp_path / "evil.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n")
@@ -318,7 +319,7 @@ def test_only_named_formats_of_pictures_are_decoded(folder: Path, tmp_path: Path
         assert read_image(tmp_path / name).size == (16, 16)
 
 
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("it was decoded"))

@@ -10,7 +10,7 @@ import torch
 
 from anytime.artifacts import verify_bundle
 from anytime.cli import run
-from anytime.cli.inputs import input_shape, make_example, open_model_or_name
+from anytime.cli.models import input_shape, make_example, open_model_or_name
 from anytime.models import create, measure_cost, names, save
 from anytime.run import Profile, Runner
 
@@ -18,7 +18,7 @@ QUICK = ("--engine", "eager", "--repeats", "2")
 Captured = pytest.CaptureFixture[str]
 
 
-def test_the_table_has_a_row_an_exit_and_the_machine(capsys: Captured) -> None:
+def test_the_table_has_one_row_per_exit_and_the_machine(capsys: Captured) -> None:
     assert run(["profile", "mlp-toy", *QUICK, "--batch", "1,4"]) == 0
     out, err = capsys.readouterr()
     assert all(f"│    {exit} │" in out for exit in range(1, 6))

@@ -12,7 +12,7 @@ import pytest
 from anytime.artifacts import verify_bundle
 from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_product, fit_temperature
 from anytime.cli import run
-from anytime.cli.rules import load_rule, split
+from anytime.cli.rules import read_rule, split
 from anytime.evaluation import open_logits
 from anytime.report.pages.frontier import frontier_figures, render_frontier
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_the_bundle_holds_rule_frontier_and_picture(folder: Path) -> None:
+def test_the_bundle_has_rule_frontier_and_chart(folder: Path) -> None:
     verify_bundle(folder / "tuned")
     names = {path.name for path in (folder / "tuned").iterdir()}
     assert names == {"rule.json", "frontier.json", "frontier.html", "manifest.json"}
@@ -55,7 +55,7 @@ def test_the_table_marks_the_choice(folder: Path, capsys: pytest.CaptureFixture[
     assert err == ""
 
 
-def test_a_promise_is_made_on_rows_kept_back(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certificate_uses_held_out_rows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--at-most", "0.4", "--certify-confidence", "0.9", "--json", "--out", str(tmp_path / "out")]
     assert run(["tune", str(folder / "held-out.npz"), *words]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -64,10 +64,10 @@ def test_a_promise_is_made_on_rows_kept_back(folder: Path, tmp_path: Path, capsy
     assert promise.chosen == document["chosen"]["rule"] == TunedRule.load(tmp_path / "out" / "rule.json").text
     assert document["certificate"]["sentence"] == promise.sentence
     assert "With 90 % confidence at most 40 % of inputs" in (tmp_path / "out" / "frontier.html").read_text()
-    # A wish out of reach is a check that failed, and leaves no old rule or promise behind.
+    # An objective out of reach is a failed check, and leaves no old rule or certificate behind.
     words[1] = "0.0001"
     assert run(["tune", str(folder / "held-out.npz"), *words]) == 1
-    assert "no rule can be promised" in capsys.readouterr().err
+    assert "no rule can be certified" in capsys.readouterr().err
     assert not (tmp_path / "out" / "rule.json").exists()
     verify_bundle(tmp_path / "out")
     assert run(["tune", str(folder / "held-out.npz"), "--at-most", "-1", "--out", str(tmp_path / "out")]) == 1
@@ -90,7 +90,7 @@ def test_other_commands_take_the_saved_rule(folder: Path, capsys: pytest.Capture
         assert run([verb, str(folder / "held-out.npz"), flag, rule]) == 2
         assert "300 of the 300 rows" in capsys.readouterr().err
     assert run(["evaluate", str(folder / "test.npz"), "--rules", f"{rule},{rule}"]) == 2
-    assert "named twice" in capsys.readouterr().err
+    assert "appears twice" in capsys.readouterr().err
 
 
 def test_other_fitted_rules_can_be_read_and_other_things_cannot(
@@ -98,8 +98,8 @@ def test_other_fitted_rules_can_be_read_and_other_things_cannot(
 ) -> None:
     file = open_logits(folder / "held-out.npz")
     powers, temperature = fit_product(file.logits[:], file.labels), fit_temperature(file.logits[:], file.labels)
-    assert load_rule(powers.save(tmp_path / "powers.json")) == powers.rule
-    assert load_rule(temperature.save(tmp_path / "temperature.json")) == temperature.rule
+    assert read_rule(str(powers.save(tmp_path / "powers.json"))) == powers.rule
+    assert read_rule(str(temperature.save(tmp_path / "temperature.json"))) == temperature.rule
     assert run(["certify", str(folder / "test.npz"), "--rule", str(folder / "tuned" / "frontier.json")]) == 2
     assert "contains a frontier, which has no rule" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ def test_commas_in_brackets_and_quotes_do_not_split() -> None:
     assert split("") == []
 
 
-def test_the_picture_needs_nothing_and_shows_every_rule(folder: Path) -> None:
+def test_the_chart_is_self_contained_and_shows_every_rule(folder: Path) -> None:
     found = Frontier.load(folder / "tuned" / "frontier.json")
     page = (folder / "tuned" / "frontier.html").read_text()
     assert not re.search(r"https?://|url\(|@import|<script|\son\w+=", page)
@@ -133,7 +133,7 @@ def test_wrong_calls_leave_with_2(folder: Path, capsys: pytest.CaptureFixture[st
         assert hint in capsys.readouterr().err
 
 
-def test_an_error_names_the_row_of_the_file_and_a_percentage_is_no_share(
+def test_an_error_names_the_row_of_the_file_and_a_percentage_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "bad.npz", 0)
@@ -155,7 +155,7 @@ def write_two(path: Path, rows: int = 400) -> Path:
     return path
 
 
-def test_two_classes_are_recommended_a_rule_by_their_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_classes_are_recommended_a_rule_by_their_own_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_two(tmp_path / "two.npz")
     assert run(["tune", str(path), "--at-most", "0.1"]) == 0
     words = " ".join(capsys.readouterr().out.split())
@@ -173,17 +173,17 @@ def test_two_classes_are_recommended_a_rule_by_their_own_figures(tmp_path: Path,
     chosen = document["chosen"]
     assert chosen["drop_0.1"] <= 0.1
     assert f"{chosen['name']} {100 * chosen['accuracy']:.2f} % right" in document["recommendation"]
-    # A bound that nothing keeps: the figures are told all the same.
+    # No rule keeps this bound: the metrics are printed all the same.
     assert run(["tune", str(path), "--at-most", "-1", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["recommendation"].startswith("No rule satisfies the bounds.")
 
 
-def test_many_classes_are_told_nothing_of_few(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_classes_get_no_advice_on_few(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", str(folder / "held-out.npz"), "--at-most", "0.3"]) == 0
     assert "fewer than" not in capsys.readouterr().out
 
 
-def test_evaluate_says_what_two_classes_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_gives_advice_on_two_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_two(tmp_path / "two.npz")
     assert run(["evaluate", str(path)]) == 0
     error = capsys.readouterr().err

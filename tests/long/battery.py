@@ -1,4 +1,4 @@
-"""A runner under load in a process of its own: forks or signals at random moments. Used by tests/run and tests/long.
+"""A runner under load in a separate process, with forks or signals at random moments. Used by tests/run and tests/long.
 
 python tests/long/battery.py forks 1000
 python tests/long/battery.py interrupts 1000
@@ -28,11 +28,11 @@ warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=Dep
 
 
 class Stop(BaseException):
-    """What the signal handler raises."""
+    """Raised by the signal handler."""
 
 
 def ask(runner: Runner, x: torch.Tensor, draw: random.Random) -> None:
-    """One request of one of the kinds there are; refusals are answers too."""
+    """One random request; a refusal is an answer too."""
     deadline = draw.choice([1e-4, 1e-3, 0.02, DEADLINE])
     try:
         match draw.choice(["predict", "predict", "submit", "drop", "stream", "here"]):
@@ -51,7 +51,7 @@ def ask(runner: Runner, x: torch.Tensor, draw: random.Random) -> None:
 
 
 def under_load(runner: Runner, x: torch.Tensor, work: Callable[[], None]) -> None:
-    """Do it while other threads use the runner; their errors count."""
+    """Run `work` while other threads use the runner; their errors fail it."""
     end, failed = threading.Event(), list[BaseException]()
 
     def load(seed: int) -> None:
@@ -78,8 +78,8 @@ def under_load(runner: Runner, x: torch.Tensor, work: Callable[[], None]) -> Non
 
 
 def in_child(runner: Runner, x: torch.Tensor, seed: int) -> int:
-    """A forked process asks: by its deadline, or a while later on a busy machine, it has an answer or a refusal."""
-    signal.alarm(int(PATIENCE))  # one that hangs is ended by this, and found out
+    """Requests of a forked process, each of which must end in an answer or a refusal; returns the exit code."""
+    signal.alarm(int(PATIENCE))  # ends a process that hangs
     draw = random.Random(seed)
     try:
         for _ in range(3):
@@ -109,7 +109,7 @@ def forks(runner: Runner, x: torch.Tensor, count: int) -> None:
 
 
 def interrupts(runner: Runner, x: torch.Tensor, count: int) -> None:
-    """Requests of the main thread, while a signal handler raises at random moments and other threads ask too."""
+    """Requests of the main thread, while a signal handler raises at random moments and other threads use the runner."""
     draw, seen = random.Random(0), 0
 
     def stop(*_: object) -> None:

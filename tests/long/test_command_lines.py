@@ -1,8 +1,8 @@
-"""Command lines put together at random: verbs, options and values, right ones and wrong ones, files and what is no file.
+"""Random command lines: verbs, options and values, valid and invalid, files and things that are not files.
 
-The options are those of the verbs' own functions, so that a new one is tried as well. Each line ends with one of the exit codes
-0, 1, 2 and 130, without a traceback. What works for long is interrupted, as by Ctrl-C, and must end then. The files that the
-lines read stay as they are.
+The options come from the verbs' own functions, so that new ones are tested as well. Each line ends with one of the exit codes 0, 1, 2 and
+130, without a traceback. A line that takes long is interrupted, as by Ctrl-C, and must end then. The files that the lines read stay
+unchanged.
 
 A failure names its seed and case; `python -m pytest tests/long/test_command_lines.py` with `BATTERY=SEED:CASE` in the
 environment runs that case alone.
@@ -39,9 +39,18 @@ from anytime.models import create, save
 SEED, PATIENCE, SECONDS = 15, 3.0, 60.0
 LABELS = np.arange(60) % 5
 RANDOM = np.random.default_rng(0)
-# How often a verb is tried; some work for seconds where all is right.
-SHARES = {"evaluate": 8, "certify": 6, "conformal": 5, "train": 5, "predict": 1.5, "tune": 0.5, "profile": 1, "reproduce": 0.5}
-SHARES |= {"export": 0.3, "doctor": 0.1, "demo": 0.1}
+# Relative frequency of each verb; valid calls of some take seconds.
+FREQUENCY = {
+    "evaluate": 8,
+    "certify": 6,
+    "conformal": 5,
+    "train": 5,
+    "predict": 1.5,
+    "tune": 0.5,
+    "profile": 1,
+    "reproduce": 0.5,
+}
+FREQUENCY |= {"export": 0.3, "doctor": 0.1, "demo": 0.1}
 ODD = ["", " ", "-", "--", "---", "-1", "0", "1e400", "nan", "inf", "-inf", "9" * 30, "9" * 5000, "x" * 5000, "é", "a\tb"]
 ODD += ["\udcff", "*", "%s", "{}", "[1]", "\x1b[31m", "none", "None", "true", "../..", "/dev/null", "/dev/zero", "/", ".", "~"]
 ODD += ["1,2", ",", "=", "@x"]
@@ -68,7 +77,7 @@ KINDS = {"rules": "rule", "example_size": "shape", "input_shape": "shape", "set_
 
 
 def make_files(folder: Path) -> None:
-    """Files that lines name: good ones, others, and things that are no files."""
+    """Files for the command lines: valid, damaged, and things that are not files."""
     for name, scale in (("a", 1.0), ("b", 1.0), ("huge", 1e299)):
         logits = scale * (2 * RANDOM.normal(size=(3, 60, 5)) + 2 * np.eye(5)[LABELS])
         np.savez(folder / f"{name}.npz", logits=logits if scale > 1 else logits.astype("f4"), labels=LABELS)
@@ -94,7 +103,7 @@ def make_files(folder: Path) -> None:
 
 
 class Kept:
-    """The files that lines read, and whether they are still what they were."""
+    """The files that the lines read, and whether they changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +112,7 @@ class Kept:
         self.names = [os.path.relpath(path, folder.parent) for path in self.files]
 
     def changed(self) -> list[str]:
-        """What has changed; it is put back, and what has been added is taken away."""
+        """The changed files, which are restored; new files are removed."""
         odd = [
             path for path, data in self.files.items() if data is not None and not (path.is_file() and path.read_bytes() == data)
         ]
@@ -116,7 +125,7 @@ class Kept:
 
 
 def options_of(verb: str) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
-    """What a verb takes by place and by name."""
+    """The positional and keyword parameters of a verb."""
     function = getattr(importlib.import_module(f"anytime.cli.{verb}"), verb)
     given = list(inspect.signature(function, eval_str=True).parameters.values())
     return [one for one in given if one.kind is one.POSITIONAL_ONLY], [one for one in given if one.kind is one.KEYWORD_ONLY]
@@ -126,7 +135,7 @@ OPTIONS = {verb: options_of(verb) for verb in VERBS}
 
 
 class Line:
-    """A command line in the making."""
+    """A random command line."""
 
     def __init__(self, chance: random.Random, files: list[str], out: str) -> None:
         self.chance, self.files, self.out = chance, files, out
@@ -136,7 +145,7 @@ class Line:
         pick, chance = self.chance.choice, self.chance
         if chance.random() < 0.05:
             return [pick([*VERBS, *ODD, "--help", "--version", "-h", *self.files]) for _ in range(chance.randrange(4))]
-        verb = chance.choices(list(SHARES), list(SHARES.values()))[0]
+        verb = chance.choices(list(FREQUENCY), list(FREQUENCY.values()))[0]
         places, names = OPTIONS[verb]
         words = [self.value(one) for one in places]
         if chance.random() < 0.1:
@@ -144,7 +153,7 @@ class Line:
         needed = [one for one in names if one.default is one.empty]
         for one in [*needed, *chance.sample(names, min(len(names), chance.choice([0, 1, 1, 2, 3, 5])))]:
             words += self.option(one)
-        if verb in ("train", "demo") and chance.random() < 0.9:  # what is right would train for minutes
+        if verb in ("train", "demo") and chance.random() < 0.9:  # a valid call would train for minutes
             words += pick([["--seed", "-1"], ["--rot", "1"], ["--seed", "x"], ["--out", "/dev/null/x"]])
         if verb == "profile":
             words += ["--repeats", pick(["1", "2", "0", "-3", "10" * 20])]
@@ -190,12 +199,12 @@ ENDED: Counter[int] = Counter()
 
 
 class TooLongError(BaseException):
-    """A line that does not end though it was interrupted."""
+    """A line that does not end when it is interrupted."""
 
 
 @contextlib.contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Press Ctrl-C after some seconds, and give up long after that."""
+    """Send SIGINT every few seconds, and give up after a minute."""
     rings = 0
 
     def ring(number: int, frame: object) -> None:
@@ -205,24 +214,24 @@ def interrupted_after(seconds: float) -> Iterator[None]:
             raise TooLongError
         os.kill(os.getpid(), signal.SIGINT)
 
-    def dropped(lost: Any) -> None:  # in a callback; a program of its own ends then, and here there is a next ring
+    def dropped(lost: Any) -> None:  # raised in a callback, where it is lost; the next signal follows
         if not isinstance(lost.exc_value, KeyboardInterrupt):
             sys.__unraisablehook__(lost)
 
     before, sys.unraisablehook = signal.signal(signal.SIGALRM, ring), dropped
-    hear = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        signal.signal(signal.SIGINT, hear)
+        signal.signal(signal.SIGINT, handler)
         sys.unraisablehook = sys.__unraisablehook__
 
 
 def run_case(case: int, seed: int, kept: Kept) -> str | None:
-    """Run a line in this process; gives what went wrong, if something did."""
+    """Run a line in this process; returns the problem, if there is one."""
     words = line_of(case, seed, kept)
     where = f"BATTERY={seed}:{case} {[word[:60] for word in words]}"
     out, err = io.StringIO(), io.StringIO()
@@ -241,9 +250,9 @@ def run_case(case: int, seed: int, kept: Kept) -> str | None:
     ENDED[code] += 1
     if code not in (0, 1, 2, 130):
         return f"{where}: exit code {code}"
-    said = err.getvalue()
-    if "Traceback" in said or (code == 2 and not ("expected:" in said and "fix:" in said)):
-        return f"{where}: {code} {said[-500:]}"
+    printed = err.getvalue()
+    if "Traceback" in printed or (code == 2 and not ("expected:" in printed and "fix:" in printed)):
+        return f"{where}: {code} {printed[-500:]}"
     return f"{where}: {lost} have changed" if (lost := kept.changed()) else None
 
 
@@ -253,7 +262,7 @@ def line_of(case: int, seed: int, kept: Kept) -> list[str]:
 
 
 def warm_up() -> None:
-    """Import what lines import: a module whose import was interrupted is of no use to later lines of the same process."""
+    """Import what the lines import: a module whose import was interrupted cannot be used later in the same process."""
     for name in (
         "torch._dynamo",
         "torch.onnx",
@@ -281,7 +290,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 
 def cases(count: int) -> list[tuple[int, int]]:
-    """Seeds and numbers of the cases: those asked for by the environment, or the first ones."""
+    """Seeds and numbers of the cases: the one in the environment, or the first ones."""
     if given := os.environ.get("BATTERY"):
         seed, _, case = given.partition(":")
         return [(int(seed), int(case))]
@@ -289,7 +298,7 @@ def cases(count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=[pytest.mark.long, pytest.mark.timeout(7200)])])
-def test_any_command_line_ends_with_an_exit_code_and_in_words(count: int, kept: Kept) -> None:
+def test_any_command_line_ends_with_an_exit_code_and_a_message(count: int, kept: Kept) -> None:
     warm_up()
     wrong = []
     for seed, case in cases(count):
@@ -303,32 +312,18 @@ def test_any_command_line_ends_with_an_exit_code_and_in_words(count: int, kept: 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_real_processes_end_the_same_way(kept: Kept) -> None:
-    """A sample in processes of its own, half of it with an output that cannot be written or that nobody reads to its end."""
+    """A sample in separate processes, half of them with a stdout or stderr that is closed, full or not read to its end."""
     wrong = []
     ends = ["", "", "", "| head -1", "> /dev/full", ">&-", "2>&-", "2> /dev/full | true"]
     for number in range(200):
         case, end = 1_000_000 + number, ends[number % len(ends)]
         words = line_of(case, SEED, kept)
         script = f'"$@" {end}\nexit ${{PIPESTATUS[0]}}'
-        command = [
-            "bash",
-            "-c",
-            script,
-            "bash",
-            "timeout",
-            "-s",
-            "INT",
-            "-k",
-            "60",
-            "20",
-            sys.executable,
-            "-m",
-            "anytime.cli",
-            *words,
-        ]
+        timeout = ["timeout", "-s", "INT", "-k", "60", "20"]
+        command = ["bash", "-c", script, "bash", *timeout, sys.executable, "-m", "anytime.cli", *words]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         shutil.rmtree("out", ignore_errors=True)
-        # 124 is that of `timeout`, after which the line has ended by Ctrl-C.
+        # 124 is the exit code of `timeout`, which has sent SIGINT.
         if (
             done.returncode not in (0, 1, 2, 124, 130)
             or "Traceback" in done.stderr

@@ -39,9 +39,10 @@ from anytime.artifacts import json_text, tensors_to_bytes, write_bundle
 from anytime.calibrate import fit_product, fit_temperature
 from anytime.checks import check_logits
 from anytime.cli.curve import write_curve
-from anytime.cli.inputs import read_array, read_description, read_texts
-from anytime.cli.overlap import refuse_same_file
-from anytime.cli.rules import load_rule
+from anytime.cli.inputs import read_array, read_texts
+from anytime.cli.logits import refuse_same_file
+from anytime.cli.models import read_description
+from anytime.cli.rules import read_rule
 from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
 from anytime.data.cifar_archive import ARCHIVES, read_archive
@@ -119,7 +120,7 @@ def make_fitted(folder: Path) -> None:
 
 def read_fitted(folder: Path) -> None:
     for path in folder.glob("*.json"):
-        for read in (anytime.load, load_rule):
+        for read in (anytime.load, lambda path: read_rule(str(path))):
             with contextlib.suppress(AnytimeError):
                 read(path)
 

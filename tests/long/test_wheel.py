@@ -1,4 +1,4 @@
-"""The wheel holds all that runs, and nothing else."""
+"""The wheel contains the package and nothing else."""
 
 from __future__ import annotations
 

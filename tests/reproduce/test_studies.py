@@ -141,8 +141,7 @@ def test_without_the_fallback_a_collapsed_row_is_class_zero_and_a_drop() -> None
     # Input 0 collapses at the second exit: no class is positive at both. Input 1 is class 0, collapses too, and is so right.
     logits = torch.tensor([[[-1.0, 5.0], [5.0, -1.0], [-1.0, 5.0]], [[-1.0, -2.0], [-2.0, -1.0], [-1.0, 5.0]]])
     run = run_of(logits, torch.tensor([1, 0, 1]))
-    drops = deviations._without_fallback("drops")(run)
-    accuracy = deviations._without_fallback("accuracy")(run)
+    drops, accuracy = deviations._without_fallback(run).values()
     assert drops.code == pytest.approx(100 * 2 / 3)
     assert accuracy.text == pytest.approx(100 / 3)  # falling back, inputs 0 and 1 answer 0 and 1, both wrong
     assert accuracy.code == pytest.approx(200 / 3)
@@ -151,21 +150,22 @@ def test_without_the_fallback_a_collapsed_row_is_class_zero_and_a_drop() -> None
 def test_ties_are_counted_on_rounded_confidences() -> None:
     logits = torch.tensor([[[50.0, 0.0], [1.0, 0.0]], [[0.0, 60.0], [0.0, 3.0]]])
     run = run_of(logits, torch.tensor([0, 1]))
-    assert deviations._ties("ties")(run).code == 50.0  # both softmaxes of input 0 round to one
-    accuracy = deviations._ties("accuracy")(run)
+    ties, accuracy, _ = deviations._ties(run).values()
+    assert ties.code == 50.0  # both softmaxes of input 0 round to one
     # By the text a confidence is larger only if it truly is: 60 beats 50 there too.
     assert accuracy.text == accuracy.code == 50.0
 
 
 def test_scaling_a_clipped_relu_changes_nothing(smoke: Runs) -> None:
-    assert deviations._clip(smoke.every[0]).code < 1e-5
+    (pair,) = deviations._clip(smoke.every[0]).values()
+    assert pair.code < 1e-5
 
 
 def test_dropping_inputs_of_confidence_one_keeps_the_other_bins(smoke: Runs) -> None:
     logits = torch.zeros(2, 4, 2)
     logits[:, :2, 0] = 200.0
     run = run_of(logits, torch.tensor([1, 1, 0, 1]))
-    pair = deviations._bins(15, leave_out_one=True)(run)
+    _, pair = deviations._bins(run).values()
     assert pair.text == pytest.approx(0.5)  # two certain and wrong, two at one half and half right
     assert pair.code == pytest.approx(0.0)
 

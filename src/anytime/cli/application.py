@@ -1,4 +1,4 @@
-"""The verbs as one application of cyclopts, which reads the arguments and writes the help."""
+"""The verbs as one cyclopts application, which parses the arguments and prints the help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anytime.errors import AnytimeError
 
 app = App(
     name="anytime",
-    help="Neural networks with exits: answers by a deadline that get better, not worse, with more time.",
+    help="Multi-exit neural networks that answer by a deadline, with answers that get better, not worse, with more time.",
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
@@ -23,12 +23,12 @@ for _verb, _help in VERBS.items():
 
 
 def call(arguments: Sequence[str]) -> int:
-    """Call the verb that the arguments name; give its exit code."""
+    """Call the verb that the arguments name; return its exit code."""
     try:
         code = app(list(arguments), exit_on_error=False, print_error=False, console=make_console())
     except CycloptsError as error:
         verb = next((word for word in arguments if not word.startswith("-")), "")
         usage = f"anytime {verb} --help" if verb in VERBS else "anytime --help"
-        came = " ".join(str(error).split())
-        raise AnytimeError(came, expected="a call as its help describes", fix=f"see '{usage}'") from error
+        got = " ".join(str(error).split())
+        raise AnytimeError(got, expected="a call as in the help", fix=f"see '{usage}'") from error
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""`anytime demo`: from nothing to a report in one command, on real data that ships with a dependency."""
+"""`anytime demo`: train, evaluate and write a report in one command, on data that ships with scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
-    """Train a small network with exits on real digits, compare the rules, write a report.
+    """Train a small network with exits on handwritten digits, compare the rules, write a report.
 
     Args:
-        out: Folder for the report, the figures and the logits.
+        out: Folder for the report, the metrics and the logits.
         seed: Of the training.
     """
     import torch
@@ -29,18 +29,18 @@ def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
     from anytime.train.digits import NETWORK, train_digits
 
     check_folder(out, kind="demo")
-    # One thread is hardly slower here, and several are many times slower on a busy machine.
+    # One thread is hardly slower here, and several are much slower on a busy machine.
     torch.set_num_threads(1)
     print(f"Training a network with {NETWORK.exits} exits on handwritten digits ...", file=sys.stderr)
     run = train_digits(seed=seed)
-    print(f"Learnt from {run.trained_on} images; evaluating on {len(run.labels):,} others ...", file=sys.stderr)
+    print(f"Trained on {run.trained_on} images; evaluating on {len(run.labels):,} others ...", file=sys.stderr)
     found = evaluate(run.logits, run.labels, costs=run.costs, seed=seed)
     logits = out / "logits.npz"
     more = {logits.name: packed(run)}
     show(found, source=logits.name, out=out, json=False, title="Handwritten digits", kind="demo", more=more)
-    words = verdict(found)
-    print(f"\n{words.question} {words.headline}\n{words.sentences[0]}")
-    # From `make demo` the command is not on the path, but where it was called from.
+    summary = verdict(found)
+    print(f"\n{summary.question} {summary.headline}\n{summary.sentences[0]}")
+    # `make demo` runs a command that is not on the path.
     command = "anytime" if shutil.which("anytime") else sys.argv[0]
     print(f"\nOpen {out / 'report.html'} in a browser. Then try:", file=sys.stderr)
     print(f"  {command} evaluate {logits} --rules 'latest,product,product(clipped(2)),mixture'", file=sys.stderr)
@@ -49,7 +49,7 @@ def demo(*, out: Path = Path("anytime-demo"), seed: int = 0) -> int:
 
 
 def packed(run: DigitsRun) -> bytes:
-    """The logits and labels as an `.npz`, the format `anytime evaluate` reads."""
+    """The logits and labels as an `.npz` that `anytime evaluate` reads."""
     import io
 
     import numpy as np

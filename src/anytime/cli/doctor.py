@@ -1,8 +1,6 @@
-"""What is installed here and what this machine offers: the `doctor` verb, and `environment.json` of a run folder.
+"""Installed versions and this machine's hardware: `anytime doctor`, and the `environment.json` of a run folder.
 
-Requirements and extras are read from the installed distribution itself, or from pyproject.toml where this runs from a source
-tree, so that nothing here must be kept in step with that file. torch is imported only when asked, and only to learn of threads
-and devices.
+Requirements and extras come from the installed distribution, or from pyproject.toml in a source tree.
 """
 
 from __future__ import annotations
@@ -17,10 +15,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
+from anytime.cli.options import Flag
 from anytime.safe_text import print_safely as print
 from anytime.safe_text import printable
 
@@ -36,7 +33,7 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w.-]+)['\"]")
 
 @dataclass(frozen=True)
 class Package:
-    """A package that is needed, the version found (None without one) and the lowest that will do."""
+    """A required package, its installed version (None if missing) and the lowest that is supported."""
 
     name: str
     version: str | None
@@ -44,7 +41,7 @@ class Package:
 
     @property
     def state(self) -> Literal["ok", "missing", "too old"]:
-        """Whether it will do."""
+        """Whether it is installed and recent enough."""
         if self.version is None:
             return "missing"
         return "too old" if self.minimum and _release(self.version) < _release(self.minimum) else "ok"
@@ -52,7 +49,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Extra:
-    """An optional part of the library and the packages it stands on."""
+    """An optional part of the library and the packages it needs."""
 
     name: str
     packages: tuple[Package, ...]
@@ -64,13 +61,13 @@ class Extra:
 
     @property
     def command(self) -> str:
-        """What adds it."""
+        """The command that installs it."""
         return f"pip install '{_NAME}[{self.name}]'"
 
 
 @dataclass(frozen=True)
 class Device:
-    """Something that computes; memory in bytes, where it is known."""
+    """A CPU or GPU; memory in bytes, if known."""
 
     kind: Literal["cpu", "cuda", "mps"]
     name: str
@@ -79,7 +76,7 @@ class Device:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """Where this runs: `cores` are in the machine, `usable_cores` are those this process may use."""
+    """The hardware: `cores` of the machine, and `usable_cores` of this process."""
 
     system: str
     processor: str
@@ -93,7 +90,7 @@ class MachineReport:
 
 @dataclass(frozen=True)
 class Health:
-    """All that `doctor` finds."""
+    """Everything that `anytime doctor` reports."""
 
     python: Package
     packages: tuple[Package, ...]
@@ -103,18 +100,18 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Whether Python and every package of the core will do; extras may be missing."""
+        """Whether Python and every core package are recent enough; extras may be missing."""
         return all(package.state == "ok" for package in (self.python, *self.packages))
 
 
-def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
-    """Show versions, devices, threads and extras, and what to do about what is missing.
+def doctor(*, json: Flag = False) -> int:
+    """Show versions, devices, threads and extras, and how to install what is missing.
 
     Args:
-        json: Print one JSON document in place of a table.
+        json: Print one JSON document instead of a table.
 
     Returns:
-        0, or 1 when something the core needs is missing or too old.
+        0, or 1 if a core package is missing or too old.
     """
     health = examine()
     if json:
@@ -127,7 +124,7 @@ def doctor(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
 
 
 def examine() -> Health:
-    """Look at this installation and this machine. Takes no network, and no longer than importing torch."""
+    """Inspect this installation and this machine, without network access."""
     version, python, needs, names = _declared()
     machine, notes = _machine()
     if _version(_NAME) is None:
@@ -143,7 +140,7 @@ def examine() -> Health:
 
 
 def _declared() -> tuple[str | None, str, list[str], list[str]]:
-    """Version, lowest Python, requirements and extras, as the distribution declares them, or the source tree."""
+    """Version, lowest Python, requirements and extras of the distribution, or of the source tree."""
     try:
         found = metadata.distribution(_NAME)
         extras = found.metadata.get_all("Provides-Extra") or []
@@ -162,17 +159,17 @@ def _declared() -> tuple[str | None, str, list[str], list[str]]:
 
 
 def _strangers() -> list[str]:
-    """A note on each installed distribution but ours that brings a package of the same name."""
+    """A note on each other distribution that installs a package of the same name."""
     others = {name for name in metadata.packages_distributions().get(_PACKAGE, []) if _plain(name) != _NAME}
     return [
-        f"the package {_PACKAGE} is also installed by the distribution {name!r}, which is not ours: on PyPI that name is "
-        f"somebody else's. To remove it: pip uninstall {name}; then install {_NAME} again"
+        f"the distribution {name!r}, another project, also installs a package {_PACKAGE}. To remove it: pip uninstall {name}; "
+        f"then install {_NAME} again"
         for name in sorted(others)
     ]
 
 
 def _plain(name: str) -> str:
-    """The name of a distribution as PyPI compares it.
+    """The normalised name of a distribution.
 
     >>> _plain("Anytime_NN")
     'anytime-nn'
@@ -181,7 +178,7 @@ def _plain(name: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What a run depends on, for `environment.json`: versions and machine, no paths, no names of users or hosts."""
+    """The `environment.json` of a run: versions and hardware, without paths or names of users and hosts."""
     health = examine()
     found = {package.name: package.version for extra in health.extras for package in extra.packages if package.version}
     found |= {package.name: package.version for package in health.packages if package.version}
@@ -189,19 +186,11 @@ def environment() -> dict[str, Any]:
 
 
 def to_json(health: Health) -> str:
-    """One JSON document with all of it."""
+    """The JSON document."""
     document = {
         "healthy": health.healthy,
         "packages": [{**asdict(package), "state": package.state} for package in (health.python, *health.packages)],
-        "extras": [
-            {
-                "name": extra.name,
-                "lacking": extra.lacking,
-                "command": extra.command,
-                "packages": list(map(asdict, extra.packages)),
-            }
-            for extra in health.extras
-        ],
+        "extras": [{**asdict(extra), "lacking": extra.lacking, "command": extra.command} for extra in health.extras],
         "machine": asdict(health.machine),
         "notes": health.notes,
     }
@@ -209,7 +198,7 @@ def to_json(health: Health) -> str:
 
 
 def render(health: Health) -> RenderableType:
-    """A table for people."""
+    """The table."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -230,7 +219,7 @@ Row = tuple[str, str, str, str]
 def _package_rows(health: Health) -> Iterable[Row]:
     for package in (health.python, *health.packages):
         ok = package.state == "ok"
-        wanted = "" if ok else f" ({package.minimum} or later is needed)" if package.minimum else " (it is needed)"
+        wanted = "" if ok else f" ({package.minimum} or later is required)" if package.minimum else " (required)"
         yield package.state, "green" if ok else "red", package.name, f"{package.version or 'not found'}{wanted}"
 
 
@@ -271,8 +260,8 @@ def _machine() -> tuple[MachineReport, list[str]]:
 
 
 def _torch() -> tuple[int | None, int | None, list[Device], list[str]]:
-    """Threads, devices beside the CPU, and what to say about them."""
-    with warnings.catch_warnings(record=True) as said:
+    """Threads, GPUs, and notes about them."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             import torch
@@ -283,12 +272,12 @@ def _torch() -> tuple[int | None, int | None, list[Device], list[str]]:
             if torch.backends.mps.is_available():
                 devices.append(Device("mps", "Apple GPU", None))
             plain = torch.version.cuda is None and torch.version.hip is None
-        except Exception as error:  # a broken installation fails in many ways, and telling of it is the point here
+        except Exception as error:  # a broken installation fails in many ways
             return None, None, [], [f"torch cannot be used: {type(error).__name__}: {error}"]
-    notes = [f"torch warns: {warning.message}" for warning in said]
+    notes = [f"torch warns: {warning.message}" for warning in caught]
     if plain and _version("torchvision"):
         notes.append(
-            "torchvision is installed beside a CPU build of torch: it may fail to import, and its presence alone can break "
+            "torchvision is installed with a CPU build of torch: it may fail to import, and its presence alone can break "
             "torchmetrics; if so, pip uninstall torchvision"
         )
     return threads, interop_threads, devices, notes
@@ -310,14 +299,14 @@ def _memory() -> int | None:
 
 
 def _packages(needs: Iterable[str], extra: str | None) -> tuple[Package, ...]:
-    """The requirements of the core (None) or of an extra; those for other systems or Pythons are left out."""
+    """The requirements of the core (None) or of an extra, without those for other systems or Python versions."""
     found: list[Package] = []
     for need in needs:
         parts = _REQUIREMENT.match(need)
         marker = (parts["marker"] or "") if parts else ""
         if parts is None or _EXTRA.findall(marker) != ([] if extra is None else [extra]) or _EXTRA.sub("", marker).strip("() "):
             continue
-        if _plain(parts["name"]) == _NAME:  # an extra made of others: anytime-nn[images,text]
+        if _plain(parts["name"]) == _NAME:  # an extra of extras: anytime-nn[images,text]
             for other in re.findall(r"[\w.-]+", parts["extras"] or ""):
                 found += _packages(needs, other)
         else:
@@ -338,7 +327,7 @@ def _version(name: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, without trailing zeros.
+    """The release numbers of a version, without trailing zeros.
 
     >>> _release("2.13.0+cpu") < _release("2.13.1") < _release("10.0rc1") == _release("10")
     True

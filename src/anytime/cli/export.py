@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from anytime.safe_text import print_safely as print
-
-if TYPE_CHECKING:
-    from anytime.cli.inputs import Opened
-    from anytime.combine import Rule
 
 
 def export(
@@ -22,18 +18,20 @@ def export(
     format: Literal["onnx", "torch-export"] = "onnx",
     example_size: str | None = None,
 ) -> int:
-    """Write the stages of a model, each with the rule's step inside, and a description of how to drive them.
+    """Write the stages of a model, each with the rule's step inside, and a description of how to run them.
 
     Args:
         model: A folder that `anytime train` or `anytime.models.save` wrote.
         out: Folder for the files.
         rule: A rule such as `product(softplus)`, or a rule.json that `anytime tune` wrote.
-        format: onnx for ONNX Runtime, on any machine, phone or browser; torch-export for `torch.export.load`. Files of the
-            latter can run code when they are read, so that whoever loads them has to say `--trust`.
-        example_size: Of one input, such as `3,32,32`; by default as the model's config says.
+        format: onnx for ONNX Runtime, on any machine, phone or browser; torch-export for `torch.export.load`, whose files can
+            run code when they are loaded and therefore need `--trust`.
+        example_size: Shape of one input, such as `3,32,32`; by default from the model's config.
     """
-    from anytime.cli.inputs import counts, input_shape, make_example, open_model
-    from anytime.cli.rules import rule_files
+    from anytime.calibrate import as_rule
+    from anytime.cli.models import input_shape, make_example, open_model
+    from anytime.cli.options import counts
+    from anytime.cli.rules import read_rule, rule_files
     from anytime.models import measure_cost
     from anytime.outputs import check_folder
     from anytime.run.description import KIND
@@ -43,33 +41,20 @@ def export(
     opened = open_model(model)
     network = opened.network
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
-    example = make_example(network, size, batch=1)
-    about = opened.data
+    example, about = make_example(network, size, batch=1), opened.data
     write(
         network,
         out,
-        rule=_rule(rule, opened),
+        rule=as_rule(read_rule(rule), exits=network.num_exits, classes=opened.classes),
         example=example,
         format=format,
         macs=measure_cost(network, example).macs,
         class_names=None if about is None else about.class_names,
         data=None if about is None or not about.mean else {"name": about.name, "mean": about.mean, "std": about.std},
     )
-    # Of an earlier export there may be others in the folder.
+    # The folder may have stages of an earlier export as well.
     suffix, names = {"onnx": ".onnx", "torch-export": ".pt2"}[format], range(1, network.num_exits + 1)
     total = sum((out / f"stage_{number}{suffix}").stat().st_size for number in names)
     print(out)
-    print(f"{network.num_exits} stages, {total / 1e6:.1f} MB; exported.json says how to drive them", file=sys.stderr)
+    print(f"{network.num_exits} stages, {total / 1e6:.1f} MB; exported.json describes how to run them", file=sys.stderr)
     return 0
-
-
-def _rule(text: str, opened: Opened) -> Rule[Any]:
-    from anytime.calibrate import TunedRule
-    from anytime.cli.rules import load_rule
-    from anytime.combine import parse_rule
-
-    found = load_rule(Path(text)) if text.endswith(".json") else parse_rule(text)
-    if isinstance(found, TunedRule):
-        found.check_fits(opened.model.num_exits, opened.classes)
-        return found.rule
-    return found

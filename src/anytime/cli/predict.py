@@ -1,4 +1,4 @@
-"""`anytime predict MODEL INPUT --deadline 5ms`: how the answer grows exit by exit, and the one there is in time."""
+"""`anytime predict MODEL INPUT --deadline 5ms`: the answer at each exit, and the one by a deadline."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from anytime.cli.options import Flag, print_json
 from anytime.errors import DeadlineTooShort
 from anytime.safe_text import print_safely as print
 from anytime.safe_text import printable
@@ -20,16 +21,14 @@ if TYPE_CHECKING:
     from anytime.run import Answer, Budget
     from anytime.run.engines import Engine
 
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
-
 STOPPED = {
     "finished": "all exits are done",
-    "deadline": "time was up",
+    "deadline": "the deadline passed",
     "forecast": "the next exit was not expected in time",
-    "exits": "no more exits were asked for",
-    "macs": "the next exit costs more MACs than were allowed",
+    "exits": "the limit of --exits was reached",
+    "macs": "the next exit would exceed --macs",
 }
-_RUNS = 10  # to learn how long the stages take, before the one that counts
+_RUNS = 10  # that measure how long the stages take, before the timed one
 _ROWS = 20
 _WIDTH = 24
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -52,30 +51,30 @@ def predict(
     trust: Flag = False,
     json: Flag = False,
 ) -> int:
-    """Show a model an input: how the answer grows exit by exit, and the best one within a budget.
+    """Run a model on an input: the answer at each exit, and the best one within a budget.
 
     Args:
-        model: The folder of a training run, one that `anytime.models.save` made, or one that `anytime export` wrote.
-        input: A picture, or `.npy` or `.npz` with one input or a batch; for texts, a text or a `.txt` with one a line.
-        deadline: How long it may take, such as 5ms; no limit by default.
-        exits: How many exits at most.
-        macs: How many MACs (multiply-accumulates) per input at most, such as 60e6.
-        rule: How the exits' answers are combined, such as latest or product; by default what the calibration was fitted for,
-            or the product, with fewer than five classes caching.
-        engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the quickest here.
-        calibration: A file that fitting saved: temperatures, a fitted product, a tuned rule, prediction sets; once for each.
-        data: What the model learnt from, if its folder does not say: cifar10, cifar100, imagenet or a run's data.json.
-        threads: For each stage.
-        top: How many classes to show of the final answer.
-        trust: Load exported stages in the format torch-export too. Such files can run any code; ONNX stages need no trust.
-        json: Print one JSON document instead of words.
+        model: The folder of a training run, or of `anytime.models.save` or `anytime export`.
+        input: An image, or `.npy` or `.npz` with one input or a batch; for text models, a text or a `.txt` with one per line.
+        deadline: Time limit, such as 5ms; none by default.
+        exits: Largest number of exits.
+        macs: Largest number of MACs (multiply-accumulates) per input, such as 60e6.
+        rule: How the exits are combined, such as latest or product; by default the rule that the calibration was fitted for, or
+            the product, with fewer than five classes caching.
+        engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the fastest here.
+        calibration: A file of a fitted object: temperatures, a fitted product, a tuned rule, prediction sets; repeatable.
+        data: The training data, if the model's folder does not name it: cifar10, cifar100, imagenet or a run's data.json.
+        threads: Number of threads per stage.
+        top: How many classes of the final answer to show.
+        trust: Also load exported stages in the format torch-export. Such files can run any code; ONNX stages need no trust.
+        json: Print one JSON document instead of text.
     """
     import warnings
 
     import anytime
     from anytime.checks import check_count
-    from anytime.cli.inputs import Description, open_any, read_input, shown
-    from anytime.cli.stages import make_engine
+    from anytime.cli.inputs import read_input, short_name
+    from anytime.cli.models import Description, make_engine, open_any
     from anytime.combine import parse_rule
     from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
@@ -97,73 +96,71 @@ def predict(
         print(note, file=sys.stderr)
     made = make_engine(opened.model, engine, example=x, threads=threads)
     costs = None if macs is None or exported else measure_cost(opened.network, x[:1]).macs
-    print(f"engine: {made.name} ({getattr(made, 'why', 'asked for')})", file=sys.stderr)
+    print(f"engine: {made.name} ({getattr(made, 'why', 'as requested')})", file=sys.stderr)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FewClassesWarning)  # it is said in this command's own way
-            answers, used = grow(made, x, budget, rule=chosen, calibration=fitted, costs=costs)
+            warnings.simplefilter("ignore", FewClassesWarning)  # printed below instead
+            answers, used = answer_stream(made, x, budget, rule=chosen, calibration=fitted, costs=costs)
     except DeadlineTooShort as error:
         error.fix = "allow more time with --deadline, or use a smaller network"
         print(f"anytime: {error}", file=sys.stderr)
         return 1
-    if not fitted and (said := advise(used, opened.classes)) is not None:
-        print(f"anytime: {said}", file=sys.stderr)
+    if not fitted and (advice := advise(used, opened.classes)) is not None:
+        print(f"anytime: {advice}", file=sys.stderr)
     words = (opened.data or Description(opened.name, (), ())).word
-    told = {"model": opened.name, "input": shown(input, opened), "engine": made.name, "rule": repr(used)}
+    head = {"model": opened.name, "input": short_name(input, opened), "engine": made.name, "rule": repr(used)}
     sets = next((each for each in fitted if isinstance(each, ConformalSets)), None)
     if json:
-        import json as writer
-
-        print(writer.dumps({**told, **document(answers, budget, words, top=top)}, allow_nan=False))
+        print_json({**head, **document(answers, budget, words, top=top)})
     else:
-        print(" · ".join(map(printable, told.values())) + "\n")
+        print(" · ".join(map(printable, head.values())) + "\n")
         print(growth(answers, words))
         print(outcome(answers, budget, words, top=top, sets=sets))
     return 0
 
 
-def grow(
+def answer_stream(
     engine: Engine, x: Tensor, budget: Budget, *, rule: Any, calibration: Sequence[Any], costs: Sequence[float] | None = None
 ) -> tuple[list[Answer], Any]:
-    """One answer after each exit within a budget, and the rule they are by; the stages have run before, as in a long life.
+    """One answer per exit within a budget, and the rule that gave them, after runs that warm up the stages.
 
     Args:
         engine: What runs the stages.
-        x: Inputs with the batch first.
+        x: `(batch, ...)`.
         budget: The limits.
-        rule: A rule, or None for what the calibration was fitted for.
+        rule: A rule, or None for the one that the calibration was fitted for.
         calibration: Fitted objects.
-        costs: MACs up to each exit, for a budget that names MACs.
+        costs: MACs up to each exit, for a budget of MACs.
     """
     from anytime.run import Runner, profile_model
 
     profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(len(x),), repeats=_RUNS)
     with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, costs=costs, threads=None) as runner:
-        for _ in runner.stream(x):  # a rule, too, is slow the first time
+        for _ in runner.stream(x):  # a rule is slow the first time, too
             pass
         return list(runner.stream(x, budget=budget)), runner.rule
 
 
 def reason(last: Answer) -> str:
-    """Why the stages ended where they did. A stream that stops for its deadline has told its last answer before it knew."""
+    """Why the stages stopped. A stream yields its last answer before it knows that the deadline ends it."""
     return last.reason or ("forecast" if last.deadline_met else "deadline")
 
 
 def growth(answers: Sequence[Answer], words: Callable[[int], str]) -> str:
-    """A line an exit: when its answer was there, what it was and how sure, for one input; for a batch, how many changed."""
+    """One line per exit: the time, the answer and its confidence for one input; for a batch, how many answers changed."""
     single = len(answers[0].labels) == 1
     lines, before = [], None
     width = max(len(words(int(label))) for answer in answers for label in answer.labels) if single else 0
     for answer in answers:
         when = f"exit {answer.exit:>2}  {_time(answer.elapsed):>9}"
-        sure = float(answer.confidence.mean())
+        confidence = float(answer.confidence.mean())
         if single:
             back = "  fell back" if bool(answer.fell_back) else ""
-            lines.append(f"{when}  {words(answer.label):{width}}  {sure:.3f} {bar(sure)}{back}".rstrip())
+            lines.append(f"{when}  {words(answer.label):{width}}  {confidence:.3f} {bar(confidence)}{back}".rstrip())
         else:
             changed = "" if before is None else f", {int((answer.labels != before).sum())} answers changed"
             back = f", {fell} fell back" if (fell := int(answer.fell_back.sum())) else ""
-            lines.append(f"{when}  mean probability {sure:.3f} {bar(sure)}{changed}{back}")
+            lines.append(f"{when}  mean probability {confidence:.3f} {bar(confidence)}{changed}{back}")
         before = answer.labels
     return "\n".join([*lines, f"stopped: {STOPPED[reason(answers[-1])]}", ""])
 
@@ -171,7 +168,7 @@ def growth(answers: Sequence[Answer], words: Callable[[int], str]) -> str:
 def outcome(
     answers: Sequence[Answer], budget: Budget, words: Callable[[int], str], *, top: int, sets: ConformalSets | None = None
 ) -> str:
-    """The final answer in words, with its prediction set, and whether it was in time."""
+    """The final answer with its prediction set, and whether it met the deadline."""
     last = answers[-1]
     lines = []
     for row in range(min(len(last.labels), _ROWS)):
@@ -181,11 +178,11 @@ def outcome(
         lines.append(f"{number}{words(int(last.labels[row]))}, {float(last.confidence[row]):.3f}, from {place}{fell}")
         best = _best(last, row, top) if len(last.labels) == 1 else []
         width = max((len(words(label)) for label, _ in best), default=0)
-        lines += [f"  {words(label):{width}}  {share:.3f} {bar(share)}".rstrip() for label, share in best]
+        lines += [f"  {words(label):{width}}  {prob:.3f} {bar(prob)}".rstrip() for label, prob in best]
         if last.prediction_set is not None:
             lines.append(f"  {_set(last.prediction_set[row], words, sets)}")
     if len(last.labels) > _ROWS:
-        lines.append(f"and {len(last.labels) - _ROWS} more: --json has them all")
+        lines.append(f"and {len(last.labels) - _ROWS} more; --json prints all")
     if budget.time is not None:
         met = "deadline met" if last.deadline_met else "deadline not met"
         lines.append(f"{met}: {_time(last.elapsed)} of {_time(budget.time)}")
@@ -193,13 +190,17 @@ def outcome(
 
 
 def document(answers: Sequence[Answer], budget: Budget, words: Callable[[int], str], *, top: int) -> dict[str, Any]:
-    """The same for machines; times are in seconds."""
+    """The JSON document; times are in seconds."""
     last = answers[-1]
     return {
         "inputs": len(last.labels),
         "exits": last.exits,
         "growth": [
-            {"exit": answer.exit, "elapsed": answer.elapsed, "answers": [_row(answer, row, words) for row in _rows(answer)]}
+            {
+                "exit": answer.exit,
+                "elapsed": answer.elapsed,
+                "answers": [_row(answer, row, words) for row in range(len(answer.labels))],
+            }
             for answer in answers
         ],
         "stopped": reason(last),
@@ -210,21 +211,21 @@ def document(answers: Sequence[Answer], budget: Budget, words: Callable[[int], s
         "answers": [
             {
                 **_row(last, row, words),
-                "top": [{"label": label, "name": words(label), "probability": share} for label, share in _best(last, row, top)],
+                "top": [{"label": label, "name": words(label), "probability": prob} for label, prob in _best(last, row, top)],
                 "set": None if last.prediction_set is None else last.prediction_set[row].nonzero()[:, 0].tolist(),
             }
-            for row in _rows(last)
+            for row in range(len(last.labels))
         ],
     }
 
 
-def bar(share: float) -> str:
-    """A share between 0 and 1 as a bar of blocks.
+def bar(fraction: float) -> str:
+    """A fraction between 0 and 1 as a bar of blocks.
 
     >>> bar(0.5), bar(0.01), bar(0)
     ('████████████', '▎', '')
     """
-    full, part = divmod(round(8 * _WIDTH * share), 8)
+    full, part = divmod(round(8 * _WIDTH * fraction), 8)
     return ("█" * full + _PARTS[part]).rstrip()
 
 
@@ -238,25 +239,21 @@ def _row(answer: Answer, row: int, words: Callable[[int], str]) -> dict[str, Any
     }
 
 
-def _rows(answer: Answer) -> range:
-    return range(len(answer.labels))
-
-
 def _best(answer: Answer, row: int, top: int) -> list[tuple[int, float]]:
-    """The most probable classes; those that the rule has ruled out are not among them."""
+    """The most probable classes, without those of probability zero."""
     values, labels = answer.probs[row].sort(descending=True, stable=True)
     pairs = zip(labels[:top].tolist(), values[:top].tolist(), strict=True)
-    return [(label, share) for label, share in pairs if share > 0]
+    return [(label, prob) for label, prob in pairs if prob > 0]
 
 
 def _set(members: Tensor, words: Callable[[int], str], sets: ConformalSets | None) -> str:
     named = ", ".join(words(label) for label in members.nonzero()[:, 0].tolist()) or "empty"
-    promise = "" if sets is None else f" for {100 * (1 - sets.alpha):g} %"
-    return f"prediction set{promise}: {named}"
+    coverage = "" if sets is None else f" for {100 * (1 - sets.alpha):g} %"
+    return f"prediction set{coverage}: {named}"
 
 
 def _time(seconds: float) -> str:
-    """A duration as people say it.
+    """A duration in a readable unit.
 
     >>> _time(0.00052), _time(0.0123), _time(2.5)
     ('0.52 ms', '12.3 ms', '2.50 s')

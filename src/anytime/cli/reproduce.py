@@ -68,11 +68,11 @@ def reproduce(
     if page is not None:
         command = f"anytime reproduce {name} --scale {scale}{' --images FOLDER' if images else ''} --page FILE"
         write_page(page, findings, [study for study, _ in failures], command=command)
-    for study, error in failures:
-        print(f"anytime: {study.name} failed: {error}", file=sys.stderr)
+    for study, why in failures:
+        print(f"anytime: {study.name} failed: {why}", file=sys.stderr)
     # `all` skips studies without runs; a study that was asked for by name needs them.
     expected = MissingRunError if name == "all" else ()
-    return 1 if any(not isinstance(error, expected) for _, error in failures) else 0
+    return 1 if any(not isinstance(why, expected) for _, why in failures) else 0
 
 
 def check_paths(

@@ -1,4 +1,4 @@
-"""Rules on the command line: named, or read from a file that tuning or fitting saved."""
+"""Rules on the command line: by name, or from a file that tuning or fitting saved."""
 
 from __future__ import annotations
 
@@ -16,75 +16,74 @@ if TYPE_CHECKING:
 
 
 def rules_from(text: str, source: LogitsFile) -> dict[str, Rule[Any] | TunedRule]:
-    """The rules in a list with commas; what ends in `.json` is a file. Each is under the text that names it.
+    """The rules in a comma-separated list, by their texts; what ends in `.json` is a file.
 
     Args:
         text: Such as `latest,product(clipped(2), weights=ones),tuned/rule.json`.
-        source: The logits they are for: a tuned rule refuses another model's, and rows it was tuned on.
+        source: The logits they are for: a tuned rule refuses another model's, and the rows it was tuned on.
     """
     found: dict[str, Rule[Any] | TunedRule] = {}
     for part in split(text):
         if part in found:
-            raise OptionError(f"rule {part!r} is named twice", expected="each rule once", fix="leave one out")
+            raise OptionError(f"rule {part!r} appears twice", expected="each rule once", fix=f"remove one {part!r}")
         found[part] = rule_from(part, source)
     return found
 
 
 def rule_files(text: str) -> list[Path]:
-    """The files among the rules of a list with commas."""
+    """The files among the rules of a comma-separated list."""
     return [Path(part) for part in split(text) if part.endswith(".json")]
 
 
 def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
-    """One rule, named or from a file; see `rules_from`."""
+    """One rule, by name or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule
-    from anytime.combine import parse_rule
     from anytime.evaluation.blocks import LogitRows
 
-    if not text.endswith(".json"):
-        return parse_rule(text)
-    loaded = load_rule(Path(text))
+    loaded = read_rule(text)
     if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
         new = loaded.unseen(LogitRows(source.logits, None).fingerprints(), purpose=f"this test (in {source.path.name})")
         if count := int((~new).sum()):
-            print(f"anytime: {count} of the rows of {source.path.name} are among those {text} was tuned on", file=sys.stderr)
+            print(f"anytime: {text} was tuned on {count} of the rows of {source.path.name}", file=sys.stderr)
     return loaded
 
 
-def load_rule(path: Path) -> Rule[Any] | TunedRule:
-    """The rule in the file of a fitted object; a tuned rule is returned as such."""
+def read_rule(text: str) -> Rule[Any] | TunedRule:
+    """A rule by name, or the rule in the file of a fitted object; a tuned rule is returned as such."""
     import anytime
     from anytime.calibrate import TunedRule
-    from anytime.combine import Rule
+    from anytime.combine import Rule, parse_rule
 
-    loaded = anytime.load(path)
+    if not text.endswith(".json"):
+        return parse_rule(text)
+    loaded = anytime.load(text)
     found = getattr(loaded, "rule", None)
     if not isinstance(found, Rule):
         raise FormatError(
-            f"{path} contains a {loaded.kind}, which has no rule",
+            f"{text} contains a {loaded.kind}, which has no rule",
             expected="a rule that `anytime tune` chose, or another fitted rule",
             fix="pass the rule.json of its folder",
-            path=path,
+            path=text,
         )
     return loaded if isinstance(loaded, TunedRule) else found
 
 
 def split(text: str) -> list[str]:
-    """The parts of a list with commas, where a comma inside brackets or quotes belongs to its part.
+    """The parts of a comma-separated list; commas inside brackets or quotes do not separate.
 
     >>> split("latest, product(clipped(2), weights=ones),tuned/rule.json")
     ['latest', 'product(clipped(2), weights=ones)', 'tuned/rule.json']
     """
     parts, depth, quote = [""], 0, ""
-    for sign in text:
+    for char in text:
         if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        depth += 0 if quote else (sign in "([") - (sign in ")]")
-        if sign == "," and depth == 0 and not quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        depth += 0 if quote else (char in "([") - (char in ")]")
+        if char == "," and depth == 0 and not quote:
             parts.append("")
         else:
-            parts[-1] += sign
+            parts[-1] += char
     return [part.strip() for part in parts if part.strip()]

@@ -64,9 +64,7 @@ def _placed(plot: Plot | ClassMap, x: float, y: float) -> str:
         return f'<g transform="translate({x + 8:g} {y:g})">{_cells(plot, HEIGHT - 8)}</g>'
     chart = _chart(plot)
     over = "".join([*(_area(chart, band) for band in plot.bands), *(_crosses(chart, line) for line in plot.lines)])
-    # A chart inside another SVG gets its position from attributes, not from the style of a page.
-    inner = f'<svg x="{x:g}" y="{y:g}" width="{WIDTH:g}" height="{HEIGHT:g}"'
-    return draw(chart, over=over).replace('<svg class="chart"', inner, 1)
+    return draw(chart, over=over, at=(x, y))
 
 
 def _chart(plot: Plot) -> Chart:
@@ -109,17 +107,17 @@ def _crosses(chart: Chart, line: Line) -> str:
 
 def _area(chart: Chart, band: Band) -> str:
     """The band as closed areas, one per range of x without a gap."""
-    pieces: list[list[tuple[float, float, float]]] = [[]]
+    parts: list[list[tuple[float, float, float]]] = [[]]
     for x, low, high in zip(band.x, band.low, band.high, strict=True):
         if low is None or high is None:
-            pieces.append([])
+            parts.append([])
         else:
-            pieces[-1].append((x, low, high))
+            parts[-1].append((x, low, high))
     closed = []
-    for piece in pieces:
-        if len(piece) > 1:
-            there = [place(chart, x, high) for x, _, high in piece]
-            back = [place(chart, x, low) for x, low, _ in reversed(piece)]
+    for part in parts:
+        if len(part) > 1:
+            there = [place(chart, x, high) for x, _, high in part]
+            back = [place(chart, x, low) for x, low, _ in reversed(part)]
             closed.append(path([*there, *back]) + "Z")
     return f'<g class="{look(band.look).css}"><path class="area" d="{"".join(closed)}"/></g>' if closed else ""
 

@@ -126,8 +126,8 @@ def sigmoid(draft: Draft) -> Finding:
         rows=group.rows,
         note="The paper's figure was not read off; its claims about it are checked. The paper explains the loss by large "
         "logits that all map to 1, which does not preserve their ranking. That is rounding: here labels are taken before it, "
-        "and what is left is the cost of the sigmoid itself. "
-        + (f"The sigmoid has the lower calibration error at exits {', '.join(better)}." if better else ""),
+        "and what is left is the cost of the sigmoid itself."
+        + (f" The sigmoid has the lower calibration error at exits {', '.join(better)}." if better else ""),
     )
 
 

@@ -18,9 +18,10 @@ from anytime.reproduce.needs import FINETUNED, Need
 from anytime.reproduce.plots import Plot, inputs_plot, line, over_exits
 from anytime.reproduce.runs import Run, on_shared_rows
 
-_LEARNT: Rule[Any] = Product(Softplus(), weights="ones")
-_BASE: dict[str, Rule[Any]] = {"latest": Latest(), "product": Product(), "softplus product": _LEARNT}
-_TUNED: dict[str, Rule[Any]] = {"finetuned": _LEARNT, "finetuned, ReLU": Product(weights="ones")}
+SOFTPLUS: Rule[Any] = Product(Softplus(), weights="ones")
+"""The product of the finetuned networks."""
+_BASE: dict[str, Rule[Any]] = {"latest": Latest(), "product": Product(), "softplus product": SOFTPLUS}
+_TUNED: dict[str, Rule[Any]] = {"finetuned": SOFTPLUS, "finetuned, ReLU": Product(weights="ones")}
 _DRAWN = {"latest": 0, "product": 2, "finetuned": 3}
 _MINOR = 3.0
 """Points of accuracy that we call a minor cost."""
@@ -67,12 +68,12 @@ def _draw(draft: Draft, title: str, group: Group, known: tuple[float | None, ...
     (before, labels), (after, _) = base.logits(), tuned.logits()
     probability = follow(Latest()(before), labels).label_probability
     chosen = ten_rows(probability)
-    learnt = follow(_LEARNT(after[:, chosen]), labels[chosen]).label_probability
+    after_tuning = follow(SOFTPLUS(after[:, chosen]), labels[chosen]).label_probability
     draft.plots += [
         over_exits(f"{title}: calibration error", ECE.axis, error, zero=True),
         Plot(f"{title}: label drops", LABEL_DROPS.x_title, LABEL_DROPS.axis, drops, kind="symlog"),
         over_exits(f"{title}: accuracy", ACCURACY.axis, right),
-        inputs_plot(f"{title}: ten inputs, finetuned", learnt, behind=probability[:, chosen]),
+        inputs_plot(f"{title}: ten inputs, finetuned", after_tuning, behind=probability[:, chosen]),
     ]
 
 

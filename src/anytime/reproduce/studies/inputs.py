@@ -1,4 +1,4 @@
-"""Figures 1 and 2: a network improves on average at every exit and gets worse for many inputs; the product does not."""
+"""Figures 1 and 2: a network improves on average at every exit and gets worse for many inputs; under the product for few."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
-from anytime.calibrate import fit_adaptive_threshold, sweep_static_thresholds
+from anytime.calibrate import AdaptiveThreshold, fit_adaptive_threshold, sweep_static_thresholds
 from anytime.combine import Latest, Product
 from anytime.metrics import follow
 from anytime.reproduce.catalogue import Draft
@@ -12,6 +13,7 @@ from anytime.reproduce.finding import Finding, Measured, at_most, each_over_seed
 from anytime.reproduce.group import ACCURACY, ECE, LABEL_DROPS, RULES, TEN, Group, rows_in_words, ten_rows
 from anytime.reproduce.needs import MSDNET_100
 from anytime.reproduce.plots import inputs_plot, line, over_exits
+from anytime.reproduce.runs import Run
 
 THRESHOLDS = (0.0, 1.0, 2.0, 4.0, 6.0)
 _ADAPTIVE = "adaptive product"
@@ -67,15 +69,19 @@ def _falls(values: list[float]) -> bool:
     return all(after <= before for before, after in pairwise(values))
 
 
+def fit_adaptive(run: Run, mode: Literal["gate", "clamp"] = "gate") -> AdaptiveThreshold:
+    """The regression fitted on half of the kept validation rows of a run, C on the other half."""
+    logits, labels = run.logits("val")
+    half = logits.shape[1] // 2
+    return fit_adaptive_threshold(
+        logits[:, :half], labels[:half], tuning_logits=logits[:, half:], tuning_labels=labels[half:], mode=mode
+    )
+
+
 def adaptive_threshold(draft: Draft) -> Finding:
     """Accuracy, drops and calibration error with a threshold fitted on validation rows, and ten inputs."""
     runs = draft.runs.need(MSDNET_100)
-    fits = []
-    for run in runs:
-        logits, labels = run.logits("val")
-        half = logits.shape[1] // 2
-        tuning = {"tuning_logits": logits[:, half:], "tuning_labels": labels[half:]}
-        fits.append(fit_adaptive_threshold(logits[:, :half], labels[:half], **tuning))
+    fits = [fit_adaptive(run) for run in runs]
     group = Group.measured(runs, *({**RULES, _ADAPTIVE: Product(fit.activation)} for fit in fits))
     right, drops, ece = group.curves(ACCURACY), group.curves(LABEL_DROPS), group.all_over_exits(ECE)
     by_tenth = group.all_at(LABEL_DROPS, 0.1)
@@ -110,6 +116,6 @@ def adaptive_threshold(draft: Draft) -> Finding:
     return draft.finding(
         rows=group.rows,
         note="The regression is fitted at exit 1 on half of the kept validation rows, C on the other half by the lowest mean "
-        f"ECE plus mean drop (the paper: 'best trade-off'); this chose {scales}. Gate, not clamp. The paper fits on a tenth of "
-        f"the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN}",
+        f"ECE plus mean drop (the paper: 'best trade-off'); C is {scales}, seed by seed. Gate, not clamp. The paper fits on a "
+        f"tenth of the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN}",
     )

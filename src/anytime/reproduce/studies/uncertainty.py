@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from anytime.combine import Latest, Product, Softplus
+from anytime.combine import Latest
 from anytime.metrics import follow
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Draft
@@ -14,8 +14,7 @@ from anytime.reproduce.group import BRIER, ECE, ENTROPY, NLL, PLAIN, SET_COVERAG
 from anytime.reproduce.needs import MSDNET_100
 from anytime.reproduce.plots import inputs_plot, line
 from anytime.reproduce.runs import on_shared_rows
-
-_LEARNT = Product(Softplus(), weights="ones")
+from anytime.reproduce.studies.finetune import SOFTPLUS
 
 
 def uncertainty(draft: Draft) -> Finding:
@@ -78,7 +77,7 @@ def calibration_gap(draft: Draft) -> Finding:
         "cifar100-msdnet-finetuned` trains one."
     )
     if tuned:
-        ours["finetuned"] = Group.measured(tuned, {"finetuned": _LEARNT}).curve("finetuned", ECE)
+        ours["finetuned"] = Group.measured(tuned, {"finetuned": SOFTPLUS}).curve("finetuned", ECE)
         compare("finetuned")
         draft.claim(
             "finetuned, the error is at or below the backbone's at every exit",
@@ -90,7 +89,7 @@ def calibration_gap(draft: Draft) -> Finding:
         (logits, labels), (others, _) = base.logits(), first.logits()
         before = follow(Latest()(logits), labels).label_probability
         chosen = ten_rows(before)
-        after = follow(_LEARNT(others[:, chosen]), labels[chosen]).label_probability
+        after = follow(SOFTPLUS(others[:, chosen]), labels[chosen]).label_probability
         draft.plots = [
             replace(error, lines=(*error.lines, drawn)),
             inputs_plot("Ten inputs, finetuned", after, behind=before[:, chosen]),
