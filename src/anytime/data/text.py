@@ -259,7 +259,7 @@ def collect_vocabulary(texts: Iterable[str], *, size: int) -> WordPiece:
 
     Example:
         >>> tokenizer = collect_vocabulary(["a cat", "a cat sat"], size=13)
-        >>> tokenizer.pieces("A cat sat as a cast")
+        >>> tokenizer.tokens("A cat sat as a cast")
         ['a', 'cat', 's', '##a', '##t', 'a', '##s', 'a', 'c', '##a', '##s', '##t']
     """
     bare = WordPiece({name: number for number, name in enumerate(_SPECIAL)})
