@@ -24,7 +24,7 @@ from anytime.checks import check_memory
 from anytime.cli import stages
 from anytime.data.augment import normalise
 from anytime.data.cifar import STATISTICS
-from anytime.data.imagenet import MEAN, STD, middle
+from anytime.data.imagenet import MEAN, STD, center_crop
 from anytime.data.images import read_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import (
@@ -347,7 +347,7 @@ def fit_image(image: Image, size: int, *, like: str) -> Image:
 
     if image.size == (size, size):
         return image
-    return middle(image, size=size) if like == "imagenet" else fit(image, (size, size), Resampling.BILINEAR)
+    return center_crop(image, size=size) if like == "imagenet" else fit(image, (size, size), Resampling.BILINEAR)
 
 
 def read_array(path: Path) -> NDArray[Any]:
