@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
 from anytime.models import Cost, MultiExit, measure_cost
-from anytime.models.dvit import PRESETS, DViT, DViTConfig, _Block, _Cut, _Performer, resize_matrix, sinusoids
+from anytime.models.dvit import PRESETS, DViT, DViTConfig, _Block, _Performer, _Unfold, resize_matrix, sinusoids
 from anytime.testing.models import check_model
 
 IMAGENET, CIFAR = PRESETS["dvit-imagenet-12"], PRESETS["dvit-cifar"]
@@ -187,7 +187,7 @@ def test_relations_are_resized_like_grids_of_queries_and_of_keys(before: int, af
 def test_images_are_cut_as_unfold_cuts_them(cut: tuple[int, int, int]) -> None:
     kernel, stride, padding = cut
     image = torch.randn(2, 3, 19, 19, dtype=torch.float64, requires_grad=True)
-    tiles, expected = _Cut(*cut)(image), F.unfold(image, kernel, stride=stride, padding=padding).mT
+    tiles, expected = _Unfold(*cut)(image), F.unfold(image, kernel, stride=stride, padding=padding).mT
     assert torch.equal(tiles, expected)
     weights = torch.randn_like(tiles)
     (mine,), (theirs,) = (torch.autograd.grad((weights * cuts).sum(), image) for cuts in (tiles, expected))
