@@ -45,7 +45,7 @@ def test_sdn_has_six_internal_classifiers_at_shares_of_the_cost() -> None:
     network = create("sdn-resnet-cifar-56", classes=10)
     assert isinstance(network, ResNet)
     assert network.num_exits == 7
-    assert network.exit_shares == pytest.approx(PRESETS["sdn-resnet-cifar-56"].at, abs=0.02)
+    assert network.exit_fractions == pytest.approx(PRESETS["sdn-resnet-cifar-56"].at, abs=0.02)
     macs = measure_cost(network, torch.zeros(1, 3, 32, 32)).macs
     assert [spent / macs[-1] for spent in macs[:-1]] == pytest.approx(PRESETS["sdn-resnet-cifar-56"].at, abs=0.02)
 
