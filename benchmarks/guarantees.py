@@ -29,7 +29,7 @@ def main() -> None:
     logits, labels = torch.as_tensor(np.asarray(file.logits[:])).float(), file.labels
     first, second = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(2)
     for name in RULES:
-        held, answers = (anytime.rule(name)(logits[:, rows]) for rows in (first, second))
+        held, answers = (anytime.parse_rule(name)(logits[:, rows]) for rows in (first, second))
         curve = budget_curve(held, answers, labels[second], costs=COSTS)
         order = np.argsort(curve.cost)
         stopping = np.interp(COSTS, np.asarray(curve.cost)[order], np.asarray(curve.accuracy)[order])

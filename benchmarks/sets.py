@@ -23,7 +23,7 @@ from torch import Tensor
 
 import anytime
 from anytime.calibrate import fit_temperature
-from anytime.combine import rule
+from anytime.combine import parse_rule
 from anytime.conformal import (
     Raps,
     fit_nested,
@@ -46,7 +46,7 @@ Sets = Callable[[Rows, Tensor, int], Tensor]
 def raps(name: str, *, simultaneous: bool = False, shared: bool = False) -> Sets:
     def sets(fit: Rows, logits: Tensor, seed: int) -> Tensor:
         fitted = fit_sets(*fit, rule=name, raps=Raps(ALPHA), simultaneous=simultaneous, shared=shared, seed=seed)
-        members = fitted.sets(rule(name)(logits).log_probs, seed=seed)
+        members = fitted.sets(parse_rule(name)(logits).log_probs, seed=seed)
         return running_intersection(members) if simultaneous else members
 
     return sets

@@ -43,7 +43,7 @@ BAD = GOOD.clone()
 BAD[1, 7, 2] = math.nan
 
 
-def first_step(batch: int = 4) -> tuple[anytime.Product, anytime.State]:
+def first_step(batch: int = 4) -> tuple[anytime.Product, anytime.combine.State]:
     rule = anytime.Product()
     return rule, rule.step(rule.start(2), torch.ones(batch, 3))[0]
 
@@ -69,23 +69,23 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "NaN": (lambda: anytime.Product()(BAD), NonFiniteError, "exit 2, row 7"),
     "infinity": (lambda: anytime.Product()(GOOD / 0.0), NonFiniteError, "exit 1, row 0"),
     "a class masked with -inf": (lambda: anytime.Latest()(GOOD.masked_fill(GOOD < -5, -math.inf)), NonFiniteError, "mask"),
-    "a step too many": (lambda: first_step()[0].step(anytime.State(2, 2), GOOD[0]), StateError, "at most 2"),
+    "a step too many": (lambda: first_step()[0].step(anytime.combine.State(2, 2), GOOD[0]), StateError, "at most 2"),
     "a step of all exits": (lambda: anytime.Product().step(anytime.Product().start(3), GOOD), ShapeError, "rule(logits)"),
     "a step of another batch": (lambda: first_step()[0].step(first_step()[1], torch.ones(5, 3)), ShapeError, "(4, 3)"),
     "a step on another device": (step_on_another_device, DeviceError, "cpu"),
     "a foreign state": (lambda: anytime.Caching().step(first_step()[1], torch.ones(4, 3)), StateError, "start"),
     "no exits to start": (lambda: anytime.Product().start(0), OptionError, "at least 1"),
     "half an exit": (lambda: anytime.Product().start(1.5), OptionError, "whole number"),
-    "an unknown rule": (lambda: anytime.rule("prodct"), OptionError, "did you mean 'product'"),
-    "an activation as a rule": (lambda: anytime.rule("relu"), OptionError, "latest, caching"),
-    "an unknown activation": (lambda: anytime.rule("product(gelu)"), OptionError, "activation"),
+    "an unknown rule": (lambda: anytime.parse_rule("prodct"), OptionError, "did you mean 'product'"),
+    "an activation as a rule": (lambda: anytime.parse_rule("relu"), OptionError, "latest, caching"),
+    "an unknown activation": (lambda: anytime.parse_rule("product(gelu)"), OptionError, "activation"),
     "an activation by name": (lambda: anytime.Product(activation="relu"), OptionError, "ReLU()"),
     "an activation's class": (lambda: anytime.Product(activation=anytime.ReLU), OptionError, "parentheses"),
     "unknown weights": (lambda: anytime.Product(weights="quadratic"), OptionError, "linear"),
     "negative weights": (lambda: anytime.Product(weights=(1, -1)), OptionError, "at least 0"),
     "too few weights": (lambda: anytime.Product(weights=(1.0, 2.0))(GOOD), OptionError, "3 weights"),
-    "a clip limit of zero": (lambda: anytime.ClippedReLU(0), OptionError, "above 0"),
-    "a negative threshold": (lambda: anytime.ThresholdReLU(-1), OptionError, "Heaviside"),
+    "a clip limit of zero": (lambda: anytime.combine.ClippedReLU(0), OptionError, "above 0"),
+    "a negative threshold": (lambda: anytime.combine.ThresholdReLU(-1), OptionError, "Heaviside"),
     "evaluating one exit": (lambda: anytime.evaluate(GOOD[:1], LABELS), ShapeError, "one exit"),
     "evaluating one class": (lambda: anytime.evaluate(GOOD[..., :1], LABELS * 0), ShapeError, "one class"),
     "evaluating nothing": (lambda: anytime.evaluate(GOOD[:, :0], LABELS[:0]), ShapeError, "no samples"),
@@ -112,7 +112,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a rule twice": (lambda: anytime.evaluate(GOOD, LABELS, rules=["latest", "latest"]), OptionError, "twice"),
     "a rule's class": (lambda: anytime.evaluate(GOOD, LABELS, rules={"p": anytime.Product}), OptionError, "create"),
     "blocks of no rows": (lambda: anytime.evaluate(GOOD, LABELS, block_rows=0), OptionError, "at least 1"),
-    "sets that miss nothing": (lambda: anytime.Raps(alpha=0), OptionError, "between 0 and 1"),
+    "sets that miss nothing": (lambda: anytime.conformal.Raps(alpha=0), OptionError, "above 0 and below 1"),
     "an interval upside down": (lambda: anytime.Intersection()(torch.ones(2, 1), torch.zeros(2, 1)), AnytimeError, "order"),
 }
 
@@ -276,7 +276,7 @@ def test_there_are_enough_mistakes() -> None:
 
 def test_errors_are_also_what_python_programmers_catch() -> None:
     with pytest.raises(ValueError):
-        anytime.rule("nonsense")
+        anytime.parse_rule("nonsense")
     with pytest.raises(TypeError):
         anytime.Product()(None)
     with pytest.raises(FileNotFoundError):
@@ -287,11 +287,11 @@ def test_errors_are_also_what_python_programmers_catch() -> None:
 
 def test_a_threshold_beyond_all_logits_leaves_nothing_and_one_beyond_float32_is_refused() -> None:
     for mode in ("gate", "clamp"):
-        found = anytime.Product(anytime.ThresholdReLU(1e30, mode=mode))(GOOD)
+        found = anytime.Product(anytime.combine.ThresholdReLU(1e30, mode=mode))(GOOD)
         assert bool(found.log_probs.exp().sum(-1).sub(1).abs().max() < 1e-5)
-    assert bool(anytime.Product(anytime.ThresholdReLU(1e30))(GOOD).fell_back.all())
+    assert bool(anytime.Product(anytime.combine.ThresholdReLU(1e30))(GOOD).fell_back.all())
     with pytest.raises(OptionError, match="threshold is"):
-        anytime.ThresholdReLU(1e39)
+        anytime.combine.ThresholdReLU(1e39)
 
 
 def test_logits_beyond_float32_can_be_calibrated_on(capsys: pytest.CaptureFixture[str]) -> None:

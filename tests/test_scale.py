@@ -19,8 +19,8 @@ from anytime.run.export import export
 
 READ_SCALE: list[Rule[Any]] = [
     anytime.Product(),
-    anytime.Product(anytime.Sigmoid()),
-    anytime.Product(anytime.Softplus()),
+    anytime.Product(anytime.combine.Sigmoid()),
+    anytime.Product(anytime.combine.Softplus()),
     anytime.Product(AdaptiveReLU(1.0, (0.5,), 0.0)),
     anytime.Mixture(),
     Scaled(anytime.Product(), (1.0, 1.0, 1.0)),
@@ -30,8 +30,8 @@ READ_SCALE: list[Rule[Any]] = [
 READ_DIFFERENCES: list[Rule[Any]] = [
     anytime.Latest(),
     anytime.Caching(),
-    anytime.Product(anytime.Exponential()),
-    anytime.Mixture(anytime.Exponential()),
+    anytime.Product(anytime.combine.Exponential()),
+    anytime.Mixture(anytime.combine.Exponential()),
     Cached(anytime.Latest()),
     anytime.combine.Geometric.plain(3),
     anytime.combine.Powers((1.0,) * 3, (1.0,) * 3),

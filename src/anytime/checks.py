@@ -6,10 +6,13 @@ error. They never change their input.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import math
 import os
+import sys
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +234,27 @@ def check_probabilities(values: Tensor, *, name: str = "probabilities") -> Tenso
     return log_probs.clamp(min=torch.finfo(torch.float32).min / 4)
 
 
+def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
+    """Log-probabilities of all exits, `(exits, batch, classes)`; `-inf` for classes without probability."""
+    log_probs = as_tensor(values, name)
+    if log_probs.ndim != 3 or log_probs.shape[0] == 0 or log_probs.shape[2] == 0:
+        raise ShapeError(
+            f"{name} has shape {tuple(log_probs.shape)}",
+            expected="a rule's answers at all exits, (exits, batch, classes)",
+            fix="call the rule on the logits of all exits: rule(logits)",
+        )
+    log_probs = as_float(log_probs, name)
+    off = (log_probs.logsumexp(-1).exp() - 1.0).abs()
+    if not bool((off < 0.01).all()):  # NaN is refused too
+        exit, row = (int(place) for place in (~(off < 0.01)).nonzero()[0])
+        raise ScaleError(
+            f"{name} of exit {exit + 1}, row {row} (rows count from 0) are not the logarithms of a distribution",
+            expected="log-probabilities: the exponentials of each row sum to 1",
+            fix="pass rule(logits).log_probs; for plain softmax, anytime.Latest()(logits).log_probs",
+        )
+    return log_probs
+
+
 def fingerprints(rows: Tensor | Sequence[Tensor]) -> Tensor:
     """One 64-bit number per row, equal where rows are the same numbers at all exits, whatever precision they were saved in.
 
@@ -316,18 +340,71 @@ def check_threads(value: Any, *, name: str = "threads") -> int:
     return check_count(value, name, most=max(64, os.cpu_count() or 1))
 
 
-def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None) -> int:
-    """A whole number from `low` to `most`.
+def check_count(value: Any, name: str, *, low: int = 1, most: int | None = None, fix: str | None = None) -> int:
+    """A whole number from `low` to `most`, NumPy's among them; `fix` replaces the general advice.
 
     >>> check_count(3, "exits")
     3
     """
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or int(value) < low or (most is not None and int(value) > most):
-        upto = "" if most is None else f" and at most {most}"
-        expected = f"a whole number, at least {low}{upto}"
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"give {name} such a number")
+        expected = f"a whole number, at least {low}" + ("" if most is None else f" and at most {most}")
+        raise OptionError(f"{name} is {value!r}", expected=expected, fix=fix or f"pass a whole number such as {name}={low}")
     return int(value)
+
+
+def check_counts(values: Any, name: str, *, most: int | None = None, fix: str | None = None) -> tuple[int, ...]:
+    """At least one whole number, each from 1 to `most`."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise OptionError(f"{name} is {values!r}", expected="a list of whole numbers", fix=fix or f"pass {name}=(1,)")
+    return tuple(check_count(value, name, most=most, fix=fix) for value in values)
+
+
+def check_number(
+    value: Any,
+    name: str,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    most: float = sys.float_info.max,
+    below: float | None = None,
+    fix: str | None = None,
+) -> float:
+    """A finite number within its limits: `low` ≤ or `above` < number ≤ `most` or < `below`; NumPy's numbers too.
+
+    >>> check_number(0.1, "alpha", above=0, below=1)
+    0.1
+    """
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = math.nan
+    bounds = {"at least": low, "above": above, "at most": most if most < sys.float_info.max else None, "below": below}
+    held = (low is None or number >= low, above is None or number > above, below is None or number < below)
+    if not (all(held) and -sys.float_info.max <= number <= most):  # NaN is refused too
+        words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+        ends = [bound for bound in bounds.values() if bound is not None]
+        raise OptionError(
+            f"{name} is {value!r}",
+            expected=f"a {'' if len(ends) == 2 else 'finite '}number {words}".rstrip(),
+            fix=fix or f"pass a number such as {name}={sum(ends) / 2 if len(ends) == 2 else 1:g}",
+        )
+    return number
+
+
+def check_fraction(value: Any, name: str, *, fix: str | None = None) -> float:
+    """A number strictly between 0 and 1."""
+    return check_number(value, name, above=0, below=1, fix=fix or f"pass a fraction such as {name}=0.1")
+
+
+def check_choice(value: Any, name: str, choices: Sequence[Any], *, fix: str | None = None) -> None:
+    """Refuse a value that is not one of the choices, and suggest the closest of them."""
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+        suggestion = f"did you mean {close[0]!r}?" if close else f"pass {name}={choices[0]!r}"
+        raise OptionError(
+            f"{name} is {value!r}", expected=f"one of {', '.join(repr(choice) for choice in choices)}", fix=fix or suggestion
+        )
 
 
 def check_memory(size: int, what: str, *, fix: str = "use fewer rows, or a machine with more memory") -> None:

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from anytime.artifacts import json_text, write_text
-from anytime.errors import AnytimeError, FormatError, IntegrityError, OptionError, ShapeError
+from anytime.checks import check_count
+from anytime.errors import AnytimeError, FormatError, IntegrityError, ShapeError
 from anytime.outputs import check_file
 from anytime.reading import parsing, read_file
 
@@ -57,8 +58,8 @@ class Fitted:
 
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix=f"correct {name}")
+            if value is not None:
+                check_count(value, name)
 
     def check_fits(self, exits: int, classes: int) -> None:
         """Refuse logits with another number of exits or classes than it was fitted for."""

@@ -116,8 +116,8 @@ def test_one_exit_can_lose_nothing() -> None:
 def test_a_rule_may_be_text_an_object_or_tuned() -> None:
     logits, labels = some(100)
     text = "product(softplus)"
-    known = certify(logits, labels, anytime.rule(text))
-    assert known.rule == repr(anytime.rule(text))
+    known = certify(logits, labels, anytime.parse_rule(text))
+    assert known.rule == repr(anytime.parse_rule(text))
     for given_ in (text, tuned(text, fingerprints(some(50, seed=1)[0]))):
         found = certify(logits, labels, given_)
         assert (found.drops, found.losses) == (known.drops, known.losses)
@@ -250,7 +250,12 @@ def test_a_tuned_rule_goes_through_its_file(tmp_path: Path) -> None:
     made = tuned("product(clipped(2))", fingerprints(logits))
     read = TunedRule.load(made.save(tmp_path / "rule.json"))
     assert torch.equal(read.seen, made.seen)
-    assert (read.text, read.wish, read.figures, read.rule) == (made.text, made.wish, made.figures, anytime.rule(made.text))
+    assert (read.text, read.wish, read.figures, read.rule) == (
+        made.text,
+        made.wish,
+        made.figures,
+        anytime.parse_rule(made.text),
+    )
     with pytest.raises(OptionError, match="there is no 'prodct'"):
         tuned("prodct", made.seen)
 

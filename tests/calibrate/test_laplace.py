@@ -294,7 +294,7 @@ def test_what_comes_out_serves_rules_that_read_no_scale() -> None:
     features, labels, layers = rows(30, 14)
     log_probs = fit_laplace(features, labels, layers).predict(features)
     assert torch.allclose(log_probs.exp().sum(-1), torch.ones(2, 30, dtype=torch.float64))
-    for rule in (anytime.Latest(), anytime.Caching(), anytime.Product(anytime.Exponential())):
+    for rule in (anytime.Latest(), anytime.Caching(), anytime.Product(anytime.combine.Exponential())):
         assert rule(log_probs).probs.shape == (2, 30, CLASSES)
     for rule in (anytime.Product(), anytime.Mixture()):
         with pytest.raises(ScaleError, match="look like log-probabilities"):

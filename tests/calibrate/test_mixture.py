@@ -108,11 +108,11 @@ def test_the_mixture_is_the_mean_weighted_by_cost() -> None:
 def test_the_mixture_is_the_rule_of_that_name() -> None:
     test, _ = rows(8, 1)
     mixture = fit()
-    assert mixture.rule == anytime.Mixture(anytime.Exponential(), weights=(0.25, 1.0))
+    assert mixture.rule == anytime.Mixture(anytime.combine.Exponential(), weights=(0.25, 1.0))
     alone = torch.stack([mixture.predict_at(exit, now) for exit, now in enumerate(test, 1)])
     torch.testing.assert_close(mixture.predict(test).log_probs, mixture.rule(alone).log_probs)
     # The scale of the costs does not matter.
-    same = anytime.Mixture(anytime.Exponential(), weights=COSTS)(alone)
+    same = anytime.Mixture(anytime.combine.Exponential(), weights=COSTS)(alone)
     assert torch.allclose(same.log_probs, mixture.predict(test).log_probs)
 
 

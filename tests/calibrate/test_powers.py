@@ -122,7 +122,7 @@ def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path
     again = PowersFit.load(path)
     assert again == found
     torch.testing.assert_close(again.rule(logits).log_probs, found.rule(logits).log_probs)
-    assert anytime.rule(repr(again.rule)) == found.rule
+    assert anytime.parse_rule(repr(again.rule)) == found.rule
     path.write_text(path.read_text().replace("0.", "1.", 1))
     with pytest.raises((IntegrityError, FormatError)):
         PowersFit.load(path)

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime import Caching, Heaviside, Latest, Mixture, Product
+from anytime import Caching, Latest, Mixture, Product
 from anytime.calibrate import Temperature, fit_temperature
-from anytime.combine import Rule, Scaled, Tempered
+from anytime.combine import Heaviside, Rule, Scaled, Tempered
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
 from anytime.metrics import ece, histogram
 from anytime.metrics.calibration import ECE_BINS

@@ -46,7 +46,7 @@ def test_onnx_is_the_default(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     assert run(["export", str(folder), "--out", str(tmp_path / "out"), "--example-size", "3"]) == 0
     document = json.loads((tmp_path / "out" / "exported.json").read_text())
-    assert (document["kind"], anytime.rule(document["rule"])) == ("onnx", anytime.Product())
+    assert (document["kind"], anytime.parse_rule(document["rule"])) == ("onnx", anytime.Product())
 
 
 def test_the_size_of_images_comes_from_the_model(tmp_path: Path) -> None:

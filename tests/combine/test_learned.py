@@ -63,11 +63,11 @@ def test_it_passes_the_battery_for_its_classes(kind: Any) -> None:
 @KINDS
 def test_other_numbers_of_exits_and_classes_are_refused(kind: Any) -> None:
     rule = kind(V, BIASES)
-    with pytest.raises(OptionError, match="fitted for 3 exits and came with 2"):
+    with pytest.raises(OptionError, match="fitted for 3 exits and got 2"):
         rule(LOGITS[:2])
-    with pytest.raises(OptionError, match="came with 4"):
+    with pytest.raises(OptionError, match="got 4"):
         rule.start(4)
-    with pytest.raises(ShapeError, match="fitted for 4 classes and came with 3"):
+    with pytest.raises(ShapeError, match="fitted for 4 classes and got 3"):
         rule(LOGITS[..., :3])
     with pytest.raises(CheckError, match="fitted for 3 exits"):
         check_rule(rule)
@@ -76,9 +76,9 @@ def test_other_numbers_of_exits_and_classes_are_refused(kind: Any) -> None:
 @KINDS
 def test_it_survives_being_written_down(kind: Any) -> None:
     for rule in (kind(V, BIASES), kind.plain(2), kind(((1e-7,),), ((-3e-5, 2.0),))):
-        assert anytime.rule(repr(rule)) == rule
-        assert anytime.rule(name_of(rule)) == rule
-        assert hash(rule) == hash(anytime.rule(repr(rule)))
+        assert anytime.parse_rule(repr(rule)) == rule
+        assert anytime.parse_rule(name_of(rule)) == rule
+        assert hash(rule) == hash(anytime.parse_rule(repr(rule)))
 
 
 @KINDS
@@ -115,7 +115,7 @@ def test_numbers_that_make_no_sense_are_refused(kind: Any, v: Any, b: Any) -> No
 
 def test_a_name_alone_is_not_enough() -> None:
     with pytest.raises(OptionError, match="geometric does not take these arguments"):
-        anytime.rule("geometric")
+        anytime.parse_rule("geometric")
 
 
 def test_exits_that_contradict_each_other_with_huge_logits_rule_no_class_out() -> None:

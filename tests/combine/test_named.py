@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import anytime
-from anytime.combine.named import name_of, rules_in
+from anytime.combine.named import name_of, parse_rules
 from anytime.errors import OptionError
 
 
@@ -33,30 +33,30 @@ from anytime.errors import OptionError
 )
 def test_a_text_that_names_no_rule_is_refused_with_help(text: str) -> None:
     with pytest.raises(OptionError) as caught:
-        anytime.rule(text)
+        anytime.parse_rule(text)
     assert repr(text) in caught.value.got
 
 
 def test_a_near_miss_gets_a_suggestion() -> None:
     with pytest.raises(OptionError, match="did you mean 'product'"):
-        anytime.rule("produkt")
+        anytime.parse_rule("produkt")
 
 
 def test_a_list_of_rules_keeps_its_texts() -> None:
-    assert rules_in("latest,product(clipped(2), weights=ones)") == {
+    assert parse_rules("latest,product(clipped(2), weights=ones)") == {
         "latest": anytime.Latest(),
-        "product(clipped(2), weights=ones)": anytime.Product(anytime.ClippedReLU(2), weights="ones"),
+        "product(clipped(2), weights=ones)": anytime.Product(anytime.combine.ClippedReLU(2), weights="ones"),
     }
 
 
 @pytest.mark.parametrize("text", ["", ",", "latest,latest", "latest,,product", "latest product"])
 def test_a_list_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(OptionError):
-        rules_in(text)
+        parse_rules(text)
 
 
 def test_names_of_default_rules_are_short() -> None:
-    assert [name_of(anytime.rule(name)) for name in ("latest", "caching", "product", "mixture")] == [
+    assert [name_of(anytime.parse_rule(name)) for name in ("latest", "caching", "product", "mixture")] == [
         "latest",
         "caching",
         "product",

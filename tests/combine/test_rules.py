@@ -43,12 +43,12 @@ ONES = torch.ones(5, dtype=torch.float64)
 )
 @pytest.mark.parametrize(("weights", "values"), [("linear", LINEAR), ("ones", ONES)])
 def test_product_is_the_papers_formula(text, evidence, weights, values) -> None:
-    given = anytime.rule(f"product({text}, weights={weights})")(LOGITS)
+    given = anytime.parse_rule(f"product({text}, weights={weights})")(LOGITS)
     assert torch.allclose(given.probs, plain_product(evidence(LOGITS), values, LOGITS), atol=1e-9)
 
 
 def test_adaptive_threshold_follows_the_top_logits() -> None:
-    activation = anytime.AdaptiveReLU(scale=2.0, coefficients=(0.5, -0.2, 0.1), intercept=-0.3)
+    activation = anytime.combine.AdaptiveReLU(scale=2.0, coefficients=(0.5, -0.2, 0.1), intercept=-0.3)
     top = LOGITS.sort(-1, descending=True).values[..., :3]
     tau = 2 * torch.sigmoid(0.5 * top[..., 0] - 0.2 * top[..., 1] + 0.1 * top[..., 2] - 0.3)[..., None]
     given = anytime.Product(activation)(LOGITS)
@@ -86,10 +86,10 @@ def test_mixture_is_the_mean_of_normalised_evidence() -> None:
     evidence = torch.nn.functional.softplus(LOGITS)
     shares = evidence / evidence.sum(-1, keepdim=True)
     wanted = shares.cumsum(0) / torch.arange(1, 6)[:, None, None]
-    assert torch.allclose(anytime.rule("mixture(softplus)")(LOGITS).probs, wanted)
+    assert torch.allclose(anytime.parse_rule("mixture(softplus)")(LOGITS).probs, wanted)
     weights = (1.0, 2.0, 0.0, 4.0, 0.5)
     weighted = (shares * torch.tensor(weights)[:, None, None]).cumsum(0) / torch.tensor(weights).cumsum(0)[:, None, None]
-    assert torch.allclose(anytime.Mixture(anytime.Softplus(), weights=weights)(LOGITS).probs, weighted)
+    assert torch.allclose(anytime.Mixture(anytime.combine.Softplus(), weights=weights)(LOGITS).probs, weighted)
 
 
 def test_collapse_falls_back_and_says_so_from_then_on() -> None:
@@ -113,7 +113,7 @@ def test_denormal_logits_are_evidence() -> None:
 
 def test_clip_constant_cancels() -> None:
     # C_b = max(1, 1/b) of the paper multiplies every class alike.
-    given = anytime.rule("product(clipped(0.25))")(LOGITS).probs
+    given = anytime.parse_rule("product(clipped(0.25))")(LOGITS).probs
     assert torch.allclose(given, plain_product(4 * LOGITS.clamp(0, 0.25), LINEAR, LOGITS), atol=1e-9)
 
 
@@ -132,12 +132,12 @@ def test_clip_constant_cancels() -> None:
         lambda: anytime.Product(weights=(1.0, 2.0)).start(3),
         lambda: anytime.Mixture(weights=(0.0, 1.0)),
         lambda: anytime.Caching(ties="newest"),
-        lambda: anytime.ClippedReLU(limit=0),
-        lambda: anytime.ClippedReLU(limit=math.nan),
-        lambda: anytime.Heaviside(math.nan),
-        lambda: anytime.ThresholdReLU(-1.0),
-        lambda: anytime.ThresholdReLU(1.0, mode="soft"),
-        lambda: anytime.AdaptiveReLU(1.0, (), 0.0),
+        lambda: anytime.combine.ClippedReLU(limit=0),
+        lambda: anytime.combine.ClippedReLU(limit=math.nan),
+        lambda: anytime.combine.Heaviside(math.nan),
+        lambda: anytime.combine.ThresholdReLU(-1.0),
+        lambda: anytime.combine.ThresholdReLU(1.0, mode="soft"),
+        lambda: anytime.combine.AdaptiveReLU(1.0, (), 0.0),
         lambda: anytime.Latest().start(0),
         lambda: anytime.Latest().start(True),
         lambda: anytime.Latest().start(2.0),
@@ -160,7 +160,7 @@ def test_a_state_of_another_rule_is_refused() -> None:
 )
 @pytest.mark.parametrize("seen", [1, 2, 4])
 def test_the_answer_after_some_exits_is_what_stepping_gives(text: str, seen: int) -> None:
-    rule = anytime.rule(text)
+    rule = anytime.parse_rule(text)
     logits = torch.randn(4, 50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     state = rule.start(4)
     for now in logits[:seen]:

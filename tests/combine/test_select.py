@@ -11,7 +11,7 @@ from anytime.combine import Arithmetic, Geometric
 EXITS, BATCH, CLASSES = 4, 9, 5
 RULES = [
     *map(
-        anytime.rule,
+        anytime.parse_rule,
         (
             "latest",
             "caching",

@@ -163,7 +163,7 @@ def test_the_rule_is_kept_as_text_with_its_temperature() -> None:
     scaled = Scaled(anytime.Latest(), (2.0, 1.5, 1.0))
     fitted = fit_sets(logits, labels, rule=scaled)
     assert fitted.rule is not None
-    assert anytime.rule(fitted.rule) == scaled
+    assert anytime.parse_rule(fitted.rule) == scaled
     by_hand = fit_sets(scaled(logits).log_probs, labels, rule=None)
     assert by_hand.rule is None
     assert by_hand.thresholds == fitted.thresholds
@@ -247,7 +247,7 @@ def test_coverage_over_200_random_splits_is_within_binomial_error_at_every_exit(
     Over random splits the number of covered test rows is beta-binomial, whatever the scores are.
     """
     logits, labels = reference
-    log_probs = anytime.rule(rule)(logits).log_probs
+    log_probs = anytime.parse_rule(rule)(logits).log_probs
     ascending = sort_rows(log_probs)
     rng = np.random.default_rng(0)
     uniform = torch.from_numpy(rng.random((7, 5000), dtype=np.float32))
@@ -273,7 +273,7 @@ def test_sets_of_the_product_shrink_from_about_11_to_about_5_as_in_the_paper(ref
     logits, labels = reference
     raps, sizes, rises = Raps(), {}, {}
     for rule in ("latest", "product"):
-        log_probs = anytime.rule(rule)(logits).log_probs
+        log_probs = anytime.parse_rule(rule)(logits).log_probs
         ascending = sort_rows(log_probs)
         ranks = rank_of(log_probs, ascending, labels)
         found = []

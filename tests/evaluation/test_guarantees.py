@@ -76,7 +76,7 @@ def test_the_fitted_rules_join_those_given(found: Guarantees) -> None:
 def test_fits_are_those_of_the_single_functions(found: Guarantees, halves: tuple[Pair, Pair]) -> None:
     fitting, _ = shared_out(halves)
     for name in ("latest", "caching", "product"):
-        assert asdict(found.rules[name].temperature) == near(asdict(fit_temperature(*fitting, anytime.rule(name))))
+        assert asdict(found.rules[name].temperature) == near(asdict(fit_temperature(*fitting, anytime.parse_rule(name))))
     assert asdict(found.product) == near(asdict(fit_powers(*fitting)))
     assert found.rules["fitted product"].rule == found.product.rule
 

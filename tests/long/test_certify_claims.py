@@ -14,7 +14,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from anytime.calibrate import certify, certify_choice
-from anytime.combine import rule
+from anytime.combine import parse_rule
 from anytime.metrics import drop, follow, is_monotone
 
 FALSE_ALARM = 1e-4
@@ -36,7 +36,7 @@ LOGITS, LABELS = population()
 
 def outcomes(text: str) -> tuple[Tensor, Tensor]:
     """For each row of the population: whether it drops by 0.2, and whether it never goes from right to wrong."""
-    seen = follow(rule(text).combine(LOGITS), LABELS)
+    seen = follow(parse_rule(text).combine(LOGITS), LABELS)
     assert seen.correct is not None
     return drop(seen.label_probability).double() >= 0.2, is_monotone(seen.correct)
 

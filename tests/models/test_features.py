@@ -155,7 +155,7 @@ def test_features_of_batches_are_collected_in_order_and_in_eval_mode() -> None:
     for found, (wanted, _) in zip(features, exit_features(model, x), strict=True):
         assert not found.requires_grad
         assert torch.allclose(found, wanted, atol=1e-6)
-    with pytest.raises(ShapeError, match="no batches"):
+    with pytest.raises(ShapeError, match="batches is empty"):
         collect_features(model, [])
 
 

@@ -41,7 +41,7 @@ def test_every_exit_learns_the_spiral() -> None:
         optimizer.step()
     accuracy = (anytime.Latest()(network(test.inputs).detach()).labels == test.targets).double().mean(-1)
     assert accuracy.min() > 0.8  # chance is 0.25
-    support = (anytime.rule("product(heaviside)")(network(test.inputs).detach()).probs > 0).sum(-1)
+    support = (anytime.parse_rule("product(heaviside)")(network(test.inputs).detach()).probs > 0).sum(-1)
     assert bool((support.diff(dim=0) <= 0).all())
 
 

@@ -19,7 +19,7 @@ LOGITS = 3 * torch.randn(EXITS, BATCH, CLASSES, generator=torch.Generator().manu
 LOGITS[:, 3] = -1  # a row that collapses
 RULES = [
     *map(
-        anytime.rule,
+        anytime.parse_rule,
         (
             "latest",
             "caching",

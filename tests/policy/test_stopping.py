@@ -13,8 +13,25 @@ from hypothesis import strategies as st
 import anytime
 from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
 from anytime.policy import Confidence, Entropy, Margin, Patience, Policy, Window
+from anytime.testing import check_policy
 
-RULES = [anytime.rule(text) for text in ("latest", "caching", "product", "mixture")]
+RULES = [anytime.parse_rule(text) for text in ("latest", "caching", "product", "mixture")]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Confidence(0.7),
+        Confidence((0.9, 0.8, 0.7, 0.0), otherwise="surest"),
+        Margin(0.4, strict=True),
+        Entropy(0.5),
+        Patience(2),
+        Window(0.3, 0.8),
+    ],
+    ids=repr,
+)
+def test_every_policy_passes_the_battery(policy: Policy) -> None:
+    check_policy(policy)
 
 
 def plain_passes(policy: Policy, probs: np.ndarray, exit: int, answers: list[int]) -> bool:
@@ -179,7 +196,7 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_patience_reads_the_labels_that_the_rule_names() -> None:
     """In float32 the sigmoid product has equal probabilities for classes whose evidence differs."""
     logits = torch.tensor([[[20.0, 30.0, -5.0]], [[21.0, 29.0, -5.0]], [[30.0, 20.0, -5.0]]])
-    prediction = anytime.Product(anytime.Sigmoid())(logits)
+    prediction = anytime.Product(anytime.combine.Sigmoid())(logits)
     assert prediction.labels[:2, 0].tolist() == [1, 1]
     assert Patience(2).answer(prediction).labels.tolist() == [1]
 

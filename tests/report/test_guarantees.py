@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from anytime.calibrate.certify import rounded_down, rounded_up
-from anytime.combine import rule
+from anytime.combine import parse_rule
 from anytime.evaluation import Evaluation, Guarantees
 from anytime.report import render
 from anytime.report.pages.guarantees import at_cost, budget, diagrams, dropped, section
@@ -149,7 +149,7 @@ def test_the_contents_name_the_sections_in_their_order(measured: Measured) -> No
 
 
 def test_names_from_outside_are_escaped_in_the_section(measured: Measured) -> None:
-    found, evaluation = measured(rules={"latest": rule("latest"), EVIL: rule("product")})
+    found, evaluation = measured(rules={"latest": parse_rule("latest"), EVIL: parse_rule("product")})
     text = render(evaluation, title="A model", source="test.npz", guarantees=found, calibration=EVIL)
     assert EVIL not in text
     assert "<img" not in text

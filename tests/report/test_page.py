@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from anytime.combine import rule
+from anytime.combine import parse_rule
 from anytime.evaluation import Evaluation
 from anytime.report import render
 from anytime.report.pages.figures import figures
@@ -102,8 +102,8 @@ def test_the_policy_allows_exactly_the_scripts_of_the_page(page: str) -> None:
 
 
 def test_names_from_outside_are_escaped_everywhere(make: Make) -> None:
-    rules = {"latest": rule("latest"), EVIL: rule("caching"), f"product{EVIL}": rule("product")}
-    clean = shown(make(rules={"latest": rule("latest"), "one": rule("caching"), "two": rule("product")}))
+    rules = {"latest": parse_rule("latest"), EVIL: parse_rule("caching"), f"product{EVIL}": parse_rule("product")}
+    clean = shown(make(rules={"latest": parse_rule("latest"), "one": parse_rule("caching"), "two": parse_rule("product")}))
     found = make(rules=rules)
     text = shown(replace(found, settings={**found.settings, EVIL: EVIL}), title=EVIL, source=EVIL)
     assert EVIL not in text
@@ -116,7 +116,7 @@ def test_names_from_outside_are_escaped_everywhere(make: Make) -> None:
 
 
 def test_the_data_of_the_slider_survives_any_name(make: Make) -> None:
-    text = shown(make(rules={"latest": rule("latest"), EVIL: rule("product")}))
+    text = shown(make(rules={"latest": parse_rule("latest"), EVIL: parse_rule("product")}))
     block = re.search(r'<script type="application/json" id="inputs-data">(.*?)</script>', text, re.DOTALL)
     assert block is not None
     assert json.loads(block[1])["rules"] == ["Latest", EVIL]

@@ -37,18 +37,18 @@ RULES: list[Rule[Any]] = [
     anytime.Caching(),
     anytime.Caching(ties="later"),
     anytime.Product(),
-    anytime.Product(anytime.Softplus()),
-    anytime.Product(anytime.Sigmoid()),
-    anytime.Product(anytime.Exponential()),
-    anytime.Product(anytime.Heaviside()),
-    anytime.Product(anytime.ClippedReLU(2.0)),
-    anytime.Product(anytime.ThresholdReLU(0.5)),
-    anytime.Product(anytime.ThresholdReLU(0.5, mode="clamp")),
-    anytime.Product(anytime.AdaptiveReLU(1.0, (0.1, 0.2, 0.1), 0.3)),
+    anytime.Product(anytime.combine.Softplus()),
+    anytime.Product(anytime.combine.Sigmoid()),
+    anytime.Product(anytime.combine.Exponential()),
+    anytime.Product(anytime.combine.Heaviside()),
+    anytime.Product(anytime.combine.ClippedReLU(2.0)),
+    anytime.Product(anytime.combine.ThresholdReLU(0.5)),
+    anytime.Product(anytime.combine.ThresholdReLU(0.5, mode="clamp")),
+    anytime.Product(anytime.combine.AdaptiveReLU(1.0, (0.1, 0.2, 0.1), 0.3)),
     anytime.Product(weights="ones", shift="1/K"),
     anytime.Product(weights=(0.0, 1.0)),
     anytime.Mixture(),
-    anytime.Mixture(anytime.Softplus(), weights="linear"),
+    anytime.Mixture(anytime.combine.Softplus(), weights="linear"),
     Powers(past=(1.0, 0.5), now=(1.0, 0.7)),
     Scaled(anytime.Product(), (2.0, 0.5)),
     Tempered(anytime.Product(), (2.0, 0.5)),
@@ -140,7 +140,7 @@ def test_the_description_is_true_of_the_files(onnx_folder: Path) -> None:
     assert document["class_names"] == NAMES
     assert document["macs"] == [1.0, 3.0]
     assert (document["exits"], document["classes"], len(document["how_to_drive"])) == (2, 5, 5)
-    assert anytime.rule(document["rule"]) == RULE
+    assert anytime.parse_rule(document["rule"]) == RULE
     for stage in document["stages"]:
         session = runtime.InferenceSession(onnx_folder / stage["file"], providers=["CPUExecutionProvider"])
         for described, real in ((stage["inputs"], session.get_inputs()), (stage["outputs"], session.get_outputs())):

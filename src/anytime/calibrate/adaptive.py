@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_disjoint, check_labels, check_logits
-from anytime.combine import AdaptiveReLU, Product
-from anytime.combine import rule as read_rule
-from anytime.combine.activations import Gate
-from anytime.combine.thresholds import TOP
+from anytime.combine import AdaptiveReLU, Product, parse_rule
+from anytime.combine.activations import TOP, Gate
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import Summary, follow
@@ -52,13 +50,13 @@ class AdaptiveFit(Fitted, kind="adaptive threshold"):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "trials", tuple(Trial(*trial) for trial in self.trials))
-        if not isinstance(read_rule(self.text), Product):
+        if not isinstance(parse_rule(self.text), Product):
             raise OptionError(f"the rule is {self.text!r}", expected="a product", fix="fit it anew")
 
     @property
     def rule(self) -> Product:
         """The product with this threshold."""
-        found = read_rule(self.text)
+        found = parse_rule(self.text)
         assert isinstance(found, Product)
         return found
 

@@ -18,8 +18,17 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor
 
 from anytime.calibrate.tuning.tuned import TunedRule
-from anytime.checks import check_labels, check_logits, check_probabilities, check_scale, fingerprints
-from anytime.combine import Rule, rule
+from anytime.checks import (
+    check_choice,
+    check_fraction,
+    check_labels,
+    check_logits,
+    check_number,
+    check_probabilities,
+    check_scale,
+    fingerprints,
+)
+from anytime.combine import Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -192,8 +201,8 @@ def certify(
     rows, known = check_rows(logits, labels, probabilities=probabilities)
     rows, known = _unseen_rows([rule], rows, known)
     text, built = _fixed(rule)
-    check_drop(drop)
-    check_share("confidence", confidence)
+    check_number(drop, "drop", above=0, most=1)
+    check_fraction(confidence, "confidence")
     count = rows.shape[1]
     drops, losses = _count(built, rows, known, drop, strict)
     return Certificate.from_counts(
@@ -239,11 +248,10 @@ def certify_choice(
         strict: Count losses above `drop`, not at or above it.
     """
     rows, known = check_rows(logits, labels)
-    check_drop(drop)
-    check_share("at_most", at_most)
-    check_share("confidence", confidence)
-    if control not in get_args(Control):
-        raise OptionError(f"control is {control!r}", expected=" or ".join(map(repr, get_args(Control))), fix="leave it out")
+    check_number(drop, "drop", above=0, most=1)
+    check_fraction(at_most, "at_most")
+    check_fraction(confidence, "confidence")
+    check_choice(control, "control", get_args(Control))
     rows, known = _unseen_rows(rules, rows, known)
     family = [_fixed(one) for one in rules]
     if not family or (scores is not None and len(scores) != len(family)):
@@ -344,7 +352,7 @@ def _fixed(given: str | Rule[Any] | TunedRule) -> tuple[str, Rule[Any]]:
     if isinstance(given, TunedRule):
         return given.text, given.rule
     if isinstance(given, str):
-        return given.strip(), rule(given)
+        return given.strip(), parse_rule(given)
     if not isinstance(given, Rule):
         raise OptionError(f"the rule is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: Product()")
     return name_of(given), given
@@ -361,18 +369,6 @@ def check_rows(logits: Any, labels: Any, *, probabilities: bool = False) -> tupl
     if rows.shape[1] == 0:
         raise LabelError("there are no rows", expected="rows to count on", fix="give logits with labels")
     return rows, known
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse what is no share strictly between 0 and 1."""
-    if not 0 < value < 1:
-        raise OptionError(f"{name} is {value!r}", expected="a share between 0 and 1, such as 0.95", fix=f"correct {name}")
-
-
-def check_drop(value: float) -> None:
-    """Refuse what is no loss of probability."""
-    if not 0 < value <= 1:
-        raise OptionError(f"drop is {value!r}", expected="a probability above 0, at most 1", fix="0.1 is a usual choice")
 
 
 def _amount(promise: Certificate | ChoiceCertificate) -> str:

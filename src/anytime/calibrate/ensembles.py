@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anytime.checks import check_labels, check_logits, check_seed
-from anytime.combine import Rule
-from anytime.combine import rule as read_rule
+from anytime.checks import check_count, check_labels, check_logits, check_number, check_seed
+from anytime.combine import Rule, parse_rule
 from anytime.combine.learned import Arithmetic, Geometric, Rows
-from anytime.errors import LabelError, OptionError
+from anytime.errors import LabelError
 from anytime.fitted import Fitted
 
 Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -56,7 +55,7 @@ class FittedRule(Fitted, kind="fitted rule"):
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return read_rule(self.text)
+        return parse_rule(self.text)
 
 
 def fit_geometric(
@@ -147,7 +146,5 @@ def _batches(count: int, batch: int, epochs: int, generator: torch.Generator) ->
 
 def _check_options(epochs: int, batch: int, lr: float) -> None:
     for name, value in (("epochs", epochs), ("batch", batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix=f"leave {name} out")
-    if not 0 < lr < float("inf"):
-        raise OptionError(f"lr is {lr!r}", expected="a finite number above 0", fix="5e-4 is the published rate")
+        check_count(value, name)
+    check_number(lr, "lr", above=0)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate.temperature import fit_temperature
-from anytime.checks import check_labels, check_logits
+from anytime.checks import check_count, check_labels, check_logits, check_number
+from anytime.combine.base import LARGEST, SMALLEST
 from anytime.combine.powers import Powers, multiply
-from anytime.combine.rules import LARGEST, SMALLEST
-from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 
@@ -161,13 +160,6 @@ def _powers(logarithms: Tensor) -> Tensor:
 
 
 def _check_options(penalty: float, ignored: float, steps: int) -> None:
-    if not (isinstance(penalty, int | float) and 0 <= penalty <= LARGEST):
-        raise OptionError(
-            f"penalty is {penalty!r}", expected=f"a number from 0 to {LARGEST:g}", fix="leave penalty out: 3 is a good one"
-        )
-    if not (isinstance(ignored, int | float) and 0 <= ignored < 1):
-        raise OptionError(
-            f"ignored is {ignored!r}", expected="a number from 0 up to 1, a drop of probability", fix="leave ignored out"
-        )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise OptionError(f"steps is {steps!r}", expected="a whole number, at least 1", fix="leave steps out")
+    check_number(penalty, "penalty", low=0, most=LARGEST)
+    check_number(ignored, "ignored", low=0, below=1)
+    check_count(steps, "steps")

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_labels, check_logits
-from anytime.combine import Caching, Latest, Rule, Scaled, Tempered
-from anytime.combine import rule as rule_of
-from anytime.combine.rules import LARGEST, SMALLEST
+from anytime.combine import Caching, Latest, Rule, Scaled, Tempered, parse_rule
+from anytime.combine.base import LARGEST, SMALLEST
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import nll
@@ -64,7 +63,7 @@ class Temperature(Fitted, kind="temperature"):
             inner: The rule to put at them; by default the one they were fitted for. Temperatures of the softmax (fitted for
                 `Latest` or `Caching`) scale the logits before any rule. Those of another rule's answers belong to that rule.
         """
-        fitted = rule_of(self.inner)
+        fitted = parse_rule(self.inner)
         if _scales_logits(fitted):
             return Scaled(fitted if inner is None else inner, self.temperatures)
         if inner is not None and inner != fitted:
@@ -103,7 +102,9 @@ def fit_temperature(
         raise LabelError("there are no rows", expected="rows to learn from", fix="give held-out logits with labels")
     inner = Latest() if rule is None else rule
     if not isinstance(inner, Rule):
-        raise OptionError(f"rule is {inner!r}", expected="a rule, such as Product()", fix="anytime.rule('product') makes one")
+        raise OptionError(
+            f"rule is {inner!r}", expected="a rule, such as Product()", fix="anytime.parse_rule('product') makes one"
+        )
     scores = given if _scales_logits(inner) else inner.combine(given).log_probs
     found = [_fit_exit(now, wanted, 1 / high, 1 / low, exit) for exit, now in enumerate(scores)]
     return Temperature(

@@ -106,10 +106,10 @@ def _fit(
     variant: Variant, logits: Tensor, labels: Tensor, alpha: float, rule: str, *, simultaneous: bool, shared: bool, seed: int
 ) -> ConformalSets:
     from anytime.calibrate import fit_temperature
-    from anytime.combine import rule as read_rule
+    from anytime.combine import parse_rule
     from anytime.conformal import Raps, fit_sets, tuning_split
 
-    known, tune = read_rule(rule), variant == "original"
+    known, tune = parse_rule(rule), variant == "original"
     raps = Raps(alpha)
     if variant == "aps":
         raps = Raps(alpha, penalty=0.0)
@@ -122,13 +122,13 @@ def _fit(
 
 
 def _members(fitted: ConformalSets | NestedSets, logits: Tensor, seed: int) -> Tensor:
-    from anytime.combine import rule as read_rule
+    from anytime.combine import parse_rule
     from anytime.conformal import NestedSets, running_intersection
 
     if isinstance(fitted, NestedSets):
         return fitted(logits, seed=seed).members
     assert fitted.rule is not None  # fitted here, for a rule
-    members = fitted.sets(read_rule(fitted.rule)(logits).log_probs, seed=seed)
+    members = fitted.sets(parse_rule(fitted.rule)(logits).log_probs, seed=seed)
     return running_intersection(members) if fitted.simultaneous else members
 
 

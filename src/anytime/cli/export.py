@@ -66,9 +66,9 @@ def export(
 def _rule(text: str, opened: Opened) -> Rule[Any]:
     from anytime.calibrate import TunedRule
     from anytime.cli.rules import load_rule
-    from anytime.combine import rule
+    from anytime.combine import parse_rule
 
-    found = load_rule(Path(text)) if text.endswith(".json") else rule(text)
+    found = load_rule(Path(text)) if text.endswith(".json") else parse_rule(text)
     if isinstance(found, TunedRule):
         found.check_fits(opened.model.num_exits, opened.classes)
         return found.rule

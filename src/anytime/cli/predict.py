@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from anytime.errors import DeadlineTooShort, OptionError
+from anytime.errors import DeadlineTooShort
 from anytime.safe_text import print_safely as print
 from anytime.safe_text import printable
 
@@ -73,9 +73,10 @@ def predict(
     import warnings
 
     import anytime
+    from anytime.checks import check_count
     from anytime.cli.inputs import Description, open_any, read_input, shown
     from anytime.cli.stages import make_engine
-    from anytime.combine import rule as read_rule
+    from anytime.combine import parse_rule
     from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
     from anytime.errors import FewClassesWarning
@@ -83,9 +84,8 @@ def predict(
     from anytime.run import Budget
     from anytime.run.exported import ExportedModel
 
-    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else read_rule(rule)
-    if top < 1:
-        raise OptionError(f"--top is {top}", expected="at least 1", fix="leave it out")
+    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else parse_rule(rule)
+    check_count(top, "--top", fix="pass a whole number such as --top 3")
     opened = open_any(model, data, threads=threads, trust=trust)
     x, note = read_input(input, opened)
     fitted = [anytime.load(path) for path in calibration or ()]

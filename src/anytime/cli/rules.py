@@ -38,11 +38,11 @@ def rule_files(text: str) -> list[Path]:
 def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
     """One rule, named or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule
-    from anytime.combine import rule
+    from anytime.combine import parse_rule
     from anytime.evaluation.blocks import Rows
 
     if not text.endswith(".json"):
-        return rule(text)
+        return parse_rule(text)
     loaded = load_rule(Path(text))
     if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])

@@ -1,7 +1,7 @@
 """Rules by name, for command lines and files: `product`, `product(softplus, weights=ones)`, `caching(ties=later)`.
 
-The language is what `repr(rule)` prints, with names in any case, so a rule survives being written down and read back.
-It is parsed, never evaluated.
+The syntax is that of `repr(rule)`, with names in any case, so `parse_rule(repr(rule))` is the rule. It is parsed, never
+evaluated.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anytime.combine.activations import ClippedReLU, Exponential, Heaviside, ReLU, Sigmoid, Softplus, ThresholdReLU
+from anytime.combine.activations import (
+    AdaptiveReLU,
+    ClippedReLU,
+    Exponential,
+    Heaviside,
+    ReLU,
+    Sigmoid,
+    Softplus,
+    ThresholdReLU,
+)
+from anytime.combine.base import Rule
 from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.powers import Powers
-from anytime.combine.rules import Caching, Latest, Mixture, Product, Rule
+from anytime.combine.rules import Caching, Latest, Mixture, Product
 from anytime.combine.scaled import Cached, Scaled, Tempered
-from anytime.combine.thresholds import AdaptiveReLU
 from anytime.errors import OptionError
 
 RULES: Mapping[str, Callable[..., Rule[Any]]] = {
@@ -25,7 +34,7 @@ RULES: Mapping[str, Callable[..., Rule[Any]]] = {
     "product": Product,
     "mixture": Mixture,
 }
-# These cannot be made without the numbers they were fitted to, or without a rule to wrap.
+# These need the numbers that were fitted, or a rule to wrap.
 FITTED: Mapping[str, Callable[..., Rule[Any]]] = {
     "geometric": Geometric,
     "arithmetic": Arithmetic,
@@ -51,51 +60,48 @@ _KNOWN = {**RULES, **FITTED, **ACTIVATIONS}
 _HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"
 
 
-def rule(text: str) -> Rule[Any]:
-    """The rule that `text` names.
-
-    Args:
-        text: A name, or a name with arguments, as `repr` of a rule prints it.
+def parse_rule(text: str) -> Rule[Any]:
+    """The rule with this name, or name with arguments, as `repr` of a rule prints it.
 
     Example:
-        >>> rule("product(softplus, weights=ones)")
+        >>> parse_rule("product(softplus, weights=ones)")
         Product(activation=Softplus(), weights='ones', shift=0.0)
     """
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _unreadable(text) from None
-    found = _build(tree, text)
-    if isinstance(found, str) or not isinstance(found, Rule):
+    found = _build(_parse(text.strip(), text), text)
+    if not isinstance(found, Rule):
         raise _unknown(text, text.strip(), {**RULES, **FITTED})
     return found
 
 
-def rules_in(text: str) -> dict[str, Rule[Any]]:
-    """The rules in a list with commas, each under the text that names it.
+def parse_rules(text: str) -> dict[str, Rule[Any]]:
+    """The rules of a comma-separated list, by their texts.
 
-    >>> list(rules_in("latest, product(clipped(2), weights=ones)"))
+    >>> list(parse_rules("latest, product(clipped(2), weights=ones)"))
     ['latest', 'product(clipped(2), weights=ones)']
     """
     source = f"({text.strip()},)"
-    try:
-        tree = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _unreadable(text) from None
+    tree = _parse(source, text)
     parts = [str(ast.get_source_segment(source, part)) for part in tree.elts] if isinstance(tree, ast.Tuple) else []
     twice = next((part for part in parts if parts.count(part) > 1), None)
     if twice is not None:
-        raise OptionError(f"rule {twice!r} is named twice", expected="each rule once", fix="leave one out")
-    return {part: rule(part) for part in parts}
+        raise OptionError(f"rule {twice!r} is listed twice", expected="each rule once", fix=f"remove one {twice!r}")
+    return {part: parse_rule(part) for part in parts}
 
 
 def name_of(known: Rule[Any]) -> str:
-    """The shortest text that `rule` reads as this rule, or its `repr`.
+    """The shortest text that `parse_rule` reads as this rule, or its `repr`.
 
     >>> name_of(Product()), name_of(Caching(ties="later"))
     ('product', "Caching(ties='later')")
     """
     return next((name for name, make in RULES.items() if make() == known), repr(known))
+
+
+def _parse(source: str, text: str) -> ast.expr:
+    try:
+        return ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unreadable(text) from None
 
 
 def _build(node: ast.expr, text: str) -> Any:
@@ -127,7 +133,7 @@ def _make(known: Callable[..., Any], name: str, args: tuple[Any, ...], values: d
         raise OptionError(
             f"rule {text!r}: {name} does not take these arguments ({error})",
             expected=f"a rule {_HELP}",
-            fix=f"see help(anytime.{getattr(known, '__name__', name)})",
+            fix=f"see help(anytime.combine.{getattr(known, '__name__', name)})",
         ) from None
 
 
@@ -136,11 +142,11 @@ def _unknown(text: str, name: str, among: Mapping[str, Any]) -> OptionError:
     return OptionError(
         f"rule {text!r}: there is no {name!r}",
         expected=f"one of {', '.join(among)}",
-        fix=f"did you mean {close[0]!r}?" if close else f"a rule is written {_HELP}",
+        fix=f"did you mean {close[0]!r}?" if close else f"write a rule {_HELP}",
     )
 
 
 def _unreadable(text: str) -> OptionError:
     return OptionError(
-        f"rule {text!r} cannot be read", expected=f"a name or a name with arguments, {_HELP}", fix="check the brackets"
+        f"rule {text!r} cannot be parsed", expected=f"a name or a name with arguments, {_HELP}", fix="balance the brackets"
     )

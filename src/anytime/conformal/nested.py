@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import check_labels, check_logits, check_seed, check_step
+from anytime.checks import check_fraction, check_labels, check_logits, check_number, check_seed, check_step
 from anytime.errors import LabelError, OptionError, StateError
 from anytime.fitted import Fitted
 
@@ -75,7 +75,7 @@ class NestedSets(Fitted, kind="nested-sets"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_alpha(self.alpha)
+        check_fraction(self.alpha, "alpha")
         for name, values in (("thresholds", self.thresholds), ("coverage", self.coverage)):
             if len(values) != self.exits or not all(math.isfinite(value) for value in values):
                 raise OptionError(f"{name} are {values}", expected=f"{self.exits} finite numbers", fix="one an exit")
@@ -136,16 +136,14 @@ def fit_nested(
         raise_by: By how much it is raised at a time.
         seed: Of the draws, which are the same throughout the search.
     """
-    check_alpha(alpha)
+    check_fraction(alpha, "alpha")
     given = check_logits(logits)
     exits, rows, classes = given.shape
     wanted = check_labels(labels, batch=rows, classes=classes, device=given.device)
     if rows == 0:
         raise LabelError("there are no rows", expected="rows to choose thresholds on", fix="hold out some rows")
-    if not (math.isfinite(first) and 0 < raise_by < math.inf):
-        raise OptionError(
-            f"first {first}, raise_by {raise_by}", expected="finite numbers, raise_by above 0", fix="1.0 and 0.5 are usual"
-        )
+    check_number(first, "first")
+    check_number(raise_by, "raise_by", above=0)
     drawn = [log_gammas(now, [seed, _CALIBRATION, exit]) for exit, now in enumerate(given)]
 
     def of_labels(exit: int, threshold: float) -> Tensor:
@@ -206,9 +204,3 @@ def log_gammas(shapes: Tensor, seed: list[int]) -> Tensor:
     generator = np.random.default_rng([check_seed(part) for part in seed])
     drawn = np.log(generator.standard_gamma(positive + 1)) - generator.standard_exponential(positive.shape) / positive
     return torch.from_numpy(drawn).to(shapes.device)
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse anything but a number between 0 and 1."""
-    if not 0 < alpha < 1:
-        raise OptionError(f"alpha is {alpha}", expected="a number between 0 and 1", fix="0.05 is usual")

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_seed
-from anytime.conformal.nested import check_alpha
+from anytime.checks import as_tensor, check_count, check_fraction, check_seed
 from anytime.errors import DtypeError, InputError, OptionError, ShapeError, StateError
 from anytime.fitted import Fitted
 
@@ -155,7 +154,7 @@ class NestedIntervals(Fitted, kind="nested-intervals"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_alpha(self.alpha)
+        check_fraction(self.alpha, "alpha")
         if not len(self.means) == len(self.factors) == len(self.noises) == self.exits:
             raise OptionError(f"{len(self.means)} layers", expected=f"{self.exits}, one an exit", fix="fit them all")
         for mean, factor, noise in zip(self.means, self.factors, self.noises, strict=True):
@@ -173,9 +172,7 @@ class NestedIntervals(Fitted, kind="nested-intervals"):
             seed: Of the weights drawn.
             draws: How many draws to intersect: narrower intervals, with `guarantee(draws)` in place of 1 - alpha.
         """
-        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-            raise OptionError(f"draws is {draws!r}", expected="a whole number, at least 1", fix="1 is the default")
-        return IntervalsState(seed, draws)
+        return IntervalsState(seed, check_count(draws, "draws"))
 
     def step(self, state: IntervalsState, features: Any) -> tuple[IntervalsState, NestedInterval]:
         """Take the features of the next exit, `(batch, width)`; give the new state and the intervals so far."""
@@ -234,7 +231,7 @@ def fit_nested_intervals(features: Sequence[Any], targets: Any, *, alpha: float 
         >>> bool(fitted([rows[:5, :1], rows[:5]]).holds(rows[:5].sum(1)).all())
         True
     """
-    check_alpha(alpha)
+    check_fraction(alpha, "alpha")
     if not len(features):
         raise ShapeError("features of no exits", expected="one array an exit", fix="give a list")
     layers = [fit_linear(now, targets) for now in features]

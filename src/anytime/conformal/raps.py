@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import FewRowsWarning, OptionError, ShapeError
+from anytime.checks import check_choice, check_count, check_fraction, check_number
+from anytime.errors import FewRowsWarning, ShapeError
 from anytime.metrics.trajectories import above_zero
 
 Quantile = Literal["exact", "corrected", "plain"]
@@ -55,20 +56,11 @@ class Raps:
     empty: bool | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1 or self.penalty < 0 or not math.isfinite(self.penalty) or self.free < 0:
-            raise OptionError(
-                f"alpha {self.alpha}, penalty {self.penalty}, free {self.free}",
-                expected="alpha between 0 and 1, a penalty and a number of free ranks of at least 0",
-                fix="the paper uses alpha=0.05, penalty=0.01, free=5",
-            )
-        if self.variant not in ("paper", "original"):
-            raise OptionError(
-                f"variant is {self.variant!r}", expected="'paper' or 'original'", fix="see anytime.conformal.Raps"
-            )
-        if self.quantile not in get_args(Quantile):
-            raise OptionError(
-                f"quantile is {self.quantile!r}", expected="'exact', 'corrected' or 'plain'", fix="see anytime.conformal.Raps"
-            )
+        check_fraction(self.alpha, "alpha")
+        check_number(self.penalty, "penalty", low=0)
+        check_count(self.free, "free", low=0)
+        check_choice(self.variant, "variant", ("paper", "original"))
+        check_choice(self.quantile, "quantile", get_args(Quantile))
         if self.empty is None:
             object.__setattr__(self, "empty", self.variant == "paper")
 

@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_labels, check_logits, check_seed
-from anytime.combine import Rule
-from anytime.combine import rule as read_rule
+from anytime.checks import check_labels, check_log_probs, check_logits, check_seed
+from anytime.combine import Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.conformal.nesting import SetFigures, measure_sets
 from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
-from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
+from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
 
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
@@ -174,7 +173,7 @@ def fit_sets(
     if rule is None:
         log_probs, text = check_log_probs(logits), None
     else:
-        known = read_rule(rule) if isinstance(rule, str) else rule
+        known = parse_rule(rule) if isinstance(rule, str) else rule
         log_probs, text = known(check_logits(logits)).log_probs, name_of(known)
     exits, rows, classes = log_probs.shape
     wanted = check_labels(labels, batch=rows, classes=classes, device=log_probs.device)
@@ -218,28 +217,6 @@ def tuning_split(rows: int, seed: int) -> tuple[Tensor, Tensor]:
     if chosen == rows:
         raise ShapeError(f"{rows} rows to tune and calibrate on", expected="at least two", fix="hold out more rows")
     return order[:chosen].sort().values, order[chosen:].sort().values
-
-
-def check_log_probs(values: Any, name: str = "log_probs") -> Tensor:
-    """Log-probabilities of all exits, `(exits, batch, classes)`; `-inf` for classes outside the support."""
-    given = as_tensor(values, name)
-    if given.ndim != 3 or 0 in (given.shape[0], given.shape[2]):
-        raise ShapeError(
-            f"{name} has shape {tuple(given.shape)}",
-            expected="log-probabilities of shape (exits, batch, classes)",
-            fix="stack the exits along the first dimension",
-        )
-    if not given.is_floating_point():
-        raise DtypeError(f"{name} have element type {given.dtype}", expected="floating point numbers", fix="use .float()")
-    given = given if given.dtype in (torch.float32, torch.float64) else given.float()
-    sums = given.exp().sum(-1)
-    if not bool(((sums - 1).abs() < 0.01).all()):  # NaN among them fails too
-        raise ScaleError(
-            f"exponentials of rows of {name} sum to {float(sums.min()):.4g} … {float(sums.max()):.4g}",
-            expected="log-probabilities: the exponentials of each row sum to 1",
-            fix="give what a rule answers, rule(logits).log_probs",
-        )
-    return given
 
 
 def _together(raps: Raps, known: Tensor, scores: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import LARGEST_OLD_SEED, check_count, check_seed
-from anytime.errors import OptionError
+from anytime.checks import LARGEST_OLD_SEED, check_count, check_number, check_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,5 +74,4 @@ def make_curve(rows: int = 200, *, noise: float = 0.1, seed: int = 0) -> PointDa
 
 def _check(rows: int, noise: float) -> None:
     check_count(rows, "rows")
-    if not 0 <= noise < float("inf"):
-        raise OptionError(f"noise is {noise!r}", expected="a finite number, at least 0", fix="pass noise=0 for exact points")
+    check_number(noise, "noise", low=0)

@@ -93,11 +93,11 @@ class Followed:
 
     def room(self, rows: int) -> Followed:
         """Empty tensors of the same kinds for so many rows, on the CPU."""
-        return Followed(self.seen.room(rows), *(_room(values, rows) for values in (self.size, self.covered, self.odds)))
+        return Followed(self.seen.empty_like(rows), *(_room(values, rows) for values in (self.size, self.covered, self.odds)))
 
     def put(self, first: int, part: Followed) -> None:
         """Copy what became of some rows in, from row `first` on."""
-        self.seen.put(first, part.seen)
+        self.seen.write(first, part.seen)
         for mine, theirs in ((self.size, part.size), (self.covered, part.covered), (self.odds, part.odds)):
             if mine is not None and theirs is not None:
                 mine[:, first : first + theirs.shape[1]] = theirs

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import Certificate, PowersFit, Temperature, TunedRule, fit_powers, fit_temperature
-from anytime.calibrate.certify import check_drop, check_share
-from anytime.checks import check_costs, check_seed
-from anytime.combine import Caching, Rule, rule
+from anytime.checks import check_costs, check_fraction, check_number, check_seed
+from anytime.combine import Caching, Rule, parse_rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError
@@ -187,8 +186,8 @@ def measure_guarantees(
         >>> list(measure_guarantees(one, other).rules)
         ['latest', 'caching', 'product', 'scaled caching', 'fitted product']
     """
-    check_drop(drop)
-    check_share("confidence", confidence)
+    check_number(drop, "drop", above=0, most=1)
+    check_fraction(confidence, "confidence")
     check_seed(seed)
     rows, held_rows = (_labelled(given, probabilities, what) for given, what in ((test, "test"), (calibration, "calibration")))
     exits, samples, classes = rows.logits.shape
@@ -335,7 +334,7 @@ def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Rule[Any] | TunedRule
     if not isinstance(rules, Mapping):
         for given in [rules] if isinstance(rules, str) else rules:
             named[given.strip() if isinstance(given, str) else name_of(given)] = (
-                rule(given) if isinstance(given, str) else given
+                parse_rule(given) if isinstance(given, str) else given
             )
     if not named or {FITTED_PRODUCT, SCALED_CACHING} & set(named):
         raise OptionError(

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_costs, check_labels, check_logits, check_scale, check_seed
-from anytime.combine import Rule, rule
+from anytime.checks import as_tensor, check_costs, check_count, check_labels, check_logits, check_scale, check_seed
+from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
@@ -107,8 +107,8 @@ def evaluate(
     # Blocks are checked once, not once a rule.
     combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in named.items()}
     limits = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
-    if block_rows is not None and block_rows < 1:
-        raise OptionError(f"block_rows is {block_rows}", expected="at least 1", fix="leave it out")
+    if block_rows is not None:
+        check_count(block_rows, "block_rows")
     block = block_rows or block_size(exits, classes)
     split = Split.draw(samples, sets, seed, labelled=rows.labels is not None)
     summaries = {name: Summary(limits, labelled=rows.labels is not None, strict=strict) for name in combiners}
@@ -191,7 +191,7 @@ def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, An
             name = given.strip() if isinstance(given, str) else name_of(given)
             if name in named:
                 raise OptionError(f"rule {name!r} is named twice", expected="each rule once", fix="leave one out")
-            named[name] = rule(given) if isinstance(given, str) else given
+            named[name] = parse_rule(given) if isinstance(given, str) else given
     if not named:
         raise OptionError("no rules", expected="at least one rule", fix=f"the default is {', '.join(DEFAULT_RULES)}")
     for name, known in named.items():

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from anytime.errors import OptionError
+from anytime.checks import check_number
 
 ECE_BINS = 15
 ORACLE_BINS = 10_000
@@ -67,8 +67,7 @@ def oracle_accuracy(table: Tensor, *, fraction: float = ORACLE_FRACTION) -> Tens
         table: A histogram over confidence with many bins, `(exits, bins, 3)`.
         fraction: Share of inputs the oracle answers.
     """
-    if not 0 <= fraction <= 1:
-        raise OptionError(f"fraction is {fraction}", expected="a share between 0 and 1", fix="the paper uses 0.005")
+    check_number(fraction, "fraction", low=0, most=1)
     count, _, right = table.unbind(-1)
     total = count.sum(-1, keepdim=True).clamp(min=1)
     before = count.cumsum(-1) - count

@@ -50,8 +50,8 @@ class Trajectories:
             raise ShapeError("trajectories without labels", expected="labels", fix="pass labels to follow")
         return self.label.exp()
 
-    def room(self, rows: int) -> Trajectories:
-        """Empty trajectories of the same kinds for so many inputs, on the CPU, where they are added up."""
+    def empty_like(self, rows: int) -> Trajectories:
+        """Uninitialised trajectories of the same kinds for `rows` inputs, on the CPU."""
 
         def empty(name: str) -> Any:
             values = getattr(self, name)
@@ -59,8 +59,8 @@ class Trajectories:
 
         return Trajectories(**{field.name: empty(field.name) for field in fields(self)})
 
-    def put(self, first: int, part: Trajectories) -> None:
-        """Copy the trajectories of some inputs in, from input `first` on."""
+    def write(self, first: int, part: Trajectories) -> None:
+        """Copy the trajectories of some inputs into these, from input `first` on."""
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(part, field.name)
             if mine is not None:

@@ -76,9 +76,9 @@ class DViTConfig:
     performer_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        fractions = ("drop_path", "performer_dropout")
-        counts = [field.name for field in fields(self) if field.name not in ("unfolds", *fractions)]
-        check_config(self, counts={**dict.fromkeys(counts, _LARGEST), "depth": _DEEPEST}, fractions=fractions)
+        rates = ("drop_path", "performer_dropout")
+        counts = [field.name for field in fields(self) if field.name not in ("unfolds", *rates)]
+        check_config(self, counts={**dict.fromkeys(counts, _LARGEST), "depth": _DEEPEST}, rates=rates)
         object.__setattr__(self, "unfolds", _check_unfolds(self.unfolds))
         grids = [sides[-1] for sides in self.sides]
         require(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime.errors import OptionError, ShapeError
+from anytime.checks import check_fraction
+from anytime.errors import ShapeError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.config import check_config
 
@@ -106,8 +107,7 @@ def interval_score(lower: Tensor, upper: Tensor, target: Tensor, *, miss: float 
         >>> interval_score(torch.tensor(0.0), torch.tensor(2.0), torch.tensor([1.0, 3.0]), miss=0.5).tolist()
         [2.0, 6.0]
     """
-    if not 0 < miss < 1:
-        raise OptionError(f"miss is {miss!r}", expected="a fraction above 0 and below 1", fix="pass miss=0.05, the default")
+    check_fraction(miss, "miss")
     outside = (lower - target).clamp(min=0) + (target - upper).clamp(min=0)
     return upper - lower + 2 / miss * outside
 

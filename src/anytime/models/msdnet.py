@@ -10,17 +10,18 @@ Parameters have the names of the public PyTorch port, so its weights load unchan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import check_counts, check_number
 from anytime.models.base import Carry, MultiExit
-from anytime.models.config import check_config, check_images, is_number, require
+from anytime.models.config import check_config, check_images, require
 
 _HEAD_WIDTH = 128
 _LARGEST, _MOST_LAYERS = 1 << 20, 1_000
@@ -86,13 +87,14 @@ class MSDNetConfig:
         counts = ("classes", "exits", "base", "step", "channels", "growth", "image_size")
         check_config(self, counts=dict.fromkeys(counts, _LARGEST), choices=_CHOICES)
         for name in ("growth_factors", "bottleneck_factors"):
-            object.__setattr__(self, name, _check_factors(name, getattr(self, name)))
+            fix = f"pass {name}=(1, 2, 4) for CIFAR, (1, 2, 4, 4) for ImageNet"
+            object.__setattr__(self, name, check_counts(getattr(self, name), name, most=_LARGEST, fix=fix))
         self._check_scales()
-        in_range = is_number(self.reduction) and 0 < self.reduction <= 1
+        check_number(self.reduction, "reduction", above=0, most=1)
         require(
-            in_range and all(plan.reduced_width != 0 for plan in self.layers()),
-            f"reduction is {self.reduction!r}",
-            expected="a number above 0 and at most 1 that leaves at least one channel",
+            all(plan.reduced_width != 0 for plan in self.layers()),
+            f"reduction is {self.reduction!r}, which leaves no channels",
+            expected="at least one channel after each transition",
             fix="pass reduction=0.5, as published",
         )
 
@@ -346,17 +348,6 @@ def _he_init(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
-
-
-def _check_factors(name: str, values: Any) -> tuple[int, ...]:
-    factors = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else ()
-    require(
-        bool(factors) and all(type(factor) is int and 1 <= factor <= _LARGEST for factor in factors),
-        f"{name} is {values!r}",
-        expected="positive integers, one per scale from fine to coarse",
-        fix=f"pass {name}=(1, 2, 4) for CIFAR, (1, 2, 4, 4) for ImageNet",
-    )
-    return factors
 
 
 def _imagenet(step: int) -> MSDNetConfig:

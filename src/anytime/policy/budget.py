@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import check_costs, check_disjoint, check_labels
+from anytime.checks import check_costs, check_count, check_disjoint, check_labels
 from anytime.combine import Prediction
 from anytime.errors import OptionError, ShapeError
 from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_probability, check_prediction
@@ -205,8 +205,7 @@ def budget_curve(validation: Any, log_probs: Any, labels: Any, *, costs: Any, po
         )
     wanted = check_labels(labels, batch=batch, classes=classes, device=device)
     price = check_costs(costs, exits=exits).to(device)
-    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
-        raise OptionError(f"points is {points!r}", expected="a whole number, at least 1", fix="the papers take 39")
+    check_count(points, "points")
     check_disjoint(_telling(held.log_probs), _telling(answers.log_probs), names=("the thresholds", "the test"))
     held_sure, sure = held.log_odds.double(), answers.log_odds.double()
     values = tuple(point / 20 for point in range(1, points + 1))

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import check_number
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
 from anytime.models import Carry, StagedModel, is_staged
@@ -72,7 +73,7 @@ def run_batch(
             taken |= going & (sure > best[rows])
             best[rows] = torch.maximum(sure, best[rows])
         place = rows[taken]
-        answers.put(place, now.at(taken))
+        answers.write(place, now.at(taken))
         source[place] = exit + 1
         last[rows[going]] = exit + 1
         going = going & ~passed
@@ -100,5 +101,4 @@ def _check(model: Any, compact_when: float) -> None:
             expected="a model in eval mode",
             fix="call model.eval() first",
         )
-    if not 0 <= compact_when <= 1:
-        raise OptionError(f"compact_when is {compact_when!r}", expected="a share between 0 and 1", fix="leave it out")
+    check_number(compact_when, "compact_when", low=0, most=1)

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_costs, check_labels
+from anytime.checks import as_tensor, check_choice, check_costs, check_fraction, check_labels, check_number
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.metrics import brier
 from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_log_odds, check_prediction
@@ -193,7 +193,7 @@ def exit_losses(log_probs: Any, labels: Any, loss: Loss) -> Tensor:
     """
     prediction = check_prediction(log_probs)
     answers, given = prediction.log_probs, prediction.labels
-    _check_name("loss", loss, get_args(Loss))
+    check_choice(loss, "loss", get_args(Loss))
     if loss in _NEED_LABELS and labels is None:
         raise LabelError(
             f"got no labels for the loss {loss!r}",
@@ -229,7 +229,7 @@ def betting_bound(losses: Tensor, delta: float, *, largest: float = 1.0) -> Tens
         largest: What a loss is at most; there is no lower limit.
     """
     x = _check_draws(losses, largest)
-    _check_share("delta", delta, 1.0)
+    check_fraction(delta, "delta")
     rows = x.shape[-1]
     counts = torch.arange(2, rows + 2, device=x.device)
     mean = (0.5 + x.cumsum(-1)) / counts
@@ -255,7 +255,7 @@ def hoeffding_bentkus(losses: Tensor, epsilon: float, *, largest: float = 1.0, b
         binary: Whether a loss is either 0 (or negative) or `largest`; the p-value is then the exact binomial one.
     """
     scaled = _check_draws(losses, largest).clamp(min=0) / largest
-    _check_share("epsilon", epsilon, largest)
+    check_number(epsilon, "epsilon", above=0, below=largest)
     rows, share = scaled.shape[-1], epsilon / largest
     total = scaled.sum(-1)
     if binary:
@@ -292,20 +292,10 @@ def _bounds(losses: Tensor, loss: str, method: str, epsilon: float, delta: float
 
 
 def _check_options(loss: str, method: str, epsilon: float, delta: float) -> None:
-    _check_name("loss", loss, get_args(Loss))
-    _check_name("method", method, get_args(Method))
-    _check_share("epsilon", epsilon, LARGEST[loss])
-    _check_share("delta", delta, 1.0)
-
-
-def _check_name(what: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        raise OptionError(f"{what} is {name!r}", expected=f"one of {', '.join(known)}", fix="see anytime.policy.risk")
-
-
-def _check_share(name: str, value: float, limit: float) -> None:
-    if not 0 < value < limit:
-        raise OptionError(f"{name} is {value!r}", expected=f"above 0 and below {limit:g}", fix=f"try {name}=0.1")
+    check_choice(loss, "loss", get_args(Loss))
+    check_choice(method, "method", get_args(Method))
+    check_number(epsilon, "epsilon", above=0, below=LARGEST[loss])
+    check_fraction(delta, "delta")
 
 
 def _check_draws(losses: Tensor, largest: float) -> Tensor:

@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor
+from anytime.checks import check_choice, check_count, check_log_probs
 from anytime.combine import Prediction
-from anytime.combine.rules import CERTAIN
-from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
+from anytime.combine.base import CERTAIN
+from anytime.errors import OptionError
 from anytime.fitted import Fitted
 
 PolicyState = tuple[Tensor, ...]
@@ -34,8 +34,6 @@ Numbers = float | tuple[float, ...]
 
 Scale = Literal["probability", "log-odds"]
 """What a threshold on the confidence p is given as: p, or log p/(1 - p), which fitted thresholds are."""
-
-_ROUNDING = 0.01
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,7 @@ class Policy(ABC):
     def __post_init__(self) -> None:
         for name in self.per_exit:
             object.__setattr__(self, name, _numbers(name, getattr(self, name)))
-        if self.otherwise not in ("last", "surest"):
-            raise OptionError(
-                f"otherwise is {self.otherwise!r}", expected="'last' or 'surest'", fix="'last' is the last exit's answer"
-            )
+        check_choice(self.otherwise, "otherwise", ("last", "surest"))
 
     def start(self, batch: int, device: torch.device | None = None) -> PolicyState:
         """What is remembered before the first exit of `batch` inputs."""
@@ -233,8 +228,7 @@ class Patience(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise OptionError(f"count is {self.count!r}", expected="a whole number, at least 1", fix="2: two exits agree")
+        check_count(self.count, "count", fix="pass Patience(2) to stop when two exits agree")
 
     def start(self, batch: int, device: torch.device | None = None) -> PolicyState:
         nothing = torch.full((batch,), -1, device=device)
@@ -339,32 +333,6 @@ def check_prediction(values: Any, *, name: str = "log_probs") -> Prediction:
     return Prediction(log_probs, torch.zeros(log_probs.shape[:2], dtype=torch.bool, device=log_probs.device))
 
 
-def check_log_probs(values: Any, *, name: str = "log_probs") -> Tensor:
-    """A rule's answers at all exits, `(exits, batch, classes)`: logarithms of rows that sum to one, `-inf` for zero."""
-    log_probs = as_tensor(values, name)
-    if log_probs.ndim != 3 or log_probs.shape[0] == 0 or log_probs.shape[2] == 0:
-        raise ShapeError(
-            f"{name} has shape {tuple(log_probs.shape)}",
-            expected="a rule's answers at all exits, (exits, batch, classes)",
-            fix="call the rule on the logits of all exits: rule(logits)",
-        )
-    if not log_probs.is_floating_point():
-        raise DtypeError(
-            f"{name} have element type {log_probs.dtype}", expected="floating point numbers", fix="give rule(logits).log_probs"
-        )
-    log_probs = log_probs if log_probs.dtype in (torch.float32, torch.float64) else log_probs.float()
-    if log_probs.shape[1]:
-        off = (log_probs.logsumexp(-1).exp() - 1.0).abs()
-        if not bool((off < _ROUNDING).all()):  # NaN is refused too
-            exit, row = (int(place) for place in (~(off < _ROUNDING)).nonzero()[0])
-            raise ScaleError(
-                f"{name} of exit {exit + 1}, row {row} (rows count from 0) are not the logarithms of a distribution",
-                expected="log-probabilities, whose exponentials sum to 1",
-                fix="give rule(logits).log_probs; for plain softmax, anytime.Latest()(logits).log_probs",
-            )
-    return log_probs
-
-
 def _number(numbers: Numbers, exit: int) -> float:
     """The number of one exit."""
     return numbers[exit] if isinstance(numbers, tuple) else numbers
@@ -380,8 +348,7 @@ def _numbers(name: str, values: Any) -> Numbers:
 
 
 def _check_scale(scale: str) -> None:
-    if scale not in get_args(Scale):
-        raise OptionError(f"scale is {scale!r}", expected="'probability' or 'log-odds'", fix="leave it out: 'probability'")
+    check_choice(scale, "scale", get_args(Scale))
 
 
 def _is_number(value: Any) -> bool:

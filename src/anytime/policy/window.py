@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from anytime.checks import check_labels
+from anytime.checks import check_choice, check_count, check_labels, check_number
 from anytime.combine import Prediction
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.policy.stopping import FittedPolicy, Policy, Window, as_probability, check_prediction
@@ -132,16 +132,10 @@ def _labels(labels: Any, answers: Prediction) -> Tensor:
 
 
 def _check_options(aim: str, level: float, width: float) -> None:
-    if aim not in get_args(Aim):
-        raise OptionError(f"aim is {aim!r}", expected=f"one of {', '.join(get_args(Aim))}", fix="see fit_window")
+    check_choice(aim, "aim", get_args(Aim))
     for name, value in (("level", level), ("width", width)):
-        if not 0 <= value <= 1:
-            raise OptionError(f"{name} is {value!r}", expected="a share between 0 and 1", fix="0.1 is ten percentiles")
+        check_number(value, name, low=0, most=1)
 
 
 def _check_skip(skip: int, rows: int) -> int:
-    if not 0 <= skip < rows:
-        raise OptionError(
-            f"skip is {skip} with {rows} rows", expected=f"from 0 to {rows - 1}", fix="give more rows, or a smaller skip"
-        )
-    return skip
+    return check_count(skip, "skip", low=0, most=rows - 1, fix="pass more rows, or a smaller skip")

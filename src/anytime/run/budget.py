@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
+from anytime.checks import check_count, check_number
 from anytime.errors import OptionError
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -94,13 +95,11 @@ class Budget:
         if macs is not None and flops is not None:
             raise OptionError("macs and flops were both given", expected="one of them", fix="give macs alone")
         if flops is not None:
-            macs = _check_positive(flops, "flops") / 2
+            macs = check_number(flops, "flops", above=0) / 2
         elif macs is not None:
-            macs = _check_positive(macs, "macs")
+            macs = check_number(macs, "macs", above=0)
         if exits is not None:
-            if isinstance(exits, bool) or not isinstance(exits, Integral) or exits < 1:
-                raise OptionError(f"exits is {exits!r}", expected="a whole number, at least 1", fix="leave it out for all")
-            exits = int(exits)
+            exits = check_count(exits, "exits")
         if until is not None and (isinstance(until, type) or not (callable(until) or isinstance(until, Event))):
             raise OptionError(
                 f"until is {until!r}",
@@ -153,12 +152,6 @@ def make_budget(budget: Any = None, deadline: Duration | None = None) -> Budget:
     if deadline is None:
         return budget or _UNLIMITED
     return Budget(time=deadline) if budget is None else budget & Budget(time=deadline)
-
-
-def _check_positive(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < _as_float(value) < math.inf:
-        raise OptionError(f"{name} is {value!r}", expected="a positive, finite number", fix="leave it out for no such limit")
-    return float(value)
 
 
 def _as_float(value: Real) -> float:

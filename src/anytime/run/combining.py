@@ -15,8 +15,7 @@ from torch import Tensor
 
 from anytime.calibrate import PowersFit, Temperature, TunedRule
 from anytime.checks import check_logits, check_probabilities, check_scale
-from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State
-from anytime.combine import rule as read_rule
+from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State, parse_rule
 from anytime.combine.advice import default_rule
 from anytime.conformal import ConformalSets
 from anytime.errors import InputError, OptionError, ShapeError
@@ -145,7 +144,7 @@ def choose_rule(
         calibration: None, or a fitted object, or several: `Temperature`, `PowersFit`, `TunedRule`, `ConformalSets`.
         classes: How many there are, where that is known.
     """
-    chosen = read_rule(rule) if isinstance(rule, str) else rule
+    chosen = parse_rule(rule) if isinstance(rule, str) else rule
     sets: ConformalSets | None = None
     for fitted in calibration if isinstance(calibration, tuple | list) else (calibration,):
         match fitted:
@@ -157,7 +156,7 @@ def choose_rule(
                 chosen = _same(chosen, fitted.rule)
             case ConformalSets():
                 sets = fitted
-                chosen = chosen if fitted.rule is None else _same(chosen, read_rule(fitted.rule))
+                chosen = chosen if fitted.rule is None else _same(chosen, parse_rule(fitted.rule))
             case _:
                 raise OptionError(
                     f"calibration is {fitted!r}",

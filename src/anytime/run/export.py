@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.checks import check_costs, check_scale
-from anytime.combine.named import rule as rule_from_text
-from anytime.combine.rules import Rule
+from anytime.checks import check_choice, check_costs, check_scale
+from anytime.combine.base import Rule
+from anytime.combine.named import parse_rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.run.description import FORMAT, KIND, NAME, VERSION, Format, check_description
@@ -95,15 +95,14 @@ def export(
     Returns:
         The folder.
     """
-    if format not in get_args(Format):
-        raise OptionError(f"format is {format!r}", expected=" or ".join(get_args(Format)), fix="'onnx' runs everywhere")
+    check_choice(format, "format", get_args(Format))
     if not is_staged(model):
         raise OptionError(
             f"a {type(model).__name__} cannot be run stage by stage",
             expected="a model with stage(exit, carry), see anytime.models.is_staged",
             fix="attach the exits with method='trace', which says what is in the way",
         )
-    known = rule_from_text(rule) if isinstance(rule, str) else rule
+    known = parse_rule(rule) if isinstance(rule, str) else rule
     copy = copied(model)
     assert isinstance(copy, StagedModel)
     plans = _plans(copy, known, two_rows(example))

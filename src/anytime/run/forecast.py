@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from anytime.errors import OptionError
+from anytime.checks import check_count, check_number
 from anytime.run.forks import renew_in_children
 
 _CUT_OFF = ("thread", "asyncio")
@@ -173,10 +173,8 @@ class Forecast:
     """
 
     def __init__(self, *, quantile: float = 0.97, window: int = 100) -> None:
-        if not 0 < quantile <= 1:
-            raise OptionError(f"quantile is {quantile!r}", expected="a share above 0, at most 1", fix="0.97 is the default")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise OptionError(f"window is {window!r}", expected="a whole number, at least 1", fix="100 is the default")
+        check_number(quantile, "quantile", above=0, most=1)
+        check_count(window, "window")
         self._quantile, self._length = quantile, window
         self._stages: dict[int, OrderedDict[int, Window]] = {}
         self._handing: dict[str, Window] = {}

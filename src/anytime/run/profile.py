@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from anytime.checks import check_costs
+from anytime.checks import check_costs, check_count, check_counts
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.run.clock import Clock, MonotonicClock
@@ -132,9 +132,8 @@ def profile_model(
     """
     inputs = check_inputs(example)
     sizes = tuple(sorted(set(batch_sizes)))
-    for name, values in (("batch_sizes", sizes), ("repeats", (repeats,))):
-        if not values or any(isinstance(value, bool) or not isinstance(value, int) or value < 1 for value in values):
-            raise OptionError(f"{name} is {values}", expected="whole numbers, at least 1", fix=f"correct {name}")
+    check_counts(sizes, "batch_sizes", fix="pass batch sizes such as (1, 8)")
+    check_count(repeats, "repeats")
     time = clock or MonotonicClock()
     quantiles = torch.tensor(LEVELS, dtype=torch.float64)
     stages, totals, classes = [], [], None

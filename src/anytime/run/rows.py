@@ -85,7 +85,7 @@ class Rows:
             before = RowAnswers(now, nothing, nothing)
         answers = before.prediction.clone()
         used, source = before.exit.clone(), before.source.clone()
-        answers.put(place, now.at(taken))
+        answers.write(place, now.at(taken))
         used[going], source[place] = exit + 1, exit
         self._answers = RowAnswers(answers, used, source)
         return self._answers

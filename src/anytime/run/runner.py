@@ -21,9 +21,8 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor
 
-from anytime.checks import check_costs
-from anytime.combine import Intersection, Rule
-from anytime.combine import rule as read_rule
+from anytime.checks import check_choice, check_costs, check_count
+from anytime.combine import Intersection, Rule, parse_rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import IntervalMLP, MultiExit, measure_cost
@@ -448,7 +447,7 @@ def _count_classes(model: Any, *fitted: Any) -> int | None:
 
 def _rule_inside(model: ExportedModel, rule: Any, calibration: Any) -> Rule[Any]:
     """The rule of exported stages; one that the caller brings, or a calibration that would change it, is refused."""
-    inside = read_rule(model.rule)
+    inside = parse_rule(model.rule)
     if choose_rule(inside if rule is None else rule, calibration)[0] != inside:
         raise OptionError(
             f"the exported stages hold the rule {model.rule}",
@@ -460,8 +459,8 @@ def _rule_inside(model: ExportedModel, rule: Any, calibration: Any) -> Rule[Any]
 
 def _check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise OptionError(f"{name} is {value!r}", expected="a whole number, at least 1", fix="leave it out")
+        if value is not None:
+            check_count(value, name)
 
 
 def _check_forecast(forecast: Any) -> Forecast:
@@ -494,8 +493,7 @@ def _check_policy(policy: Any, rule: Any) -> Policy | FittedPolicy | None:
 
 
 def _make_prior(on_too_short: str, prior: Any, rule: Any, classes: int | None) -> Tensor | None:
-    if on_too_short not in ("raise", "prior"):
-        raise OptionError(f"on_too_short is {on_too_short!r}", expected="'raise' or 'prior'", fix="'raise' is the default")
+    check_choice(on_too_short, "on_too_short", ("raise", "prior"))
     if on_too_short == "raise":
         return None
     if isinstance(rule, Intersection):

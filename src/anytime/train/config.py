@@ -6,12 +6,11 @@ Two runs with the same recipe learn the same thing up to rounding, whatever the 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
-from anytime.checks import check_count, check_seed
+from anytime.checks import check_choice, check_count, check_flag, check_number, check_seed
 from anytime.errors import OptionError
 
 Schedule = Literal["step", "cosine", "linear"]
@@ -40,8 +39,8 @@ class Distillation:
     def __post_init__(self) -> None:
         if isinstance(self.teacher, bool) or not isinstance(self.teacher, int):
             raise OptionError(f"teacher is {self.teacher!r}", expected="the number of an exit", fix="-1 is the last")
-        _number("share", self.share, 0, 1)
-        _number("temperature", self.temperature, 0, math.inf, above=True)
+        check_number(self.share, "share", low=0, most=1)
+        check_number(self.temperature, "temperature", above=0)
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,12 @@ class L2W:
     meta_weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        _number("strength", self.strength, 0, math.inf)
-        _choice("centring", self.centring, get_args(Centring))
-        _number("ratio", self.ratio, 0, math.inf, above=True)
+        check_number(self.strength, "strength", low=0)
+        check_choice(self.centring, "centring", get_args(Centring))
+        check_number(self.ratio, "ratio", above=0)
         check_count(self.meta_every, "meta_every")
-        _number("meta_lr", self.meta_lr, 0, math.inf)
-        _number("meta_weight_decay", self.meta_weight_decay, 0, math.inf)
+        check_number(self.meta_lr, "meta_lr", low=0)
+        check_number(self.meta_weight_decay, "meta_weight_decay", low=0)
 
 
 @dataclass(frozen=True)
@@ -130,18 +129,18 @@ class TrainConfig:
         check_count(self.batch, "batch", most=_MOST)
         check_seed(self.seed)
         for name in ("lr", "head_rate"):
-            _number(name, getattr(self, name), 0, math.inf, above=True)
-        _number("momentum", self.momentum, 0, 1)
-        _number("weight_decay", self.weight_decay, 0, math.inf)
-        _number("warmup", self.warmup, 0, self.epochs)
-        _number("product_from", self.product_from, 0, 1)
-        _choice("optimizer", self.optimizer, get_args(OptimizerName))
-        _choice("schedule", self.schedule, get_args(Schedule))
-        _choice("objective", self.objective, get_args(Objective))
+            check_number(getattr(self, name), name, above=0)
+        check_number(self.momentum, "momentum", low=0, most=1)
+        check_number(self.weight_decay, "weight_decay", low=0)
+        check_number(self.warmup, "warmup", low=0, most=self.epochs)
+        check_number(self.product_from, "product_from", low=0, most=1)
+        check_choice(self.optimizer, "optimizer", get_args(OptimizerName))
+        check_choice(self.schedule, "schedule", get_args(Schedule))
+        check_choice(self.objective, "objective", get_args(Objective))
         for name in ("nesterov", "augment", "hold_statistics"):
-            _choice(name, getattr(self, name), (True, False))
+            check_flag(getattr(self, name), name)
         if self.exit_weights is not None:
-            object.__setattr__(self, "exit_weights", _numbers("exit_weights", self.exit_weights, 0, math.inf))
+            object.__setattr__(self, "exit_weights", _numbers("exit_weights", self.exit_weights, 0, sys.float_info.max))
         object.__setattr__(self, "milestones", _numbers("milestones", self.milestones, 0, 1))
         if not isinstance(self.frozen, tuple | list) or not all(isinstance(name, str) for name in self.frozen):
             raise OptionError(f"frozen is {self.frozen!r}", expected="a tuple of names of modules", fix="('blocks',)")
@@ -193,9 +192,9 @@ class Hardware:
     streams: bool = False
 
     def __post_init__(self) -> None:
-        _choice("precision", self.precision, get_args(Precision))
+        check_choice(self.precision, "precision", get_args(Precision))
         for name in ("channels_last", "graph", "compile", "fused", "streams"):
-            _choice(name, getattr(self, name), (True, False))
+            check_flag(getattr(self, name), name)
         if (self.graph or self.streams) and not self.device.startswith("cuda"):
             raise OptionError(
                 f"a CUDA graph or streams were asked for on {self.device}",
@@ -245,24 +244,9 @@ def _known(kind: type[Any], values: dict[str, Any]) -> None:
         )
 
 
-def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
-    # Compared, not converted: a whole number may be beyond all floats.
-    good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= min(high, sys.float_info.max)
-    if not good or (above and value == low):
-        upto = "" if math.isinf(high) else f" and at most {high:g}"
-        expected = f"a number {'above' if above else 'of at least'} {low:g}{upto}"
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")
-
-
 def _numbers(name: str, values: Any, low: float, high: float) -> tuple[float, ...]:
     if not isinstance(values, tuple | list):
         raise OptionError(f"{name} is {values!r}", expected="a list of numbers", fix=f"write {name} as a list")
     for value in values:
-        _number(name, value, low, high)
+        check_number(value, name, low=low, most=high)
     return tuple(float(value) for value in values)
-
-
-def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")

@@ -18,7 +18,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from anytime.checks import check_seed
+from anytime.checks import check_choice, check_seed
 from anytime.errors import OptionError, ShapeError
 
 Structure = Literal["kron", "full", "diag"]
@@ -237,12 +237,7 @@ def stored_curvature(structure: Structure, tensors: Mapping[str, Tensor], *, cla
 
 def check_structure(structure: str) -> Structure:
     """A structure by its name."""
-    if structure not in get_args(Structure):
-        raise OptionError(
-            f"structure is {structure!r}",
-            expected=" or ".join(repr(name) for name in get_args(Structure)),
-            fix="'kron' is the default; 'full' is exact and for small heads",
-        )
+    check_choice(structure, "structure", get_args(Structure))
     return structure  # type: ignore[return-value]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anytime.calibrate.laplace.curvature import Curvature, Structure, stored_curvature
-from anytime.checks import as_tensor, check_labels, check_step
+from anytime.checks import as_tensor, check_count, check_labels, check_step
 from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
 from anytime.fitted import Fitted
 
@@ -82,11 +82,7 @@ class FittedHeads(Fitted):
 
     def index(self, exit: int) -> int:
         """The place of an exit, from 0, that a caller names by its number, from 1."""
-        if isinstance(exit, bool) or not isinstance(exit, int) or not 1 <= exit <= self.exits:
-            raise OptionError(
-                f"exit is {exit!r}", expected=f"a whole number from 1 to {self.exits}", fix="give the number of an exit, from 1"
-            )
-        return exit - 1
+        return check_count(exit, "exit", most=self.exits) - 1
 
     def head(self, index: int) -> Head:
         """The linear layer of one exit, by its place, from 0."""
@@ -140,15 +136,12 @@ def check_total(rows: int | None, seen: int) -> int:
         raise LabelError("there are no rows", expected="rows to fit to", fix="give features with labels")
     if rows is None:
         return seen
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < seen:
-        raise OptionError(f"rows is {rows!r}", expected=f"a whole number, at least the {seen} rows given", fix="leave rows out")
-    return rows
+    return check_count(rows, "rows", low=seen, fix="leave rows out to count the rows given")
 
 
 def check_samples(samples: int) -> None:
     """Refuse a number of samples that is none."""
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise OptionError(f"samples is {samples!r}", expected="a whole number, at least 1", fix="100 is usual")
+    check_count(samples, "samples")
 
 
 def _head(layer: Layer, exit: int) -> Head:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from anytime.calibrate.laplace.curvature import Curvature, Structure, Sums, blocks, draw, log_mean_softmax
 from anytime.calibrate.laplace.last_layer import FittedHeads, Head, Layer, check_batch, check_layers, check_samples, check_total
-from anytime.checks import check_disjoint
+from anytime.checks import check_choice, check_disjoint, check_number
 from anytime.errors import LabelError, OptionError
 from anytime.models.attach.probe import evaluating
 from anytime.models.base import ExitModel
@@ -268,16 +268,11 @@ def check_prior(prior_precision: Prior, method: Method = "probit") -> None:
 
 
 def _check_number(prior: Any) -> None:
-    valid = isinstance(prior, int | float) and not isinstance(prior, bool) and 0 < prior < math.inf
-    if not valid:
-        raise OptionError(
-            f"prior_precision is {prior!r}", expected="a finite number above 0, 'evidence' or 'grid'", fix="leave it out"
-        )
+    check_number(prior, "prior_precision", above=0, fix="pass a number, 'evidence' or 'grid'")
 
 
 def _check_method(method: str) -> None:
-    if method not in ("probit", "sampled"):
-        raise OptionError(f"method is {method!r}", expected="'probit' or 'sampled'", fix="'probit' is the default")
+    check_choice(method, "method", ("probit", "sampled"))
 
 
 def _features(model: ExitModel, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[Batch]:

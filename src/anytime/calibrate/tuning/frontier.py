@@ -19,15 +19,13 @@ from anytime.calibrate.certify import (
     ChoiceCertificate,
     Control,
     certify_choice,
-    check_drop,
     check_rows,
-    check_share,
     follow_blocks,
 )
 from anytime.calibrate.tuning.family import PENALTIES, members
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
-from anytime.checks import check_seed, fingerprints
-from anytime.combine import Rule, rule
+from anytime.checks import check_fraction, check_number, check_seed, fingerprints
+from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -51,7 +49,7 @@ class Candidate:
     Attributes:
         name: Short, for tables.
         family: Which part of the family it belongs to.
-        text: The rule, as `anytime.rule` reads it.
+        text: The rule, as `anytime.parse_rule` reads it.
         figures: Means over the exits of `accuracy`, `ece` and `nll`; under `drop_0.1` the share of inputs that lose 0.1.
     """
 
@@ -63,7 +61,7 @@ class Candidate:
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return rule(self.text)
+        return parse_rule(self.text)
 
     def dominates(self, other: Candidate, figures: Sequence[str]) -> bool:
         """Whether it is at least as good in all of these figures, and better in one."""
@@ -341,7 +339,7 @@ def tune(
     """
     rows, known = check_rows(logits, labels)
     limits = _check_drops(drops)
-    check_share("fitting", fitting)
+    check_fraction(fitting, "fitting")
     count = rows.shape[1]
     if count < FEWEST:
         raise LabelError(f"there are {count} rows", expected=f"at least {FEWEST}", fix="give more held-out rows")
@@ -423,7 +421,7 @@ def _check_drops(drops: float | Sequence[float]) -> tuple[float, ...]:
     if not limits:
         raise OptionError("no drops to count", expected="at least one", fix="0.1 is a usual choice")
     for limit in limits:
-        check_drop(limit)
+        check_number(limit, "drop", above=0, most=1)
     if len({drop_name(limit) for limit in limits}) < len(limits):
         raise OptionError(f"drops are {limits}", expected="each once", fix="leave one out")
     return limits

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from anytime.checks import check_logits, shared_rows
-from anytime.combine import Prediction, Rule, rule
+from anytime.combine import Prediction, Rule, parse_rule
 from anytime.fitted import Fitted
 
 
@@ -23,7 +23,7 @@ class TunedRule(Fitted, kind="rule", version=2):
     Args:
         exits: How many exits it was tuned for.
         classes: How many classes.
-        text: The rule, as `anytime.rule` reads it.
+        text: The rule, as `anytime.parse_rule` reads it.
         name: What it is called in the table it was chosen from.
         wish: What was asked for, in words.
         figures: What it did on the rows it was chosen on; it was chosen for them, so expect a little less elsewhere.
@@ -42,12 +42,12 @@ class TunedRule(Fitted, kind="rule", version=2):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule(self.text)
+        parse_rule(self.text)
 
     @property
     def rule(self) -> Rule[Any]:
         """The rule."""
-        return rule(self.text)
+        return parse_rule(self.text)
 
     def __call__(self, logits: Any) -> Prediction:
         """The prediction at every exit from logits `(exits, batch, classes)` of the model it was tuned for."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from anytime.checks import check_choice
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
@@ -21,7 +22,6 @@ from anytime.models.attach.places import Location, visit_places
 from anytime.models.attach.probe import Visit, check_example, evaluating, logits_of
 from anytime.models.attach.traced import Stages, Trace, UntraceableError, traced_through
 from anytime.models.base import Carry, MultiExit
-from anytime.models.config import check_choice
 from anytime.models.modes import without_autocast
 
 Head = Callable[[tuple[int, ...]], nn.Module]

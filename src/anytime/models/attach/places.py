@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
 from anytime.models.attach.probe import Probe, Visit, probe
-from anytime.models.config import is_number
 
 Location = str | float
 """The name of a submodule, or a fraction of the MACs above 0 and below 1."""
@@ -51,7 +50,7 @@ def _by_name(module: nn.Module, name: str) -> nn.Module:
 
 def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> nn.Module:
     """The block whose end is nearest to a fraction of the MACs; the last of several that end at the same fraction."""
-    if not is_number(fraction) or not 0 < fraction < 1:
+    if not isinstance(fraction, float) or not 0 < fraction < 1:
         raise OptionError(
             f"an exit is at {fraction!r}",
             expected="the name of a submodule, or a fraction of the MACs above 0 and below 1",

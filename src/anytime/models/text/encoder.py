@@ -11,7 +11,6 @@ the first in bfloat16 and the second in float32. Nothing here looks at numbers, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anytime.checks import check_choice, check_count, check_fraction, check_number
 from anytime.errors import DtypeError, InputError, OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.layers import LayerNorm, Linear
@@ -73,19 +73,16 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("classes", "width", "heads", "intermediate", "max_length", "types"):
-            _check_whole(name, getattr(self, name), 1, _LARGEST)
-        _check_whole("vocabulary", self.vocabulary, 1, _MOST_PIECES)
+            check_count(getattr(self, name), name, most=_LARGEST)
+        check_count(self.vocabulary, "vocabulary", most=_MOST_PIECES)
         if self.embedding is not None:
-            _check_whole("embedding", self.embedding, 1, _LARGEST)
-        _check_whole("pad", self.pad, 0, self.vocabulary - 1)
+            check_count(self.embedding, "embedding", most=_LARGEST)
+        check_count(self.pad, "pad", low=0, most=self.vocabulary - 1)
         object.__setattr__(self, "layers", check_places(self.layers))
         for name, known in (("head", get_args(Head)), ("pool", get_args(Pool))):
-            if getattr(self, name) not in known:
-                raise _wrong(name, getattr(self, name), " or ".join(map(repr, known)))
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise _wrong("dropout", self.dropout, "a number from 0 to below 1")
-        if not _is_number(self.norm_eps) or not 0 < self.norm_eps < 1:
-            raise _wrong("norm_eps", self.norm_eps, "a number above 0 and below 1")
+            check_choice(getattr(self, name), name, known)
+        check_number(self.dropout, "dropout", low=0, below=1)
+        check_fraction(self.norm_eps, "norm_eps")
         if self.width % self.heads:
             raise OptionError(
                 f"width is {self.width} with {self.heads} heads",
@@ -316,15 +313,6 @@ def check_places(layers: Any) -> tuple[int, ...]:
     if not places or not whole or list(places) != sorted(set(places)):
         raise _wrong("layers", layers, f"ascending numbers of layers, from 1 to at most {DEEPEST}")
     return places
-
-
-def _check_whole(name: str, value: Any, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise _wrong(name, value, f"a whole number from {low} to {high}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _wrong(name: str, value: Any, expected: str) -> OptionError:

@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from anytime.errors import DeviceError, OptionError
+from anytime.checks import check_choice, check_counts
+from anytime.errors import DeviceError
 from anytime.models.base import Carry, StagedModel
 from anytime.models.branches import run_paths_side_by_side
 from anytime.models.modes import without_autocast
@@ -442,8 +443,5 @@ def _cuda_graphs(where: torch.device, precision: Precision) -> CudaGraphs:
 
 
 def _check_options(sizes: Sequence[int], precision: str) -> None:
-    if not sizes or any(type(size) is not int or size < 1 for size in sizes):
-        raise OptionError(f"sizes are {sizes!r}", expected="whole numbers of at least 1", fix="(1, 8, 64), for one")
-    if precision not in get_args(Precision):
-        known = ", ".join(get_args(Precision))
-        raise OptionError(f"precision is {precision!r}", expected=f"one of {known}", fix="'float32' is the model's own")
+    check_counts(sizes, "sizes", fix="pass batch sizes such as (1, 8, 64)")
+    check_choice(precision, "precision", get_args(Precision))
