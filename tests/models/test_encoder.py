@@ -165,8 +165,8 @@ def test_rows_may_be_dropped_and_padding_cut_between_stages(head: str, pool: str
     ids = rows(9, 3, 4, 12)
     carry, _ = network.stage(0, (ids,))
     carry = tuple(tensor[[1, 2]] for tensor in carry)
-    pieces, hidden, *pooled = carry
-    cut = (pieces[:, :4], hidden[:, :4], *pooled)
+    ids, hidden, *pooled = carry
+    cut = (ids[:, :4], hidden[:, :4], *pooled)
     for exit in (1, 2):
         carry, logits = network.stage(exit, carry)
         cut, from_cut = network.stage(exit, cut)
@@ -376,20 +376,20 @@ def test_a_config_comes_back_from_lists() -> None:
     ids=["floats", "one row", "too long", "empty"],
 )
 def test_an_input_of_another_shape_or_type_is_refused(ids: Tensor, error: type[Exception]) -> None:
-    with pytest.raises(error, match="word pieces have"):
+    with pytest.raises(error, match="token ids have"):
         next(made().exits(ids))
 
 
 @pytest.mark.parametrize("given", ["who wrote it", ["who", "where"], {"input_ids": torch.ones(1, 3).long()}], ids=str)
-def test_a_text_in_place_of_its_pieces_is_refused(given: Any) -> None:
-    with pytest.raises(DtypeError, match=f"a {type(given).__name__} came") as caught:
+def test_a_text_in_place_of_token_ids_is_refused(given: Any) -> None:
+    with pytest.raises(DtypeError, match=f"the input is a {type(given).__name__}") as caught:
         made()(given)
     assert "WordPiece.encode" in caught.value.fix
 
 
 @pytest.mark.parametrize("piece", [-1, 40])
-def test_pieces_that_the_vocabulary_has_not_are_named(piece: int) -> None:
-    with pytest.raises(InputError, match=rf"numbers from {min(piece, 3)} to {max(piece, 3)}"):
+def test_token_ids_outside_of_the_vocabulary_are_named(piece: int) -> None:
+    with pytest.raises(InputError, match=rf"token ids range from {min(piece, 3)} to {max(piece, 3)}"):
         made()(torch.tensor([[3, piece]]))
 
 
@@ -464,7 +464,7 @@ def test_a_pooler_that_is_missing_is_told() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda w: w.pop("encoder.layer.2.output.dense.bias"), InputError, r"no encoder\.layer\.2\.output\.dense\.bias"),
+        (lambda w: w.pop("encoder.layer.2.output.dense.bias"), InputError, r"encoder\.layer\.2\.output\.dense\.bias is not"),
         (lambda w: w.update({"embeddings.LayerNorm.bias": torch.zeros(3)}), ShapeError, r"Norm\.bias have shape \(3,\)"),
         (lambda w: w.update({"encoder.layer.1.attention.self.key.weight": torch.zeros(16, 3)}), ShapeError, r"\(16, 3\)"),
         (lambda w: w.update({"embeddings.position_embeddings.weight": torch.zeros(5, 16)}), ShapeError, r"\(5, 16\)"),
@@ -518,13 +518,13 @@ def test_an_encoder_comes_from_a_folder(tmp_path: Path, inside: str, name: str) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "of the kind 'gpt2'"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
-        ({"position_embedding_type": "relative_key"}, "positions are relative_key"),
-        ({"is_decoder": True}, "from left to right only"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True"),
         ({"vocab_size": "many"}, "no vocab_size"),
         ({"pad_token_id": None}, "no pad_token_id"),
-        ({"num_hidden_layers": 10**12}, "has 1000000000000 layers"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
     ],
     ids=str,
 )
@@ -551,7 +551,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not JSON"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(FormatError, match="of the kind None"):
+    with pytest.raises(FormatError, match="model_type is None"):
         load_pretrained(tmp_path)
 
 
@@ -613,8 +613,8 @@ def test_exits_after_layers_that_are_not_there_are_refused(layers: Any) -> None:
         pretrained.describe(SHAPE, layers=layers)
 
 
-def test_a_model_that_is_no_encoder_is_refused() -> None:
-    with pytest.raises(OptionError, match="of the kind None"):
+def test_a_model_that_is_not_an_encoder_is_refused() -> None:
+    with pytest.raises(OptionError, match="model_type is None"):
         EncoderExits.from_transformers(nn.Linear(2, 2), classes=4)
 
 
