@@ -165,8 +165,8 @@ def test_rows_may_be_dropped_and_padding_cut_between_stages(head: str, pool: str
     ids = rows(9, 3, 4, 12)
     carry, _ = network.stage(0, (ids,))
     carry = tuple(tensor[[1, 2]] for tensor in carry)
-    ids, hidden, *pooled = carry
-    cut = (ids[:, :4], hidden[:, :4], *pooled)
+    tokens, hidden, *pooled = carry
+    cut = (tokens[:, :4], hidden[:, :4], *pooled)
     for exit in (1, 2):
         carry, logits = network.stage(exit, carry)
         cut, from_cut = network.stage(exit, cut)

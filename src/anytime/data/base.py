@@ -56,14 +56,17 @@ class LabelledRows:
 
     def take(self, index: Tensor, *, split: str | None = None) -> Self:
         """Select the rows at `index`, in that order."""
-        data: Any = self
-        return replace(data, split=split or self.split, **{name: _pick(getattr(self, name), index) for name in self.per_row})
+        return self._replace(split=split or self.split, **{name: _pick(getattr(self, name), index) for name in self.per_row})
 
     def to(self, device: torch.device | str) -> Self:
         """Move all tensors to a device."""
+        values = {name: getattr(self, name) for name in self.per_row}
+        return self._replace(**{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+    def _replace(self, **changes: Any) -> Self:
         data: Any = self
-        tensors = {name: getattr(self, name) for name in self.per_row}
-        return replace(data, **{name: value.to(device) for name, value in tensors.items() if isinstance(value, Tensor)})
+        changed: Self = replace(data, **changes)
+        return changed
 
 
 @dataclass(frozen=True, eq=False)

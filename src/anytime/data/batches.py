@@ -58,7 +58,7 @@ def plan_batches(
     else:
         drawn = torch.randperm(len(lengths), generator=generator)[: len(lengths) // batch * batch]
         order = drawn[fitting[drawn].argsort(stable=True)]
-    parts = order.split(batch) if len(order) else ()
+    parts = [order[start : start + batch] for start in range(0, len(order), batch)]
     plan = [Batch(part, int(ends[fitting[part].max()])) for part in parts]
     if generator is None:
         return plan

@@ -70,8 +70,9 @@ class ImageFolders(StreamedImages):
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
         waiting: deque[list[Future[NDArray[np.uint8]]]] = deque()
         try:
-            for part in index.split(batch) if len(index) else ():
-                waiting.append([pool.submit(self._read, at, int(rows[at]), draws) for at in part.tolist()])
+            for start in range(0, len(index), batch):
+                part = index[start : start + batch].tolist()
+                waiting.append([pool.submit(self._read, at, int(rows[at]), draws) for at in part])
                 if len(waiting) > _AHEAD:
                     yield _stack(waiting.popleft())
             while waiting:

@@ -29,4 +29,5 @@ def mlp(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
 
 def multi_head(qkv: Tensor, heads: int) -> Tensor:
     """Split the output of a joint projection: `(batch, tokens, 3 · width)` to `(3, batch, heads, tokens, width / heads)`."""
-    return qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    batch, tokens, width = qkv.shape
+    return qkv.view(batch, tokens, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime.models.attach.exits import AttachedExits, Location, Statistics
+from anytime.models.attach.exits import AttachedExits, Statistics
 from anytime.models.attach.heads import PooledHead
+from anytime.models.attach.places import Location
 from anytime.models.config import check_config, require
 from anytime.models.ztw import cascade_heads
 

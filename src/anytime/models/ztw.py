@@ -13,8 +13,9 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
-from anytime.models.attach.exits import AttachedExits, Head, Location, Method, Statistics
+from anytime.models.attach.exits import AttachedExits, Head, Method, Statistics
 from anytime.models.attach.heads import pooling
+from anytime.models.attach.places import Location
 
 
 class CascadeHead(nn.Module):
