@@ -77,7 +77,7 @@ def tiny() -> DViT:
     ],
     ids=["three", "one block", "two", "no performer"],
 )
-def test_every_kind_keeps_the_laws_of_a_model(config: DViTConfig) -> None:
+def test_every_kind_passes_check_model(config: DViTConfig) -> None:
     torch.manual_seed(0)
     check_model(DViT(config), images_for(config), classes=4)
 
@@ -307,7 +307,7 @@ def test_the_last_network_reads_only_the_one_before_it(tiny: DViT) -> None:
         torch.testing.assert_close(tiny.networks[2](x, upstream)[0], tiny(x)[2])
 
 
-def test_a_network_does_not_run_before_its_exit_is_asked_for(tiny: DViT) -> None:
+def test_a_network_does_not_run_before_its_exit_is_requested(tiny: DViT) -> None:
     ran: list[int] = []
     handles = [
         module.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
@@ -373,7 +373,7 @@ def test_drop_path_rises_from_nothing_and_spares_evaluation() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_training_step_never_looks_at_numbers(dtype: torch.dtype) -> None:
+def test_a_training_step_never_depends_on_values(dtype: torch.dtype) -> None:
     """Where there are only shapes, anything that waits for a number (`item`, a branch on data) is an error."""
     network = on_meta(CIFAR).to(dtype).train()
     logits = network(images_for(CIFAR, 4, device="meta", dtype=dtype))
@@ -427,7 +427,7 @@ def test_a_few_steps_of_training_lower_the_loss_at_every_exit() -> None:
     assert (losses[-1] < 0.9 * losses[0]).all()  # 0.6 to 0.72 with other seeds
 
 
-def test_a_config_comes_back_from_lists() -> None:
+def test_a_config_is_restored_from_lists() -> None:
     settings = asdict(CIFAR)
     settings["unfolds"] = [[list(cut) for cut in cuts] for cuts in settings["unfolds"]]
     assert DViTConfig(**settings) == CIFAR

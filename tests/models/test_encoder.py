@@ -127,7 +127,7 @@ def test_logits_are_those_of_the_formulas(head: str, pool: str) -> None:
 
 
 @pytest.mark.parametrize(("head", "pool"), KINDS)
-def test_every_kind_keeps_the_laws_of_a_model(head: str, pool: str) -> None:
+def test_every_kind_passes_check_model(head: str, pool: str) -> None:
     check_model(made(head=head, pool=pool), rows(7, 3, 9, 1), classes=5)
     check_model(made(head=head, pool=pool, layers=(1, 2, 3)), rows(4, 6), classes=5)
     check_model(made(head=head, pool=pool, layers=(2,)), rows(4, 6), classes=5)
@@ -183,7 +183,7 @@ def test_a_row_of_padding_alone_gives_finite_logits() -> None:
 # Laziness and cost.
 
 
-def test_layers_after_the_last_asked_for_exit_do_not_run() -> None:
+def test_layers_after_the_last_requested_exit_do_not_run() -> None:
     network = made(layers=(1, 3))
     ran: list[int] = []
     for place, layer in enumerate(network.encoder.layers):
@@ -260,7 +260,7 @@ def test_a_pooled_vector_is_dropped_once_and_shared_by_later_exits() -> None:
     assert torch.equal(carry[2][:, :1], first)
 
 
-def test_features_of_every_exit_can_be_watched() -> None:
+def test_features_of_every_exit_can_be_collected() -> None:
     network = made()
     assert last_layers(network, rows(3, 4)) == list(network.heads)
 
@@ -269,7 +269,7 @@ def test_features_of_every_exit_can_be_watched() -> None:
 
 
 @pytest.mark.parametrize(("head", "pool"), KINDS)
-def test_a_training_step_never_looks_at_numbers(head: str, pool: str) -> None:
+def test_a_training_step_never_depends_on_values(head: str, pool: str) -> None:
     """Where there are only shapes, anything that waits for a number is an error; linear layers may be of less precision."""
     with torch.device("meta"):
         network = EncoderExits(replace(TINY, head=head, pool=pool, dropout=0.1)).train()
@@ -310,7 +310,7 @@ def test_every_stage_can_be_exported_for_any_batch_and_any_length(head: str) -> 
 # Files and settings.
 
 
-def test_a_saved_encoder_comes_back_equal(tmp_path: Path) -> None:
+def test_a_saved_encoder_loads_equal(tmp_path: Path) -> None:
     network = create("encoder-tiny", classes=4, vocabulary=40, head="plain").eval()
     save(network, tmp_path)
     again = load(tmp_path, classes=4)
@@ -361,7 +361,7 @@ def test_a_wrong_setting_is_named(options: dict[str, Any]) -> None:
     assert caught.value.fix
 
 
-def test_a_config_comes_back_from_lists() -> None:
+def test_a_config_is_restored_from_lists() -> None:
     assert EncoderConfig(**{**asdict(TINY), "layers": [1, 3]}) == TINY
 
 
@@ -456,7 +456,7 @@ def test_a_shallower_network_takes_the_first_layers_and_a_shorter_one_the_first_
     assert torch.equal(target.encoder.embeddings.positions.weight, source.encoder.embeddings.positions.weight[:8])
 
 
-def test_a_pooler_that_is_missing_is_told() -> None:
+def test_a_missing_pooler_is_reported() -> None:
     target = EncoderExits(replace(TINY, pool="cls"))
     assert "pooler.linear.weight" in take_encoder(target, published(made(pool="cls"), pooler=False))
 
@@ -506,7 +506,7 @@ def write_folder(folder: Path, *, name: str = "model.safetensors", **changes: An
 
 
 @pytest.mark.parametrize(("inside", "name"), [("", "model.safetensors"), ("model", "model.fp16.safetensors")])
-def test_an_encoder_comes_from_a_folder(tmp_path: Path, inside: str, name: str) -> None:
+def test_an_encoder_loads_from_a_folder(tmp_path: Path, inside: str, name: str) -> None:
     source = write_folder(tmp_path / inside, name=name)
     found = load_pretrained(tmp_path)
     assert found.vocabulary == tmp_path / inside / "vocab.txt"
@@ -608,7 +608,7 @@ def test_hidden_states_are_those_of_transformers(kind: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("layers", [3, (), (1, 1), (2, 1), (0, 1), (1, 4), (1.0, 2), "12", (None,)], ids=str)
-def test_exits_after_layers_that_are_not_there_are_refused(layers: Any) -> None:
+def test_exits_after_layers_that_do_not_exist_are_refused(layers: Any) -> None:
     with pytest.raises(OptionError, match="layers is"):
         pretrained.describe(SHAPE, layers=layers)
 
