@@ -7,7 +7,7 @@ from anytime.data.cifar import load_cifar
 from anytime.data.digits import load_digits
 from anytime.data.imagenet import load_imagenet
 from anytime.data.split import Split, hold_out
-from anytime.data.text import TextData, TokenData, draw_classes, load_text, repeated, take_classes, tokenize
+from anytime.data.text import TextData, TokenData, draw_classes, load_text, take_classes, tokenize
 from anytime.data.toys import make_curve, make_spiral
 from anytime.data.wordpiece import WordPiece
 
@@ -34,7 +34,6 @@ __all__ = [
     "no_draws",
     "normalise",
     "plan_batches",
-    "repeated",
     "take_classes",
     "tokenize",
 ]

@@ -140,17 +140,6 @@ def load_text(
     return _without_duplicates(splits) if distinct else splits
 
 
-def repeated(data: TextData, other: TextData) -> Tensor:
-    """Which texts of `data` are also in `other`: `(N,)`, bool.
-
-    >>> one, two = (TextData("x", "train", texts, torch.zeros(2).long(), ("a",), torch.arange(2)) for texts in ("ab", "bc"))
-    >>> repeated(one, two).tolist()
-    [False, True]
-    """
-    known = set(other.texts)
-    return torch.tensor([text in known for text in data.texts], dtype=torch.bool)
-
-
 def draw_classes(classes: int, count: int, *, seed: int = 0) -> tuple[int, ...]:
     """Draw a random sample of classes, in ascending order; with one seed, smaller samples are subsets of larger ones.
 

@@ -41,6 +41,16 @@ def require(valid: bool, got: str, *, expected: str, fix: str) -> None:
         raise OptionError(got, expected=expected, fix=fix)
 
 
+def check_heads(width: int, heads: int, *, even: bool = False) -> None:
+    """Check that attention heads divide the channels of a token, into even numbers if asked."""
+    require(
+        width % (2 * heads if even else heads) == 0,
+        f"width is {width} with {heads} heads",
+        expected=f"the same{' even' if even else ''} number of channels for each head",
+        fix=f"use a multiple of {2 * heads if even else heads}",
+    )
+
+
 def check_images(images: Tensor, size: int) -> None:
     """Check the shape of RGB images, `(batch, 3, size, size)`."""
     if images.shape[1:] != (3, size, size):

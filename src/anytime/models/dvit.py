@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anytime.models.base import Carry, MultiExit
-from anytime.models.config import check_config, check_images, require
+from anytime.models.config import check_config, check_heads, check_images, require
 from anytime.models.layers import LayerNorm, Linear, mlp, multi_head
 
 # Kernel, stride and padding of one split into overlapping tiles.
@@ -81,12 +81,7 @@ class DViTConfig:
         check_config(self, counts={**dict.fromkeys(counts, _LARGEST), "depth": _DEEPEST}, rates=rates)
         object.__setattr__(self, "unfolds", _check_unfolds(self.unfolds))
         grids = [sides[-1] for sides in self.sides]
-        require(
-            self.width % (2 * self.heads) == 0,
-            f"width is {self.width} with {self.heads} heads",
-            expected="an even number of channels per head",
-            fix=f"use a multiple of {2 * self.heads}",
-        )
+        check_heads(self.width, self.heads, even=True)
         require(
             self.random_features <= self.performer_width,
             f"random_features is {self.random_features} with a performer_width of {self.performer_width}",

@@ -24,6 +24,7 @@ from anytime.reading import json_from, parsing
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _COUNT = ".num_batches_tracked"
+_SAVED, _SAVE_AGAIN = "what anytime.models.save writes", "save the network again with this version"
 _WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DataParallel and torch.compile
 
 
@@ -186,28 +187,22 @@ def _check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
-    document = json_from(data, path, expected="what anytime.models.save writes", fix="save the network again")
-    if not isinstance(document, dict) or set(document) != {"version", "architecture", "config"}:
-        raise _unreadable(path, "does not describe a network")
-    if document["version"] != 1:
-        raise _unreadable(path, f"has version {document['version']!r}", expected="version 1")
-    if not isinstance(document["architecture"], str) or document["architecture"] not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise _unreadable(path, f"has the architecture {document['architecture']!r}", expected=f"one of {known}")
-    architecture, settings = _ARCHITECTURES[document["architecture"]], document["config"]
-    known_keys = {field.name for field in fields(architecture.config)}
-    if not isinstance(settings, dict) or "classes" not in settings or not set(settings) <= known_keys:
-        got = f"has the settings {_some(list(settings))}" if isinstance(settings, dict) else "has no settings"
-        raise _unreadable(path, got, expected=f"classes, and any of {', '.join(sorted(known_keys))}")
+    document = json_from(data, path, expected=_SAVED, fix=_SAVE_AGAIN)
     try:
-        with parsing(path, expected="what anytime.models.save writes", fix="save the network again", kind=FormatError):
-            return architecture, architecture.config(**settings)
+        with parsing(path, expected=_SAVED, fix=_SAVE_AGAIN, kind=FormatError, what="does not describe a network"):
+            version, name, settings = (document.pop(key) for key in ("version", "architecture", "config"))
+            if version != 1 or document:
+                odd = f"has version {version!r}" if version != 1 else f"has the unknown entries {_some(list(document))}"
+                raise _unreadable(path, odd, expected="version 1")
+            if name not in _ARCHITECTURES:
+                raise _unreadable(path, f"has the architecture {name!r}", expected=f"one of {', '.join(_ARCHITECTURES)}")
+            return _ARCHITECTURES[name], _ARCHITECTURES[name].config(**settings)
     except OptionError as error:
         raise _unreadable(path, f"has an invalid setting: {error.got}", expected=error.expected) from error
 
 
-def _unreadable(path: Path, got: str, *, expected: str = "what anytime.models.save writes") -> FormatError:
-    return FormatError(f"{path} {got}", expected=expected, fix="save the network again with this version", path=path)
+def _unreadable(path: Path, got: str, *, expected: str = _SAVED) -> FormatError:
+    return FormatError(f"{path} {got}", expected=expected, fix=_SAVE_AGAIN, path=path)
 
 
 def _unknown(what: str, name: object, known: list[str] | tuple[str, ...]) -> OptionError:

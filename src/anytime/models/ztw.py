@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anytime.models.attach.exits import AttachedExits, Head, Method, Statistics
+from anytime.models.attach.exits import AttachedExits, Head
 from anytime.models.attach.heads import pooling
 from anytime.models.attach.places import Location
 
@@ -69,13 +70,19 @@ def attach_cascade(
     normalise: bool = True,
     convolution: bool = True,
     frozen: bool = True,
-    statistics: Statistics = "fixed",
-    method: Method = "auto",
+    **options: Any,
 ) -> AttachedExits:
-    """Attach cascading heads to a trained module; `normalise` and `convolution` are those of `CascadeHead`, the other arguments
-    those of `attach_exits`.
+    """Attach cascading heads to a trained module.
+
+    Args:
+        module: As for `attach_exits`.
+        at: As for `attach_exits`.
+        example: As for `attach_exits`.
+        classes: The number of classes.
+        normalise: As for `CascadeHead`.
+        convolution: As for `CascadeHead`.
+        frozen: Whether to train the heads only.
+        options: Further arguments of `attach_exits`.
     """
     head = cascade_heads(classes, normalise=normalise, convolution=convolution)
-    return AttachedExits(
-        module, at, head, example=example, classes=classes, frozen=frozen, statistics=statistics, method=method
-    )
+    return AttachedExits(module, at, head, example=example, classes=classes, frozen=frozen, **options)

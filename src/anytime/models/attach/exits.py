@@ -30,24 +30,15 @@ Method = Literal["auto", "trace", "thread"]
 Statistics = Literal["fixed", "moving"]
 
 
-def attach_exits(
-    module: nn.Module,
-    at: Sequence[Location],
-    head: Head | None = None,
-    *,
-    example: Tensor,
-    classes: int,
-    frozen: bool = False,
-    statistics: Statistics = "fixed",
-    method: Method = "auto",
-) -> AttachedExits:
-    """Attach exits to a module; its own output is the last exit.
+class AttachedExits(MultiExit):
+    """Attach exits to a module; its own output is the last exit. `attach_exits` is this class.
 
     Args:
         module: A module that maps one tensor to logits, `(batch, classes)`. It is used, not copied.
         at: The places: names as in `module.named_modules()`, or fractions of the MACs, which select the block whose end is
             nearest.
-        head: Makes the head for a place from the shape of the features of one input; `PooledHead` by default.
+        head: Makes the head for a place from the shape of the features of one input; `PooledHead` by default. A head with a
+            true attribute `reads_previous` gets the logits of the exit before as its second argument.
         example: A batch, of which at most two rows are used.
         classes: The number of classes.
         frozen: Whether to train the heads only.
@@ -56,28 +47,18 @@ def attach_exits(
         method: `trace` splits the module into stages, `thread` runs it in a thread that waits at each exit, `auto` traces if
             that gives the results of the module. Use `thread` if forward uses Python's random numbers.
 
-    Example:
-        >>> body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> model = attach_exits(body, at=["1", 0.8], example=torch.randn(2, 8), classes=3)
-        >>> model.exit_names, model(torch.randn(5, 8)).shape
-        (('1', '3'), torch.Size([3, 5, 3]))
-    """
-    return AttachedExits(
-        module, at, head, example=example, classes=classes, frozen=frozen, statistics=statistics, method=method
-    )
-
-
-class AttachedExits(MultiExit):
-    """A module with exits; takes the arguments of `attach_exits`.
-
-    A head with a true attribute `reads_previous` gets the logits of the exit before as its second argument.
-
     Attributes:
         backbone: The module.
         heads: One per place; the last exit is the output of the module.
         exit_names: The places, in the order in which they are passed.
         exit_fractions: The fraction of the module's MACs up to each place.
         method: `trace` or `thread`.
+
+    Example:
+        >>> body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> model = attach_exits(body, at=["1", 0.8], example=torch.randn(2, 8), classes=3)
+        >>> model.exit_names, model(torch.randn(5, 8)).shape
+        (('1', '3'), torch.Size([3, 5, 3]))
     """
 
     @without_autocast()  # heads take the dtype of the module, not that of features under autocast
@@ -238,6 +219,9 @@ class AttachedExits(MultiExit):
             for exit, (name, visit) in enumerate(zip(self.exit_names, visits, strict=True)):
                 logits = self._answer(exit, visit.output_then, logits)
                 _check_logits(f"the head at {name!r} returns", logits, visit.output.shape[0], classes)
+
+
+attach_exits = AttachedExits
 
 
 def _make_head(make: Head, visit: Visit) -> nn.Module:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anytime.checks import check_count, check_counts, check_fraction
 from anytime.errors import DtypeError, InputError, ShapeError
 from anytime.models.base import Carry, MultiExit
-from anytime.models.config import check_config, require
+from anytime.models.config import check_config, check_heads, require
 from anytime.models.layers import LayerNorm, Linear, mlp, multi_head
 
 Head = Literal["mix", "plain"]
@@ -76,12 +76,7 @@ class EncoderConfig:
         check_count(self.pad, "pad", low=0, most=self.vocabulary - 1)
         check_fraction(self.norm_eps, "norm_eps", fix="pass norm_eps=1e-12, as in BERT")
         object.__setattr__(self, "layers", check_layers(self.layers))
-        require(
-            self.width % self.heads == 0,
-            f"width is {self.width} with {self.heads} heads",
-            expected="the same number of channels for each head",
-            fix=f"use a multiple of {self.heads}",
-        )
+        check_heads(self.width, self.heads)
 
     @property
     def depth(self) -> int:
