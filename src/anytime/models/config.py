@@ -42,7 +42,7 @@ def require(valid: bool, got: str, *, expected: str, fix: str) -> None:
 
 
 def check_heads(width: int, heads: int, *, even: bool = False) -> None:
-    """Check that attention heads divide the channels of a token, into even numbers if asked."""
+    """Check that attention heads divide the channels of a token, into even numbers if `even`."""
     require(
         width % (2 * heads if even else heads) == 0,
         f"width is {width} with {heads} heads",

@@ -24,7 +24,7 @@ class MLPConfig:
         classes: Outputs of each exit.
         inputs: Input features.
         width: Units of each hidden layer.
-        exits: Hidden layers, each with an exit.
+        exits: The number of hidden layers and of exits.
     """
 
     classes: int
