@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ TABLE = {
 }
 
 
+@functools.cache
 def cost_of(config: MSDNetConfig) -> Cost:
     with torch.device("meta"):
         return measure_cost(MSDNet(config), torch.empty(1, 3, config.image_size, config.image_size))

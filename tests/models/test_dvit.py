@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +122,7 @@ def test_parameters_have_the_published_shapes() -> None:
     assert "networks.0.blocks.0.attention.qkv.bias" not in shapes
 
 
+@functools.cache
 def cost_of(config: DViTConfig) -> Cost:
     with torch.device("meta"):
         return measure_cost(DViT(config), images_for(config, 1))

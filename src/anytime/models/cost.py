@@ -18,10 +18,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from anytime.errors import OptionError
-from anytime.models.attach.probe import check_example
+from anytime.models.attach.probe import FlopCounter, check_example
 from anytime.models.base import MultiExit
 
 Counter = Callable[[Any, Tensor, Tensor], int]
@@ -90,19 +89,19 @@ def _count(shadow: MultiExit, row: Tensor, counters: Mapping[type[nn.Module], Co
     used: set[nn.Parameter] = set()
     spent, covered = 0, 0  # the cost of the layers, and the FLOPs inside of them
     began: list[int] = []
-    flops = FlopCounterMode(display=False)
+    counter = FlopCounter()
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        began.append(flops.get_total_flops())
+        began.append(counter.flops)
 
     def leave(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         nonlocal spent, covered
         before = began.pop()
         if not began:
-            covered += flops.get_total_flops() - before
-        counter = _counter(module, counters)
-        assert counter is not None
-        spent += counter(module, (*args, *named.values())[0], output)
+            covered += counter.flops - before
+        count = _counter(module, counters)
+        assert count is not None
+        spent += count(module, (*args, *named.values())[0], output)
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         used.update(module.parameters(recurse=False))
@@ -114,9 +113,9 @@ def _count(shadow: MultiExit, row: Tensor, counters: Mapping[type[nn.Module], Co
             module.register_forward_pre_hook(enter)
             module.register_forward_hook(leave, prepend=True, with_kwargs=True)
     macs, parameters = [], []
-    with torch.no_grad(), flops:
+    with torch.no_grad(), counter:
         for _ in shadow.exits(row):
-            macs.append(spent + (flops.get_total_flops() - covered) // 2)
+            macs.append(spent + (counter.flops - covered) // 2)
             parameters.append(sum(parameter.numel() for parameter in used))
     unused = tuple(name for parameter, name in names.items() if parameter not in used)
     return Cost(tuple(macs), tuple(parameters), unused)

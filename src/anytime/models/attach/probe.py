@@ -73,7 +73,7 @@ def probe(module: nn.Module, rows: Tensor, *, keep: tuple[nn.Module, ...] = ()) 
         visits.append(Visit(submodule, output, output._version if is_tensor else 0, copy, spent.flops))
 
     inner = [submodule for submodule in module.modules() if submodule is not module]
-    with evaluating(module), hooked(inner, note), torch.no_grad(), _Spent() as spent:
+    with evaluating(module), hooked(inner, note), torch.no_grad(), FlopCounter() as spent:
         output = logits_of(module(rows))
     return Probe(tuple(visits), output, spent.flops)
 
@@ -103,7 +103,7 @@ def check_example(example: Any) -> Tensor:
     return example
 
 
-class _Spent(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts FLOPs by torch's own registry. FlopCounterMode counts the same, but its first use takes seconds of imports."""
 
     @classmethod
