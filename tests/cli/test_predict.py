@@ -215,7 +215,7 @@ def test_known_data_sets_have_one_number_per_channel() -> None:
         (["nowhere", "{run}/pet.png"], "there is no folder nowhere"),
         (["{run}", "{run}/gone.png"], "there is no"),
         (["{run}", "{run}"], "is a folder"),
-        (["{run}", "{run}/data.json"], "cannot be decoded as a picture"),
+        (["{run}", "{run}/data.json"], "cannot be decoded"),
         (["{run}", "{tmp}/wrong.npy"], "(2, 3, 9, 9)"),
         (["{run}", "{tmp}/nan.npy"], "NaN"),
         (["{run}", "{tmp}/whole.npy"], "int64"),

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from anytime.data import Draws, augment, crop_flip, draw, no_draws, normalise
 
 
-def pictures(count: int = 6, channels: int = 3, height: int = 8, width: int = 10) -> torch.Tensor:
+def noise_images(count: int = 6, channels: int = 3, height: int = 8, width: int = 10) -> torch.Tensor:
     return torch.randint(1, 256, (count, channels, height, width), dtype=torch.uint8)
 
 
@@ -18,7 +18,7 @@ def by_hand(image: torch.Tensor, down: int, right: int, flip: bool, pad: int) ->
 
 def test_every_crop_and_flip_equals_padding_and_slicing_by_hand() -> None:
     pad = 2
-    images = pictures(count=2)
+    images = noise_images(count=2)
     for down in range(2 * pad + 1):
         for right in range(2 * pad + 1):
             for flip in (False, True):
@@ -28,7 +28,7 @@ def test_every_crop_and_flip_equals_padding_and_slicing_by_hand() -> None:
 
 
 def test_a_batch_gets_what_each_image_would_get_alone() -> None:
-    images = pictures()
+    images = noise_images()
     rows = torch.tensor([3, 0, 0, 5])
     draws = draw(4, generator=torch.Generator().manual_seed(1))
     together = crop_flip(images, rows, draws)
@@ -37,7 +37,7 @@ def test_a_batch_gets_what_each_image_would_get_alone() -> None:
 
 
 def test_no_draws_changes_nothing() -> None:
-    images = pictures()
+    images = noise_images()
     assert torch.equal(crop_flip(images, torch.arange(6), no_draws(6)), images)
 
 
@@ -51,8 +51,8 @@ def test_draws_cover_all_shifts_and_both_flips_evenly() -> None:
     assert abs(float(draws.flip.float().mean()) - 0.5) < 0.01
 
 
-def test_the_same_generator_state_gives_the_same_pictures() -> None:
-    images = pictures()
+def test_the_same_generator_state_gives_the_same_images() -> None:
+    images = noise_images()
     first = augment(images, generator=torch.Generator().manual_seed(3))
     assert torch.equal(first, augment(images, generator=torch.Generator().manual_seed(3)))
     assert not torch.equal(first, augment(images, generator=torch.Generator().manual_seed(4)))

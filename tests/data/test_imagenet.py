@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from anytime.data.base import StreamedImages
-from anytime.data.imagenet import load_imagenet, middle, random_box, random_piece
+from anytime.data.imagenet import center_crop, load_imagenet, random_box, random_crop
 from anytime.data.split import hold_out
 from anytime.errors import FormatError, IntegrityError, MissingFileError
 from anytime.models.base import MultiExit
@@ -24,7 +24,7 @@ SIZE = 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of several sizes and modes, each class a colour and noise."""
+    """Images of several sizes and modes, one colour per class, and noise."""
     place: Path = tmp_path_factory.mktemp("imagenet")
     random = np.random.default_rng(0)
     for split, count in (("train", 8), ("val", 3)):
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Image.fromarray(pixels).save(place / split / name / f"{name}_{i}.JPEG")
     grey = Image.fromarray(random.integers(0, 256, (40, 40), dtype=np.uint8))
     grey.save(place / "val" / CLASSES[0] / "grey.JPEG")
-    (place / "train" / CLASSES[0] / "notes.txt").write_text("no picture")
+    (place / "train" / CLASSES[0] / "notes.txt").write_text("not an image")
     return place
 
 
@@ -53,7 +53,7 @@ def test_folders_become_labelled_rows(folder: Path) -> None:
     assert images.float().mean((2, 3)).argmax(1).tolist() == [2, 0]
 
 
-def test_batches_come_from_seed_and_epoch_alone_whatever_the_workers(folder: Path) -> None:
+def test_batches_depend_on_seed_and_epoch_only_not_on_workers(folder: Path) -> None:
     train = load_imagenet(folder, size=SIZE)["train"]
     order = torch.randperm(24)
 
@@ -63,48 +63,48 @@ def test_batches_come_from_seed_and_epoch_alone_whatever_the_workers(folder: Pat
     one, many = batches(1, (0, 3)), batches(7, (0, 3))
     assert [len(batch) for batch in one] == [5, 5, 5, 5, 4]
     assert all(torch.equal(a, b) for a, b in zip(one, many, strict=True))
-    assert torch.equal(one[2], batches(2, (0, 3), start=10)[0])  # a run that goes on within an epoch
+    assert torch.equal(one[2], batches(2, (0, 3), start=10)[0])  # a run resumed within an epoch
     assert not torch.equal(one[0], batches(1, (0, 4))[0])
     assert not torch.equal(one[0], batches(1, (1, 3))[0])
 
 
-def test_a_part_keeps_the_draws_of_its_rows(folder: Path) -> None:
+def test_a_subset_keeps_the_crops_of_its_rows(folder: Path) -> None:
     train = load_imagenet(folder, size=SIZE)["train"]
-    kept, held = hold_out(24, 6, seed=0).apply(train)  # type: ignore[arg-type]
+    kept, held = hold_out(24, 6, seed=0).apply(train)
     whole = next(train.batches(kept.rows[:4], 4, draws=(0, 0)))
-    assert torch.equal(next(kept.batches(torch.arange(4), 4, draws=(0, 0))), whole)  # type: ignore[attr-defined]
+    assert torch.equal(next(kept.batches(torch.arange(4), 4, draws=(0, 0))), whole)
     assert held.split == "val"
 
 
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (300, 300), (1000, 20), (7, 900), (1, 1)])
-def test_pieces_lie_in_the_picture_and_have_an_allowed_shape(width: int, height: int) -> None:
+def test_crops_are_inside_the_image_and_have_an_allowed_aspect_ratio(width: int, height: int) -> None:
     random = np.random.RandomState(0)
-    shares = []
+    fractions = []
     for _ in range(200):
         left, top, right, bottom = random_box(width, height, random)
         assert 0 <= left < right <= width
         assert 0 <= top < bottom <= height
-        shares.append((right - left) * (bottom - top) / (width * height))
+        fractions.append((right - left) * (bottom - top) / (width * height))
         if min(width, height) >= 300:
             assert 0.74 < (right - left) / (bottom - top) < 1.35
     if min(width, height) >= 300:
-        assert 0.07 < min(shares) < 0.15
-        assert max(shares) > 0.85
+        assert 0.07 < min(fractions) < 0.15
+        assert max(fractions) > 0.85
 
 
-def test_pieces_are_mirrored_every_other_time() -> None:
+def test_half_of_the_crops_are_flipped() -> None:
     ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1))).convert("RGB")
     random = np.random.RandomState(0)
-    pieces = [np.asarray(random_piece(ramp, random, size=8)).astype(int) for _ in range(400)]
-    mirrored = sum(piece[0, 0, 0] > piece[0, -1, 0] for piece in pieces)
-    assert 150 < mirrored < 250
+    crops = [np.asarray(random_crop(ramp, random, size=8)).astype(int) for _ in range(400)]
+    flipped = sum(crop[0, 0, 0] > crop[0, -1, 0] for crop in crops)
+    assert 150 < flipped < 250
 
 
-def test_evaluation_sees_the_middle() -> None:
+def test_evaluation_uses_the_center_crop() -> None:
     pixels = np.zeros((256, 512, 3), dtype=np.uint8)
     pixels[16:240, 144:368] = 255
-    assert np.asarray(middle(Image.fromarray(pixels))).min() == 255
-    assert middle(Image.new("RGB", (37, 1000)), size=224).size == (224, 224)
+    assert np.asarray(center_crop(Image.fromarray(pixels))).min() == 255
+    assert center_crop(Image.new("RGB", (37, 1000)), size=224).size == (224, 224)
 
 
 def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
         load_imagenet(tmp_path)
     for split in ("train", "val"):
         (tmp_path / split / CLASSES[0]).mkdir(parents=True)
-    with pytest.raises(MissingFileError, match="no picture"):
+    with pytest.raises(MissingFileError, match="without images"):
         load_imagenet(tmp_path)
     for split in ("train", "val"):
-        (tmp_path / split / CLASSES[0] / "a.JPEG").write_bytes(b"\xff\xd8 not a picture")
+        (tmp_path / split / CLASSES[0] / "a.JPEG").write_bytes(b"\xff\xd8 not an image")
     with pytest.raises(IntegrityError, match=r"a\.JPEG"):
         next(load_imagenet(tmp_path)["train"].batches(torch.tensor([0]), 1))
     (tmp_path / "val" / CLASSES[1]).mkdir()
@@ -123,7 +123,7 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
         load_imagenet(tmp_path)
 
 
-def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
+def test_a_class_without_images_is_named(tmp_path: Path) -> None:
     for split in ("train", "val"):
         for name in CLASSES:
             (tmp_path / split / name).mkdir(parents=True)
@@ -145,7 +145,7 @@ def test_only_jpeg_and_png_are_decoded_whatever_the_name(tmp_path: Path) -> None
         next(train.batches(torch.tensor([1]), 1))
 
 
-def test_a_picture_of_billions_of_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_billions_of_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in ("train", "val"):
         (tmp_path / split / CLASSES[0]).mkdir(parents=True)
         Image.new("1", (100, 100)).save(tmp_path / split / CLASSES[0] / "a.png")
@@ -184,7 +184,7 @@ def test_the_trainer_learns_from_a_stream(folder: Path) -> None:
     assert min(found.accuracy()) >= 0.9
 
 
-def test_a_stream_goes_on_within_an_epoch_as_if_never_stopped(folder: Path) -> None:
+def test_a_stream_resumed_within_an_epoch_gives_the_same_losses(folder: Path) -> None:
     train = load_imagenet(folder, size=SIZE)["train"]
 
     def last_loss(first: int) -> list[float]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
-import pickle
 import random
 import re
 import resource
@@ -46,7 +46,7 @@ from anytime.cli.rules import read_rule
 from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
 from anytime.data.cifar_archive import ARCHIVES, read_archive
-from anytime.data.cifar_sheets import _labels, read_shards, write_shards
+from anytime.data.cifar_shards import read_shards
 from anytime.data.images import read_image
 from anytime.data.text import collect_vocabulary, load_tokenizer, save_tokenizer
 from anytime.data.wordpiece import WordPiece
@@ -209,17 +209,23 @@ def read_images(folder: Path) -> None:
 
 
 def make_shards(folder: Path) -> None:
-    images = np.zeros((2000, 32, 32, 3), np.uint8)
-    write_shards(folder, images, np.arange(1000) % 10, np.arange(1000) % 10, [f"class {number}" for number in range(10)])
+    from PIL import Image
+
+    stored = io.BytesIO()
+    Image.new("RGB", (3200, 320)).save(stored, "WEBP", lossless=True)
+    sheet = {"sheets": np.frombuffer(stored.getvalue(), np.uint8), "offsets": np.array([0, len(stored.getvalue())])}
+    labels = {"y_train": np.arange(1000) % 10, "y_test": np.arange(1000) % 10}
+    np.savez(folder / "shard0.npz", **sheet)
+    np.savez(folder / "shard1.npz", **sheet, **labels, class_names=np.array([f"class {number}" for number in range(10)]))
 
 
 def make_archive(folder: Path) -> None:
     archive, place = ARCHIVES["cifar10"], folder / ARCHIVES["cifar10"].folder
     place.mkdir()
-    batch = {b"data": np.zeros((5, 3072), np.uint8), b"labels": [1, 2, 3, 4, 5]}
+    records = np.ones((5, 3073), np.uint8)
     for name in (*archive.train, *archive.test):
-        (place / name).write_bytes(pickle.dumps(batch, protocol=2))
-    (place / archive.meta).write_bytes(pickle.dumps({b"label_names": [b"x"] * 10}, protocol=2))
+        (place / name).write_bytes(records.tobytes())
+    (place / archive.names).write_text("x\n" * 10)
     with tarfile.open(folder / archive.file, "w:gz") as tar:
         tar.add(place, archive.folder)
 
@@ -247,14 +253,11 @@ def make_description(folder: Path) -> None:
     words = {"name": "x", "mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2], "class_names": ["a", "b"]}
     (folder / "data.json").write_text(json.dumps(words))
     (folder / "split.json").write_text(hold_out(50, 10).to_json())
-    (folder / "labels.json").write_text(json.dumps([1] * 30))
 
 
 def read_descriptions(folder: Path) -> None:
     with contextlib.suppress(AnytimeError):
         read_description(folder / "data.json")
-    with contextlib.suppress(AnytimeError):
-        _labels(folder / "labels.json", 30)
     Split.from_json((folder / "split.json").read_bytes().decode("latin1"), path=folder / "split.json")
 
 
@@ -329,11 +332,11 @@ KINDS: dict[str, Kind] = {
     ),
     "CIFAR unpacked": Kind(
         make_archive,
-        tuple(f"{ARCHIVES['cifar10'].folder}/{name}" for name in ("data_batch_1", "test_batch", "batches.meta")),
+        tuple(f"{ARCHIVES['cifar10'].folder}/{name}" for name in ("data_batch_1.bin", "test_batch.bin", "batches.meta.txt")),
         lambda folder: read_archive(folder / ARCHIVES["cifar10"].folder, "cifar10", verify=False),
     ),
     "texts": Kind(make_texts, ("vocab.txt", "data.json", "tokenizer.json", "lines.txt"), read_tokenizers),
-    "descriptions": Kind(make_description, ("data.json", "split.json", "labels.json"), read_descriptions),
+    "descriptions": Kind(make_description, ("data.json", "split.json"), read_descriptions),
     "pretrained encoder": Kind(make_pretrained, ("config.json", "model.safetensors", "vocab.txt"), read_pretrained, 0.5),
     "published run": Kind(
         make_published, ("config.json", "test-metrics.json", "test-sample.npz", "manifest.json"), read_published

@@ -75,7 +75,7 @@ def test_exits_read_what_the_named_modules_give(method: str) -> None:
 
 
 @METHODS
-def test_it_keeps_the_laws_of_a_model(method: str) -> None:
+def test_it_passes_check_model(method: str) -> None:
     check_model(attached(method), IMAGES, classes=5)
 
 
@@ -114,14 +114,14 @@ def test_gradients_are_those_of_the_module(method: str) -> None:
 
 
 @METHODS
-def test_two_runs_in_turns_do_not_meet(method: str) -> None:
+def test_two_interleaved_runs_do_not_interfere(method: str) -> None:
     model = attached(method)
     together = [torch.cat(pair) for pair in zip(model.exits(IMAGES[:2]), model.exits(IMAGES[2:]), strict=True)]
     assert torch.allclose(torch.stack(together), model(IMAGES), atol=1e-5)
 
 
 @METHODS
-def test_a_copy_is_a_model_of_its_own(method: str) -> None:
+def test_a_copy_is_independent(method: str) -> None:
     model = attached(method)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -297,10 +297,10 @@ class TokensFirst(Body):
         return self.third(self.second(self.first(x)) + turned.t())
 
 
-class Pieces(Body):
+class Chunks(Body):
     def forward(self, x: Tensor) -> Tensor:
-        pieces = x.chunk(2, dim=1)
-        return self.third(self.second(self.first(x)) + torch.cat([pieces[1], pieces[0]], dim=1))
+        chunks = x.chunk(2, dim=1)
+        return self.third(self.second(self.first(x)) + torch.cat([chunks[1], chunks[0]], dim=1))
 
 
 class SharedMemory(Body):
@@ -318,7 +318,7 @@ class OtherInTraining(Body):
         return self.third(self.second(x) + x if self.training else self.second(x))
 
 
-def test_sizes_are_worked_out_again_behind_a_cut() -> None:
+def test_sizes_are_recomputed_in_later_stages() -> None:
     model = attach_exits(Sizes(), ["first", "second"], example=VECTORS, classes=3, method="trace").eval()
     assert model.staged
     check_model(model, VECTORS)
@@ -327,22 +327,24 @@ def test_sizes_are_worked_out_again_behind_a_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [(TokensFirst, "batch first"), (Pieces, "batch first"), (SharedMemory, "share memory")]
+    ("kind", "why"), [(TokensFirst, "batch first"), (Chunks, "batch first"), (SharedMemory, "share memory")]
 )
-def test_what_cannot_cross_a_cut_leaves_exits_without_stages(kind: type[nn.Module], why: str) -> None:
-    model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3, method="trace").eval()
+def test_a_module_that_cannot_be_split_runs_in_a_thread(kind: type[nn.Module], why: str) -> None:
+    model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3).eval()
+    assert model.method == "thread"
     assert not model.staged
     torch.testing.assert_close(model(VECTORS)[-1], model.backbone(VECTORS))
-    with pytest.raises(StateError, match=why):
-        model.stage(0, (VECTORS,))
+    with pytest.raises(OptionError, match=why):
+        attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3, method="trace")
 
 
-def test_stages_are_those_of_eval_mode_or_there_are_none() -> None:
+def test_train_mode_with_other_operations_has_exits_but_no_stages() -> None:
     model = attach_exits(OtherInTraining(), ["first"], example=VECTORS, classes=3).eval()
     assert model.staged
     assert not model.train().staged
     with pytest.raises(StateError, match="in these modes"):
         model.stage(0, (VECTORS,))
+    torch.testing.assert_close(model(VECTORS)[-1], model.backbone(VECTORS))
     assert model.eval().staged
 
 
@@ -354,7 +356,7 @@ def test_a_module_in_a_thread_has_no_stages_and_says_what_to_do() -> None:
             use()
 
 
-def test_values_that_no_later_layer_writes_over_are_carried_as_they_are() -> None:
+def test_values_that_are_not_overwritten_are_carried_without_a_copy() -> None:
     model = attached("trace")
     with torch.no_grad():
         carry, _ = model.stage(0, (IMAGES,))
@@ -364,7 +366,7 @@ def test_values_that_no_later_layer_writes_over_are_carried_as_they_are() -> Non
     assert seen[0] is carry[0]
 
 
-def test_a_copy_has_stages_of_its_own() -> None:
+def test_the_stages_of_a_copy_are_independent() -> None:
     model = attached("trace")
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -374,7 +376,7 @@ def test_a_copy_has_stages_of_its_own() -> None:
     assert run_stages(model, IMAGES)[-1].abs().max() > 0
 
 
-def test_a_network_of_shapes_alone_has_stages() -> None:
+def test_a_network_on_the_meta_device_has_stages() -> None:
     with torch.device("meta"):
         model = attach_exits(CifarResNet(classes=5, depth=8, width=4), ["blocks.0"], example=IMAGES.to("meta"), classes=5)
     assert [tuple(logits.shape) for logits in run_stages(model.eval(), IMAGES.to("meta"))] == [(4, 5)] * 2
@@ -405,7 +407,7 @@ def test_no_thread_is_left_behind(steps: int, end: str) -> None:
     assert not names_of_threads()
 
 
-def test_an_open_run_does_not_hold_up_the_end_of_the_program() -> None:
+def test_an_open_run_does_not_keep_the_program_from_exiting() -> None:
     script = """
 import torch
 from torch import nn
@@ -417,7 +419,7 @@ next(run)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_runs_in_several_threads_do_not_meet() -> None:
+def test_runs_in_several_threads_do_not_interfere() -> None:
     model, wrong = attached("thread"), []
     with torch.no_grad():
         wanted = model(IMAGES)
@@ -439,7 +441,7 @@ def test_runs_in_several_threads_do_not_meet() -> None:
     assert not names_of_threads()
 
 
-def test_errors_come_out_where_the_caller_waits() -> None:
+def test_errors_are_raised_where_the_caller_waits() -> None:
     class Failing(Branching):
         def forward(self, x: Tensor) -> Tensor:
             x = self.first(x)
@@ -455,7 +457,7 @@ def test_errors_come_out_where_the_caller_waits() -> None:
     assert not names_of_threads()
 
 
-def test_a_module_that_goes_another_way_is_noticed() -> None:
+def test_a_module_that_takes_another_path_is_detected() -> None:
     class Fickle(Body):
         def forward(self, x: Tensor) -> Tensor:
             y = self.first(x)
@@ -466,12 +468,12 @@ def test_a_module_that_goes_another_way_is_noticed() -> None:
     model = attach_exits(Fickle(), ["first", "second"], example=VECTORS, classes=3, method="thread")
     with pytest.raises(StateError, match="1 of 2 exits"):
         list(model.exits(VECTORS[:1]))
-    with pytest.raises(StateError, match="out of turn"):
+    with pytest.raises(StateError, match="ran twice or in another order"):
         list(model.exits(VECTORS[:3]))
 
 
 @METHODS
-def test_the_callers_modes_hold_inside(method: Any) -> None:
+def test_the_callers_modes_apply_inside(method: Any) -> None:
     model = attach_exits(InPlace(), ["first"], example=VECTORS, classes=3, method=method)
     with torch.no_grad():
         assert not any(logits.requires_grad for logits in model.exits(VECTORS))
@@ -508,7 +510,7 @@ def test_a_frozen_module_does_not_learn_and_its_statistics_stay(method: str) -> 
     assert model.backbone.blocks.training
 
 
-def test_statistics_of_a_frozen_module_move_where_that_is_asked_for() -> None:
+def test_statistics_of_a_frozen_module_move_on_request() -> None:
     model = attached(frozen=True, statistics="moving").train()
     before = model.backbone.blocks[0].norm1.running_mean.clone()
     model(IMAGES)
@@ -542,10 +544,10 @@ def test_modes_that_cannot_be_traced_are_run_in_a_thread() -> None:
         torch.testing.assert_close(model(points)[-1], model.backbone(points))
 
 
-# Where exits stand.
+# Places.
 
 
-def test_shares_choose_the_nearest_block() -> None:
+def test_fractions_select_the_nearest_block() -> None:
     model = attached(at=[0.5, 0.25])
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         spent = {}
@@ -555,7 +557,7 @@ def test_shares_choose_the_nearest_block() -> None:
         total = counter.get_total_flops()
     wanted = tuple(min(spent, key=lambda name, share=share: abs(spent[name] / total - share)) for share in (0.25, 0.5))
     assert model.exit_names == wanted
-    assert model.exit_shares == pytest.approx([spent[name] / total for name in wanted])
+    assert model.exit_fractions == pytest.approx([spent[name] / total for name in wanted])
 
 
 def test_among_layers_that_cost_nothing_the_last_is_chosen() -> None:
@@ -588,12 +590,12 @@ class Odd(nn.Module):
     ("at", "error", "message"),
     [
         (["tvice"], OptionError, "did you mean 'twice'"),
-        ([""], OptionError, "no submodule is called ''"),
+        ([""], OptionError, "no submodule ''"),
         (["zzz"], OptionError, "named_modules"),
         (["twice"], OptionError, "runs 2 times"),
         (["never"], OptionError, "never runs"),
-        (["pair"], ShapeError, "gives a tuple"),
-        (["turned"], ShapeError, "keep"),
+        (["pair"], ShapeError, "returns a tuple"),
+        (["turned"], ShapeError, "batch as its first"),
         (["last", "last"], OptionError, "same place"),
         ([0.0], OptionError, "above 0 and below 1"),
         ([1.0], OptionError, "above 0 and below 1"),
@@ -613,10 +615,10 @@ def test_a_wrong_place_is_named(at: Any, error: type[Exception], message: str) -
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"classes": 4}, ShapeError, r"module gives \(2, 5\)"),
+        ({"classes": 4}, ShapeError, r"module returns \(2, 5\)"),
         ({"example": IMAGES[0, 0, 0]}, ShapeError, "example has shape"),
         ({"head": lambda shape: None}, OptionError, "NoneType"),
-        ({"head": lambda shape: nn.Flatten()}, ShapeError, "head at 'stem' gives"),
+        ({"head": lambda shape: nn.Flatten()}, ShapeError, "head at 'stem' returns"),
         ({"method": "magic"}, OptionError, "method is 'magic'"),
         ({"statistics": "none"}, OptionError, "statistics"),
     ],
@@ -626,12 +628,12 @@ def test_a_wrong_option_is_named(options: dict[str, Any], error: type[Exception]
         attach_exits(resnet(), **{"at": ["stem"], "example": IMAGES, "classes": 5, **options})
 
 
-def test_an_output_that_is_no_tensor_is_refused() -> None:
+def test_an_output_that_is_not_a_tensor_is_refused() -> None:
     class Pair(Body):
         def forward(self, x: Tensor) -> Any:
             return self.third(self.first(x)), x
 
-    with pytest.raises(ShapeError, match="gives a tuple"):
+    with pytest.raises(ShapeError, match="returns a tuple"):
         attach_exits(Pair(), ["first"], example=VECTORS, classes=3)
 
 
@@ -649,7 +651,7 @@ def test_features_of_another_rank_are_refused() -> None:
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.25, 1.0])
-def test_mixed_pooling_is_a_mix_of_largest_and_mean(mix: float) -> None:
+def test_mixed_pooling_is_a_mix_of_max_and_mean(mix: float) -> None:
     pool, x = MixedPool(), torch.randn(2, 3, 8, 8)
     assert 0 <= pool.mix.item() <= 1
     with torch.no_grad():
@@ -657,7 +659,7 @@ def test_mixed_pooling_is_a_mix_of_largest_and_mean(mix: float) -> None:
     assert torch.allclose(pool(x), mix * F.max_pool2d(x, 2) + (1 - mix) * F.avg_pool2d(x, 2))
 
 
-def test_a_head_of_ones_own_is_given_the_shape() -> None:
+def test_a_custom_head_is_given_the_shape() -> None:
     shapes = []
 
     def head(shape: tuple[int, ...]) -> nn.Module:
@@ -687,14 +689,14 @@ def test_exits_learn_the_digits(frozen: bool) -> None:
 
 
 class ProductBetween(Body):
-    """A product of matrices outside of all layers, and layers called by name."""
+    """A matrix product outside of all layers, and layers called with keyword arguments."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.second(input=self.first(x))
         return self.third(x @ self.scale.expand(6, 6))
 
 
-def test_costs_are_the_same_however_a_module_is_stopped() -> None:
+def test_costs_are_the_same_for_both_methods() -> None:
     rows = torch.randn(2, 6)
     costs = [
         measure_cost(attach_exits(ProductBetween(), ["first", "second"], example=rows, classes=3, method=method), rows)
@@ -705,13 +707,13 @@ def test_costs_are_the_same_however_a_module_is_stopped() -> None:
     assert costs[1] == costs[0]
 
 
-def test_a_module_that_looks_at_values_has_costs() -> None:
+def test_a_module_that_branches_on_values_has_costs() -> None:
     rows = torch.randn(2, 6)
     plain = attach_exits(InPlace(), ["first"], example=rows, classes=3)
     assert measure_cost(attach_exits(Branching(), ["first"], example=rows, classes=3), rows) == measure_cost(plain, rows)
 
 
-def test_a_counter_of_the_caller_sees_what_runs_in_the_thread() -> None:
+def test_a_flop_counter_of_the_caller_counts_what_runs_in_the_thread() -> None:
     totals = []
     for model in (attached("trace"), attached("thread")):
         with FlopCounterMode(display=False) as counter:
@@ -720,7 +722,7 @@ def test_a_counter_of_the_caller_sees_what_runs_in_the_thread() -> None:
     assert totals[0] == totals[1] > 0
 
 
-def test_a_refused_module_is_left_as_it_came() -> None:
+def test_a_refused_module_is_not_changed() -> None:
     module = resnet()
     with pytest.raises(ShapeError, match="classes"):
         attach_exits(module, ["blocks.0"], example=IMAGES, classes=7, frozen=True)

@@ -327,7 +327,7 @@ def test_another_number_of_classes_is_found() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_as_it_was(training: bool) -> None:
+def test_the_model_is_not_changed(training: bool) -> None:
     model = Good().train(training)
     model.noise.eval()
     model.heads[0].requires_grad_(False)
@@ -349,6 +349,6 @@ def test_an_example_that_proves_nothing_is_refused(x: Tensor) -> None:
         check_model(Good(), x)
 
 
-def test_something_that_is_no_model_is_refused() -> None:
+def test_something_that_is_not_a_model_is_refused() -> None:
     with pytest.raises(OptionError, match="the model is a Linear"):
         check_model(nn.Linear(4, 4), X)  # type: ignore[arg-type]

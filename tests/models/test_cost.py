@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ TABLE = {
 }
 
 
+@functools.cache
 def cost_of(config: MSDNetConfig) -> Cost:
     with torch.device("meta"):
         return measure_cost(MSDNet(config), torch.empty(1, 3, config.image_size, config.image_size))
@@ -106,15 +108,15 @@ def test_a_layer_that_runs_twice_costs_twice_and_is_stored_once() -> None:
     assert cost.parameters == (16, 16)
 
 
-def test_a_layer_that_no_exit_runs_is_told() -> None:
+def test_parameters_that_no_exit_uses_are_listed() -> None:
     model = Chain(nn.Linear(4, 4), nn.Linear(4, 4))
     model.spare = nn.Linear(4, 4, bias=False)
     assert measure_cost(model, torch.zeros(1, 4)).unused == ("spare.weight",)
 
 
-def test_an_unknown_layer_is_named_and_can_be_given_a_counter() -> None:
+def test_an_unknown_layer_is_named_and_takes_a_counter() -> None:
     model = Chain(nn.Linear(4, 4), nn.Sequential(nn.RMSNorm(4)))
-    with pytest.raises(OptionError, match=r"'second\.0' is a RMSNorm"):
+    with pytest.raises(OptionError, match=r"the layer 'second\.0', a RMSNorm"):
         measure_cost(model, torch.zeros(1, 4))
     cost = measure_cost(model, torch.zeros(1, 4), layers={nn.RMSNorm: lambda layer, x, out: out.numel()})
     assert cost.macs == (20, 24)
@@ -125,7 +127,7 @@ def test_attention_is_not_taken_for_its_linear_layer() -> None:
         measure_cost(Chain(nn.Linear(4, 4), nn.MultiheadAttention(4, 1)), torch.zeros(1, 4))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = Chain(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), nn.Linear(4, 4)).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     measure_cost(model, torch.ones(2, 4))

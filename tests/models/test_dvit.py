@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from anytime.errors import OptionError, ShapeError
 from anytime.models import Cost, MultiExit, measure_cost
-from anytime.models.dvit import PRESETS, DViT, DViTConfig, _Block, _Cut, _Performer, resize_matrix, sinusoids
+from anytime.models.dvit import PRESETS, DViT, DViTConfig, _Block, _Performer, _Unfold, resize_matrix, sinusoids
 from anytime.testing.models import check_model
 
 IMAGENET, CIFAR = PRESETS["dvit-imagenet-12"], PRESETS["dvit-cifar"]
@@ -77,7 +78,7 @@ def tiny() -> DViT:
     ],
     ids=["three", "one block", "two", "no performer"],
 )
-def test_every_kind_keeps_the_laws_of_a_model(config: DViTConfig) -> None:
+def test_every_kind_passes_check_model(config: DViTConfig) -> None:
     torch.manual_seed(0)
     check_model(DViT(config), images_for(config), classes=4)
 
@@ -121,6 +122,7 @@ def test_parameters_have_the_published_shapes() -> None:
     assert "networks.0.blocks.0.attention.qkv.bias" not in shapes
 
 
+@functools.cache
 def cost_of(config: DViTConfig) -> Cost:
     with torch.device("meta"):
         return measure_cost(DViT(config), images_for(config, 1))
@@ -187,7 +189,7 @@ def test_relations_are_resized_like_grids_of_queries_and_of_keys(before: int, af
 def test_images_are_cut_as_unfold_cuts_them(cut: tuple[int, int, int]) -> None:
     kernel, stride, padding = cut
     image = torch.randn(2, 3, 19, 19, dtype=torch.float64, requires_grad=True)
-    tiles, expected = _Cut(*cut)(image), F.unfold(image, kernel, stride=stride, padding=padding).mT
+    tiles, expected = _Unfold(*cut)(image), F.unfold(image, kernel, stride=stride, padding=padding).mT
     assert torch.equal(tiles, expected)
     weights = torch.randn_like(tiles)
     (mine,), (theirs,) = (torch.autograd.grad((weights * cuts).sum(), image) for cuts in (tiles, expected))
@@ -307,7 +309,7 @@ def test_the_last_network_reads_only_the_one_before_it(tiny: DViT) -> None:
         torch.testing.assert_close(tiny.networks[2](x, upstream)[0], tiny(x)[2])
 
 
-def test_a_network_does_not_run_before_its_exit_is_asked_for(tiny: DViT) -> None:
+def test_a_network_does_not_run_before_its_exit_is_requested(tiny: DViT) -> None:
     ran: list[int] = []
     handles = [
         module.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
@@ -373,7 +375,7 @@ def test_drop_path_rises_from_nothing_and_spares_evaluation() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_training_step_never_looks_at_numbers(dtype: torch.dtype) -> None:
+def test_a_training_step_never_depends_on_values(dtype: torch.dtype) -> None:
     """Where there are only shapes, anything that waits for a number (`item`, a branch on data) is an error."""
     network = on_meta(CIFAR).to(dtype).train()
     logits = network(images_for(CIFAR, 4, device="meta", dtype=dtype))
@@ -427,7 +429,7 @@ def test_a_few_steps_of_training_lower_the_loss_at_every_exit() -> None:
     assert (losses[-1] < 0.9 * losses[0]).all()  # 0.6 to 0.72 with other seeds
 
 
-def test_a_config_comes_back_from_lists() -> None:
+def test_a_config_is_restored_from_lists() -> None:
     settings = asdict(CIFAR)
     settings["unfolds"] = [[list(cut) for cut in cuts] for cuts in settings["unfolds"]]
     assert DViTConfig(**settings) == CIFAR

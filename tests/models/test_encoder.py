@@ -127,7 +127,7 @@ def test_logits_are_those_of_the_formulas(head: str, pool: str) -> None:
 
 
 @pytest.mark.parametrize(("head", "pool"), KINDS)
-def test_every_kind_keeps_the_laws_of_a_model(head: str, pool: str) -> None:
+def test_every_kind_passes_check_model(head: str, pool: str) -> None:
     check_model(made(head=head, pool=pool), rows(7, 3, 9, 1), classes=5)
     check_model(made(head=head, pool=pool, layers=(1, 2, 3)), rows(4, 6), classes=5)
     check_model(made(head=head, pool=pool, layers=(2,)), rows(4, 6), classes=5)
@@ -165,8 +165,8 @@ def test_rows_may_be_dropped_and_padding_cut_between_stages(head: str, pool: str
     ids = rows(9, 3, 4, 12)
     carry, _ = network.stage(0, (ids,))
     carry = tuple(tensor[[1, 2]] for tensor in carry)
-    pieces, hidden, *pooled = carry
-    cut = (pieces[:, :4], hidden[:, :4], *pooled)
+    tokens, hidden, *pooled = carry
+    cut = (tokens[:, :4], hidden[:, :4], *pooled)
     for exit in (1, 2):
         carry, logits = network.stage(exit, carry)
         cut, from_cut = network.stage(exit, cut)
@@ -183,7 +183,7 @@ def test_a_row_of_padding_alone_gives_finite_logits() -> None:
 # Laziness and cost.
 
 
-def test_layers_after_the_last_asked_for_exit_do_not_run() -> None:
+def test_layers_after_the_last_requested_exit_do_not_run() -> None:
     network = made(layers=(1, 3))
     ran: list[int] = []
     for place, layer in enumerate(network.encoder.layers):
@@ -260,7 +260,7 @@ def test_a_pooled_vector_is_dropped_once_and_shared_by_later_exits() -> None:
     assert torch.equal(carry[2][:, :1], first)
 
 
-def test_features_of_every_exit_can_be_watched() -> None:
+def test_features_of_every_exit_can_be_collected() -> None:
     network = made()
     assert last_layers(network, rows(3, 4)) == list(network.heads)
 
@@ -269,7 +269,7 @@ def test_features_of_every_exit_can_be_watched() -> None:
 
 
 @pytest.mark.parametrize(("head", "pool"), KINDS)
-def test_a_training_step_never_looks_at_numbers(head: str, pool: str) -> None:
+def test_a_training_step_never_depends_on_values(head: str, pool: str) -> None:
     """Where there are only shapes, anything that waits for a number is an error; linear layers may be of less precision."""
     with torch.device("meta"):
         network = EncoderExits(replace(TINY, head=head, pool=pool, dropout=0.1)).train()
@@ -310,7 +310,7 @@ def test_every_stage_can_be_exported_for_any_batch_and_any_length(head: str) -> 
 # Files and settings.
 
 
-def test_a_saved_encoder_comes_back_equal(tmp_path: Path) -> None:
+def test_a_saved_encoder_loads_equal(tmp_path: Path) -> None:
     network = create("encoder-tiny", classes=4, vocabulary=40, head="plain").eval()
     save(network, tmp_path)
     again = load(tmp_path, classes=4)
@@ -361,7 +361,7 @@ def test_a_wrong_setting_is_named(options: dict[str, Any]) -> None:
     assert caught.value.fix
 
 
-def test_a_config_comes_back_from_lists() -> None:
+def test_a_config_is_restored_from_lists() -> None:
     assert EncoderConfig(**{**asdict(TINY), "layers": [1, 3]}) == TINY
 
 
@@ -376,20 +376,20 @@ def test_a_config_comes_back_from_lists() -> None:
     ids=["floats", "one row", "too long", "empty"],
 )
 def test_an_input_of_another_shape_or_type_is_refused(ids: Tensor, error: type[Exception]) -> None:
-    with pytest.raises(error, match="word pieces have"):
+    with pytest.raises(error, match="token ids have"):
         next(made().exits(ids))
 
 
 @pytest.mark.parametrize("given", ["who wrote it", ["who", "where"], {"input_ids": torch.ones(1, 3).long()}], ids=str)
-def test_a_text_in_place_of_its_pieces_is_refused(given: Any) -> None:
-    with pytest.raises(DtypeError, match=f"a {type(given).__name__} came") as caught:
+def test_a_text_in_place_of_token_ids_is_refused(given: Any) -> None:
+    with pytest.raises(DtypeError, match=f"the input is a {type(given).__name__}") as caught:
         made()(given)
     assert "WordPiece.encode" in caught.value.fix
 
 
 @pytest.mark.parametrize("piece", [-1, 40])
-def test_pieces_that_the_vocabulary_has_not_are_named(piece: int) -> None:
-    with pytest.raises(InputError, match=rf"numbers from {min(piece, 3)} to {max(piece, 3)}"):
+def test_token_ids_outside_of_the_vocabulary_are_named(piece: int) -> None:
+    with pytest.raises(InputError, match=rf"token ids range from {min(piece, 3)} to {max(piece, 3)}"):
         made()(torch.tensor([[3, piece]]))
 
 
@@ -456,7 +456,7 @@ def test_a_shallower_network_takes_the_first_layers_and_a_shorter_one_the_first_
     assert torch.equal(target.encoder.embeddings.positions.weight, source.encoder.embeddings.positions.weight[:8])
 
 
-def test_a_pooler_that_is_missing_is_told() -> None:
+def test_a_missing_pooler_is_reported() -> None:
     target = EncoderExits(replace(TINY, pool="cls"))
     assert "pooler.linear.weight" in take_encoder(target, published(made(pool="cls"), pooler=False))
 
@@ -464,7 +464,7 @@ def test_a_pooler_that_is_missing_is_told() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda w: w.pop("encoder.layer.2.output.dense.bias"), InputError, r"no encoder\.layer\.2\.output\.dense\.bias"),
+        (lambda w: w.pop("encoder.layer.2.output.dense.bias"), InputError, r"encoder\.layer\.2\.output\.dense\.bias is not"),
         (lambda w: w.update({"embeddings.LayerNorm.bias": torch.zeros(3)}), ShapeError, r"Norm\.bias have shape \(3,\)"),
         (lambda w: w.update({"encoder.layer.1.attention.self.key.weight": torch.zeros(16, 3)}), ShapeError, r"\(16, 3\)"),
         (lambda w: w.update({"embeddings.position_embeddings.weight": torch.zeros(5, 16)}), ShapeError, r"\(5, 16\)"),
@@ -506,7 +506,7 @@ def write_folder(folder: Path, *, name: str = "model.safetensors", **changes: An
 
 
 @pytest.mark.parametrize(("inside", "name"), [("", "model.safetensors"), ("model", "model.fp16.safetensors")])
-def test_an_encoder_comes_from_a_folder(tmp_path: Path, inside: str, name: str) -> None:
+def test_an_encoder_loads_from_a_folder(tmp_path: Path, inside: str, name: str) -> None:
     source = write_folder(tmp_path / inside, name=name)
     found = load_pretrained(tmp_path)
     assert found.vocabulary == tmp_path / inside / "vocab.txt"
@@ -518,13 +518,13 @@ def test_an_encoder_comes_from_a_folder(tmp_path: Path, inside: str, name: str) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "of the kind 'gpt2'"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
-        ({"position_embedding_type": "relative_key"}, "positions are relative_key"),
-        ({"is_decoder": True}, "from left to right only"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True"),
         ({"vocab_size": "many"}, "no vocab_size"),
         ({"pad_token_id": None}, "no pad_token_id"),
-        ({"num_hidden_layers": 10**12}, "has 1000000000000 layers"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
     ],
     ids=str,
 )
@@ -551,7 +551,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not JSON"):
         load_pretrained(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(FormatError, match="of the kind None"):
+    with pytest.raises(FormatError, match="model_type is None"):
         load_pretrained(tmp_path)
 
 
@@ -608,13 +608,13 @@ def test_hidden_states_are_those_of_transformers(kind: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("layers", [3, (), (1, 1), (2, 1), (0, 1), (1, 4), (1.0, 2), "12", (None,)], ids=str)
-def test_exits_after_layers_that_are_not_there_are_refused(layers: Any) -> None:
+def test_exits_after_layers_that_do_not_exist_are_refused(layers: Any) -> None:
     with pytest.raises(OptionError, match="layers is"):
         pretrained.describe(SHAPE, layers=layers)
 
 
-def test_a_model_that_is_no_encoder_is_refused() -> None:
-    with pytest.raises(OptionError, match="of the kind None"):
+def test_a_model_that_is_not_an_encoder_is_refused() -> None:
+    with pytest.raises(OptionError, match="model_type is None"):
         EncoderExits.from_transformers(nn.Linear(2, 2), classes=4)
 
 

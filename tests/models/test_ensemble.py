@@ -27,7 +27,7 @@ def test_each_member_is_an_exit_in_the_order_given() -> None:
     torch.testing.assert_close(ensemble(POINTS), torch.stack([first(POINTS), second(POINTS), third(POINTS)[-1]]))
 
 
-def test_a_member_is_run_when_its_exit_is_asked_for() -> None:
+def test_a_member_is_run_when_its_exit_is_requested() -> None:
     parts = [nn.Linear(2, 4) for _ in range(3)]
     ran: list[nn.Module] = []
     for part in parts:
@@ -39,7 +39,7 @@ def test_a_member_is_run_when_its_exit_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("kind", [Ensemble, AveragedEnsemble])
-def test_both_kinds_keep_the_laws_of_a_model(kind: Any) -> None:
+def test_both_kinds_pass_check_model(kind: Any) -> None:
     check_model(kind([nn.Sequential(nn.Linear(2, 4)) for _ in range(3)] if kind is Ensemble else members(2)), POINTS, classes=4)
 
 
@@ -87,7 +87,7 @@ def test_members_that_do_not_fit_are_refused(make: Any) -> None:
     assert caught.value.fix
 
 
-def test_members_for_other_classes_are_told_when_they_answer() -> None:
+def test_members_with_other_classes_are_refused_when_they_run() -> None:
     first, second = MLP(MLPConfig(classes=3)), MLP(MLPConfig(classes=4))
     with pytest.raises(ShapeError, match="same classes"):
         AveragedEnsemble([first, second])(POINTS)

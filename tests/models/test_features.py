@@ -88,7 +88,7 @@ def test_the_layer_applied_to_the_features_gives_the_logits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_hook_is_left_and_the_mode_stays(name: str) -> None:
+def test_no_hook_is_left_and_the_mode_is_restored(name: str) -> None:
     model, x = model_and_rows(name)
     model.train()
     before = {key: (dict(part._forward_hooks), part.training) for key, part in model.named_modules()}
@@ -107,7 +107,7 @@ def _breaks(model: Any, x: Tensor) -> Any:
     return model
 
 
-def test_nothing_runs_after_the_last_asked_for_exit() -> None:
+def test_nothing_runs_after_the_last_requested_exit() -> None:
     model = MLP(MLPConfig(classes=4, exits=3))
     ran: list[nn.Module] = []
     for part in (*model.layers, *model.heads):
@@ -118,7 +118,7 @@ def test_nothing_runs_after_the_last_asked_for_exit() -> None:
     assert ran == [model.layers[0], model.heads[0]]
 
 
-def test_two_runs_in_turns_do_not_mix() -> None:
+def test_two_interleaved_runs_do_not_interfere() -> None:
     model = MLP(MLPConfig(classes=4, exits=3))
     first, second = seeded((4, 2)), seeded((4, 2)) + 1
     alone = [features for features, _ in exit_features(model, first)]
@@ -126,7 +126,7 @@ def test_two_runs_in_turns_do_not_mix() -> None:
     torch.testing.assert_close(alone, turns)
 
 
-def test_features_stay_when_a_later_stage_writes_over_them() -> None:
+def test_features_stay_when_a_later_stage_overwrites_them() -> None:
     class Overwrites(nn.Module):
         num_exits = 2
 
@@ -155,7 +155,7 @@ def test_features_of_batches_are_collected_in_order_and_in_eval_mode() -> None:
     for found, (wanted, _) in zip(features, exit_features(model, x), strict=True):
         assert not found.requires_grad
         assert torch.allclose(found, wanted, atol=1e-6)
-    with pytest.raises(ShapeError, match="no batches"):
+    with pytest.raises(ShapeError, match="batches is empty"):
         collect_features(model, [])
 
 
@@ -196,14 +196,14 @@ class Averaged(Short):
     [
         (Plain(), OptionError, "Plain"),
         (nn.Linear(2, 2), OptionError, "Linear"),
-        (Short(), ShapeError, "gave 1 exits"),
+        (Short(), ShapeError, "yields 1 exits"),
         (Averaged(), OptionError, "exit 1"),
         (IntervalMLP(inputs=2), OptionError, "exit 1"),
         (Ensemble.averaged([MLP(MLPConfig(classes=3))]), OptionError, "exit 1"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
-def test_what_cannot_be_watched_is_refused_and_named(model: Any, error: type[Exception], says: str) -> None:
+def test_models_without_linear_exits_are_refused(model: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         last_layers(model, torch.zeros(2, 2))
     with pytest.raises(error, match=says):

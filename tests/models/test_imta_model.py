@@ -29,7 +29,7 @@ def trained() -> MSDNet:
     return network
 
 
-def test_a_scaled_gradient_leaves_the_value_alone_and_can_be_differentiated_twice() -> None:
+def test_a_scaled_gradient_does_not_change_the_value_and_can_be_differentiated_twice() -> None:
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     assert torch.equal(scale_gradient(x, 0.3), x)
     (once,) = torch.autograd.grad((scale_gradient(x, 0.3) ** 2).sum(), x, create_graph=True)
@@ -74,7 +74,7 @@ def test_the_gradient_into_a_stage_is_the_weighted_mean_of_its_own_and_the_later
     assert float(own[0].norm()) > 0
 
 
-def test_balanced_exits_say_what_plain_ones_say_one_at_a_time(trained: MSDNet) -> None:
+def test_balanced_exits_give_the_logits_of_plain_ones(trained: MSDNet) -> None:
     network = trained.eval()
     torch.testing.assert_close(torch.stack(tuple(balanced_exits(network, IMAGES))), network(IMAGES))
     ran: list[int] = []
@@ -84,7 +84,7 @@ def test_balanced_exits_say_what_plain_ones_say_one_at_a_time(trained: MSDNet) -
     assert ran == [0]
 
 
-def test_it_keeps_the_laws_of_a_model_and_its_exits_work_together(trained: MSDNet) -> None:
+def test_it_passes_check_model_and_its_exits_read_each_other(trained: MSDNet) -> None:
     network = IMTA.on(trained).eval()
     check_model(network, IMAGES, classes=5)
     first, second, *_ = network.exits(IMAGES)
@@ -125,7 +125,7 @@ def test_frozen_statistics_move_or_are_held(trained: MSDNet, hold: bool) -> None
     assert network.links[0].training
 
 
-def test_the_network_it_is_built_on_stays_as_it_is(trained: MSDNet) -> None:
+def test_the_network_it_is_built_on_is_not_changed(trained: MSDNet) -> None:
     before = copy.deepcopy(trained.state_dict())
     IMTA.on(trained)(IMAGES)
     assert all(torch.equal(before[name], values) for name, values in trained.state_dict().items())

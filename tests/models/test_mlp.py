@@ -17,7 +17,7 @@ from anytime.models.mlp import interval_score
 from anytime.testing import check_model
 
 
-def test_both_keep_the_laws_of_a_model() -> None:
+def test_both_pass_check_model() -> None:
     torch.manual_seed(0)
     check_model(MLP(MLPConfig(classes=4)), torch.randn(3, 2), classes=4)
     check_model(IntervalMLP(exits=3), torch.randn(3, 1), classes=2)

@@ -41,11 +41,11 @@ def test_the_shortcut_halves_the_map_and_pads_the_channels() -> None:
     assert out[:, [0, 1, 6, 7]].abs().max() == 0
 
 
-def test_sdn_has_six_internal_classifiers_at_shares_of_the_cost() -> None:
+def test_sdn_has_six_internal_classifiers_at_fractions_of_the_macs() -> None:
     network = create("sdn-resnet-cifar-56", classes=10)
     assert isinstance(network, ResNet)
     assert network.num_exits == 7
-    assert network.exit_shares == pytest.approx(PRESETS["sdn-resnet-cifar-56"].at, abs=0.02)
+    assert network.exit_fractions == pytest.approx(PRESETS["sdn-resnet-cifar-56"].at, abs=0.02)
     macs = measure_cost(network, torch.zeros(1, 3, 32, 32)).macs
     assert [spent / macs[-1] for spent in macs[:-1]] == pytest.approx(PRESETS["sdn-resnet-cifar-56"].at, abs=0.02)
 
@@ -67,7 +67,7 @@ SMALL: dict[str, Any] = {"depth": 8, "width": 4, "image_size": 16}
     [{}, {"at": (0.4, 0.7)}, {"at": ("stem", "blocks.1"), "heads": "cascade", "frozen": True}],
     ids=["alone", "sdn", "ztw"],
 )
-def test_every_kind_keeps_the_laws_and_survives_a_folder(options: dict[str, Any], tmp_path: Path) -> None:
+def test_every_kind_passes_check_model_and_loads_equal(options: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = create("resnet-cifar-20", classes=3, **SMALL, **options)
     images = torch.randn(3, 3, 16, 16)

@@ -41,14 +41,14 @@ def test_every_name_creates_a_network() -> None:
         assert [create(name, classes=10).num_exits for name in names()][:5] == [7, 5, 5, 5, 5]
 
 
-def test_an_unknown_name_brings_close_ones() -> None:
+def test_an_unknown_name_suggests_close_ones() -> None:
     with pytest.raises(OptionError, match="did you mean 'msdnet-cifar'"):
         create("msdnet-cifer", classes=10)
-    with pytest.raises(OptionError, match="choose one of those"):
+    with pytest.raises(OptionError, match="pass one of those"):
         create("zzzz", classes=10)
 
 
-def test_an_unknown_option_brings_close_ones() -> None:
+def test_an_unknown_option_suggests_close_ones() -> None:
     with pytest.raises(OptionError, match="did you mean 'growth'"):
         create("msdnet-cifar", classes=10, grwth=6)
 
@@ -58,7 +58,7 @@ def test_a_wrong_option_is_named() -> None:
         create("msdnet-cifar", classes=10, growth="six")
 
 
-def test_a_folder_gives_back_an_equal_network(tmp_path: Path) -> None:
+def test_a_saved_network_loads_equal(tmp_path: Path) -> None:
     network = small(prune="min", reduction=0.75, init="he")
     images = torch.randn(2, 3, 32, 32)
     save(network, tmp_path / "net")
@@ -72,7 +72,7 @@ def test_a_folder_gives_back_an_equal_network(tmp_path: Path) -> None:
         torch.testing.assert_close(again(images), network(images))
 
 
-def test_the_number_format_survives(tmp_path: Path) -> None:
+def test_the_dtype_survives(tmp_path: Path) -> None:
     save(small().bfloat16(), tmp_path)
     assert next(load(tmp_path).parameters()).dtype == torch.bfloat16
 
@@ -84,7 +84,7 @@ def test_a_loaded_network_can_be_saved_over_itself(tmp_path: Path) -> None:
     assert read_bundle(tmp_path) == before
 
 
-def test_loading_leaves_the_random_state_alone(tmp_path: Path) -> None:
+def test_loading_does_not_change_the_random_state(tmp_path: Path) -> None:
     save(small(), tmp_path)
     state = torch.get_rng_state()
     load(tmp_path)
@@ -211,10 +211,10 @@ def test_reference_weights_load(shared: Path) -> None:
     [
         (lambda w: w.pop("classifier.1.linear.bias"), InputError, r"1 missing: classifier\.1\.linear\.bias"),
         (lambda w: w.update(extra=torch.zeros(1)), InputError, "1 unknown: extra"),
-        (lambda w: w.update({"module.classifier.1.linear.bias": torch.zeros(3)}), InputError, "same without their prefixes"),
+        (lambda w: w.update({"module.classifier.1.linear.bias": torch.zeros(3)}), InputError, "equal without their prefixes"),
         (lambda w: w.update({"classifier.1.linear.bias": torch.zeros(4)}), ShapeError, r"shape \(4,\)"),
         (lambda w: w.update({"classifier.1.linear.bias": torch.zeros(3, dtype=torch.int64)}), DtypeError, "int64"),
-        (lambda w: w.update({"classifier.1.linear.bias": [0.0] * 3}), InputError, "other things than tensors"),
+        (lambda w: w.update({"classifier.1.linear.bias": [0.0] * 3}), InputError, "values that are not tensors"),
     ],
     ids=["missing", "unknown", "twice", "shape", "kind", "no tensor"],
 )

@@ -20,7 +20,7 @@ def cascade(**options: bool) -> AttachedExits:
     return attach_cascade(body, ["stem", "blocks.0", "blocks.1"], example=IMAGES, classes=10, **options)  # type: ignore[arg-type]
 
 
-def test_it_keeps_the_laws_of_a_model() -> None:
+def test_it_passes_check_model() -> None:
     check_model(cascade(), IMAGES, classes=10)
     check_model(cascade(normalise=False, convolution=False, frozen=False), IMAGES, classes=10)
 
@@ -60,7 +60,7 @@ def test_maps_pass_a_convolution_of_the_same_width() -> None:
     assert isinstance(CascadeHead((7,), 10, reads_previous=True).features, nn.Identity)
 
 
-def test_heads_on_a_frozen_network_learn_and_it_stays_as_it_is() -> None:
+def test_heads_on_a_frozen_network_learn_and_it_is_not_changed() -> None:
     digits = load_digits()
     torch.manual_seed(0)
     body = CifarResNet(classes=10, depth=8, width=8, channels=1)

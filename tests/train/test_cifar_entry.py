@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +24,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("cifar")
     archive, random = ARCHIVES["cifar10"], np.random.default_rng(0)
     (folder / archive.folder).mkdir()
+    labels = np.arange(ROWS)[:, None] % 10
     for file in (*archive.train, *archive.test):
-        batch = {"data": random.integers(0, 256, (ROWS, 3072), dtype=np.uint8), "labels": [i % 10 for i in range(ROWS)]}
-        (folder / archive.folder / file).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"label_names": [str(i) for i in range(10)]}
-    (folder / archive.folder / archive.meta).write_bytes(pickle.dumps(names, protocol=2))
+        records = np.hstack((labels, random.integers(0, 256, (len(labels), 3072))))
+        (folder / archive.folder / file).write_bytes(records.astype(np.uint8).tobytes())
+    (folder / archive.folder / archive.names).write_text("\n".join(map(str, range(10))))
     return folder
 
 

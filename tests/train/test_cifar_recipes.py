@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("cifar")
     archive, random = ARCHIVES["cifar100"], np.random.default_rng(0)
     (folder / archive.folder).mkdir()
+    labels = np.repeat(np.arange(2 * ROWS)[:, None], 2, axis=1)
     for file in (*archive.train, *archive.test):
-        batch = {"data": random.integers(0, 256, (2 * ROWS, 3072), dtype=np.uint8), "fine_labels": list(range(2 * ROWS))}
-        (folder / archive.folder / file).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"fine_label_names": [str(i) for i in range(100)]}
-    (folder / archive.folder / archive.meta).write_bytes(pickle.dumps(names, protocol=2))
+        records = np.hstack((labels, random.integers(0, 256, (len(labels), 3072))))
+        (folder / archive.folder / file).write_bytes(records.astype(np.uint8).tobytes())
+    (folder / archive.folder / archive.names).write_text("\n".join(map(str, range(100))))
     return folder
 
 

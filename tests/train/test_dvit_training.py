@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,11 +35,11 @@ def root(tmp_path: Path) -> Path:
     """CIFAR-100 in its unpacked official form, of a few random images."""
     archive, random = ARCHIVES["cifar100"], np.random.default_rng(0)
     (tmp_path / archive.folder).mkdir()
+    labels = np.repeat(np.arange(16)[:, None], 2, axis=1)
     for file in (*archive.train, *archive.test):
-        batch = {"data": random.integers(0, 256, (16, 3072), dtype=np.uint8), "fine_labels": list(range(16))}
-        (tmp_path / archive.folder / file).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"fine_label_names": [str(i) for i in range(100)]}
-    (tmp_path / archive.folder / archive.meta).write_bytes(pickle.dumps(names, protocol=2))
+        records = np.hstack((labels, random.integers(0, 256, (len(labels), 3072))))
+        (tmp_path / archive.folder / file).write_bytes(records.astype(np.uint8).tobytes())
+    (tmp_path / archive.folder / archive.names).write_text("\n".join(map(str, range(100))))
     return tmp_path
 
 

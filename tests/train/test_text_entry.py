@@ -248,7 +248,7 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
             :, : max(tokenizer.encode(["robots", "the Čapek"], length=8)[1])
         ].tolist()
     )
-    with pytest.raises(OptionError, match="no text"):
+    with pytest.raises(OptionError, match="empty list"):
         read_text_input(tmp_path, [])
     wrong: list[Any] = [None, 5, b"robots", [b"robots"], ["robots", None]]
     for texts in wrong:

@@ -14,7 +14,7 @@ from torch import Tensor
 from anytime.arrays import open_npy, open_npz, read_npz
 from anytime.cli.models import DATA, KNOWN, Description, Opened, input_shape, input_type, reads_texts
 from anytime.data.augment import normalise
-from anytime.data.imagenet import middle
+from anytime.data.imagenet import center_crop
 from anytime.data.images import read_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
@@ -100,7 +100,7 @@ def fit_image(image: Image, size: int, *, like: str) -> Image:
 
     if image.size == (size, size):
         return image
-    return middle(image, size=size) if like == "imagenet" else fit(image, (size, size), Resampling.BILINEAR)
+    return center_crop(image, size=size) if like == "imagenet" else fit(image, (size, size), Resampling.BILINEAR)
 
 
 def read_array(path: Path) -> NDArray[Any]:

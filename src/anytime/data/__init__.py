@@ -1,22 +1,13 @@
-"""Data sets, one file each, and what is done to their images and texts."""
+"""Data sets, one file each, and their transforms, splits, tokens and batches."""
 
 from anytime.data.augment import Draws, augment, crop_flip, draw, no_draws, normalise
 from anytime.data.base import ImageData, StreamedImages
+from anytime.data.batches import Batch, plan_batches
 from anytime.data.cifar import load_cifar
 from anytime.data.digits import load_digits
 from anytime.data.imagenet import load_imagenet
 from anytime.data.split import Split, hold_out
-from anytime.data.text import (
-    Batch,
-    TextData,
-    TokenData,
-    draw_classes,
-    load_text,
-    plan_batches,
-    repeated,
-    take_classes,
-    tokenize,
-)
+from anytime.data.text import TextData, TokenData, draw_classes, load_text, take_classes, tokenize
 from anytime.data.toys import make_curve, make_spiral
 from anytime.data.wordpiece import WordPiece
 
@@ -43,7 +34,6 @@ __all__ = [
     "no_draws",
     "normalise",
     "plan_batches",
-    "repeated",
     "take_classes",
     "tokenize",
 ]

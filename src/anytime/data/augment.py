@@ -1,8 +1,7 @@
 """Random crops and flips of a whole batch on any device, and normalisation.
 
-The randomness is drawn apart from its use: `draw` gives three small tensors, `crop_flip` is then a pure function of
-tensors. It has no loop over images and reads each pixel once, so it can be captured in a CUDA graph or compiled, and a
-CPU and a GPU that are given the same draws see the same pictures.
+Drawing is separate from applying: `draw` returns three small tensors, and `crop_flip` is a pure function of tensors without a
+loop over images. It can be captured in a CUDA graph or compiled, and the same draws give the same images on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """What happens to each of N images.
+    """The random crop and flip of each of N images.
 
     Attributes:
-        down: `(N,)`, where the crop begins in the padded image, from 0 to twice the padding; the middle changes nothing.
-        right: As `down`, across.
-        flip: `(N,)`, bool, whether the crop is mirrored.
+        down: `(N,)`, the top of the crop in the padded image, from 0 to twice the padding; `pad` changes nothing.
+        right: `(N,)`, the left side of the crop, as `down`.
+        flip: `(N,)`, bool, whether the crop is flipped horizontally.
     """
 
     down: Tensor
@@ -33,7 +32,7 @@ class Draws:
         return type(self)(self.down[index], self.right[index], self.flip[index])
 
     def copy_(self, other: Draws) -> None:
-        """Take over the values of `other`, in place."""
+        """Copy the values of `other` in place."""
         self.down.copy_(other.down)
         self.right.copy_(other.right)
         self.flip.copy_(other.flip)
@@ -41,35 +40,35 @@ class Draws:
 
 def draw(count: int, *, pad: int = 4, generator: torch.Generator) -> Draws:
     """Draw crops and flips for `count` images, on the generator's device."""
-    where = generator.device
-    shifts = torch.randint(0, 2 * pad + 1, (2, count), generator=generator, device=where)
-    return Draws(shifts[0], shifts[1], torch.rand(count, generator=generator, device=where) < 0.5)
+    device = generator.device
+    shifts = torch.randint(0, 2 * pad + 1, (2, count), generator=generator, device=device)
+    return Draws(shifts[0], shifts[1], torch.rand(count, generator=generator, device=device) < 0.5)
 
 
 def no_draws(count: int, *, pad: int = 4, device: torch.device | str = "cpu") -> Draws:
-    """Draws that leave `count` images as they are."""
-    middle = torch.full((count,), pad, device=device)
-    return Draws(middle, middle.clone(), torch.zeros(count, dtype=torch.bool, device=device))
+    """Draws that leave `count` images unchanged."""
+    center = torch.full((count,), pad, device=device)
+    return Draws(center, center.clone(), torch.zeros(count, dtype=torch.bool, device=device))
 
 
 def crop_flip(images: Tensor, rows: Tensor, draws: Draws, *, pad: int = 4) -> Tensor:
-    """Pick `rows` of `images`, pad them with zeros, crop back to size and mirror some.
+    """Select `rows` of `images`, pad them with zeros, crop them to their size and flip some of them.
 
     Args:
-        images: `(N, channels, height, width)`, any element type.
-        rows: `(B,)` which images.
+        images: `(N, channels, height, width)`, any dtype.
+        rows: `(B,)`, the images to select.
         draws: For these B images, on the same device.
-        pad: By how many pixels on each side.
+        pad: Pixels of padding on each side.
 
     Returns:
-        `(B, channels, height, width)` of the type of `images`.
+        `(B, channels, height, width)` in the dtype of `images`.
     """
     channels, height, width = images.shape[1:]
     device = images.device
-    y = torch.arange(height, device=device)[None, :] + (draws.down - pad)[:, None]
+    y = torch.arange(height, device=device)[None, :] + (draws.down - pad)[:, None]  # (B, height)
     across = torch.arange(width, device=device)[None, :]
     across = torch.where(draws.flip[:, None], width - 1 - across, across)
-    x = across + (draws.right - pad)[:, None]
+    x = across + (draws.right - pad)[:, None]  # (B, width)
     inside = ((y >= 0) & (y < height))[:, None, :, None] & ((x >= 0) & (x < width))[:, None, None, :]
     picked = images[
         rows[:, None, None, None],
@@ -81,7 +80,7 @@ def crop_flip(images: Tensor, rows: Tensor, draws: Draws, *, pad: int = 4) -> Te
 
 
 def augment(images: Tensor, *, pad: int = 4, generator: torch.Generator) -> Tensor:
-    """Random crop and flip of every image, the training transform of CIFAR."""
+    """Crop and flip every image at random, as CIFAR networks are trained."""
     rows = torch.arange(len(images), device=images.device)
     return crop_flip(images, rows, draw(len(images), pad=pad, generator=generator), pad=pad)
 
@@ -89,10 +88,10 @@ def augment(images: Tensor, *, pad: int = 4, generator: torch.Generator) -> Tens
 def normalise(
     images: Tensor, mean: Sequence[float] | Tensor, std: Sequence[float] | Tensor, *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Bytes to numbers of mean 0 and deviation 1 per channel: (bytes/255 - mean)/std, computed in float32.
+    """Normalise each channel of uint8 images: `(images / 255 - mean) / std`, computed in float32.
 
-    Give `mean` and `std` as tensors on the device of `images` where this is captured in a CUDA graph.
+    To capture this in a CUDA graph, pass `mean` and `std` as tensors on the device of `images`.
     """
-    centre = torch.as_tensor(mean, dtype=torch.float32, device=images.device)[:, None, None]
+    center = torch.as_tensor(mean, dtype=torch.float32, device=images.device)[:, None, None]
     spread = torch.as_tensor(std, dtype=torch.float32, device=images.device)[:, None, None]
-    return ((images.float() / 255.0 - centre) / spread).to(dtype)
+    return ((images.float() / 255.0 - center) / spread).to(dtype)

@@ -1,14 +1,15 @@
-"""What a set of labelled images is.
+"""Labelled rows of a data set, and images as the first kind of them.
 
-Images stay bytes until they reach the device that trains on them: CIFAR is then 150 MB and lies on a card whole. Sets too
-large for that are `StreamedImages`, which are read batch by batch.
+Images stay bytes until they reach the device that trains on them: CIFAR is then 150 MB and fits on a GPU as a whole. Larger
+data sets are `StreamedImages`, which are read batch by batch.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,19 +18,65 @@ from anytime.checks import check_labels
 from anytime.errors import DtypeError, OptionError, ShapeError
 
 
-@dataclass(frozen=True, eq=False)
-class ImageData:
-    """Labelled images of one split.
+class LabelledRows:
+    """One split of a data set: what all kinds of data have in common.
 
     Attributes:
-        name: Which data set, such as `cifar100`.
+        name: The data set, such as `cifar100`.
         split: `train`, `val` or `test`.
-        images: `(N, channels, height, width)`, uint8.
         labels: `(N,)`, int64.
-        class_names: One name a class.
-        mean: Per channel, on the scale where 255 is 1; subtracted by `augment.normalise`.
-        std: Per channel, as `mean`.
-        rows: `(N,)`, int64: where each image stands in the published file it came from.
+        class_names: One name per class.
+        rows: `(N,)`, int64: the index of each row in the published split.
+    """
+
+    name: str
+    split: str
+    labels: Tensor
+    class_names: tuple[str, ...]
+    rows: Tensor
+    per_row: ClassVar[tuple[str, ...]]
+    """Names of the attributes with one entry per row."""
+
+    def _check(self, count: int) -> None:
+        check_labels(self.labels, batch=count, classes=len(self.class_names))
+        if self.rows.shape != (count,):
+            raise ShapeError(
+                f"rows has shape {tuple(self.rows.shape)} for {count} rows of data",
+                expected=f"({count},)",
+                fix=f"pass rows=torch.arange({count}) for a complete split",
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
+
+    def take(self, index: Tensor, *, split: str | None = None) -> Self:
+        """Select the rows at `index`, in that order."""
+        return self._replace(split=split or self.split, **{name: _pick(getattr(self, name), index) for name in self.per_row})
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all tensors to a device."""
+        values = {name: getattr(self, name) for name in self.per_row}
+        return self._replace(**{name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)})
+
+    def _replace(self, **changes: Any) -> Self:
+        data: Any = self
+        changed: Self = replace(data, **changes)
+        return changed
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData(LabelledRows):
+    """Labelled images of one split; the attributes of `LabelledRows`, and these.
+
+    Attributes:
+        images: `(N, channels, height, width)`, uint8.
+        mean: One number per channel for `augment.normalise`, for pixels scaled to [0, 1].
+        std: As `mean`.
     """
 
     name: str
@@ -40,13 +87,14 @@ class ImageData:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     rows: Tensor
+    per_row = ("images", "labels", "rows")
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8:
             raise DtypeError(
-                f"images of {self.name} have element type {self.images.dtype}",
-                expected="uint8, the bytes of the picture",
-                fix="keep the pictures as bytes; they are scaled and normalised on the device",
+                f"images of {self.name} have dtype {self.images.dtype}",
+                expected="uint8 pixels from 0 to 255",
+                fix="keep the images as uint8: they are normalised on the device",
             )
         if self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
             raise ShapeError(
@@ -57,90 +105,34 @@ class ImageData:
         channels = self.images.shape[1]
         if len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
             raise OptionError(
-                f"mean {self.mean} and std {self.std} came with {channels} channels",
-                expected=f"{channels} numbers each, deviations above 0",
-                fix="give one number a channel",
+                f"mean is {self.mean} and std {self.std} for {channels} channels",
+                expected=f"{channels} numbers each, std above 0",
+                fix="pass one number per channel",
             )
-        check_labels(self.labels, batch=len(self.images), classes=len(self.class_names))
-        if self.rows.shape != self.labels.shape:
-            raise ShapeError(
-                f"rows have shape {tuple(self.rows.shape)} for {len(self.labels)} images",
-                expected=f"({len(self.labels)},)",
-                fix="give torch.arange(len(images)) for a set that is whole",
-            )
+        self._check(len(self.images))
 
-    def __len__(self) -> int:
-        return len(self.images)
+
+class StreamedImages(LabelledRows, ABC):
+    """Labelled images of one split that are read when they are needed; `mean` and `std` as in `ImageData`."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
     @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return len(self.class_names)
-
-    def take(self, index: Tensor, *, split: str | None = None) -> Self:
-        """The images at `index`, in that order, as a set of their own."""
-        return replace(
-            self,
-            split=split or self.split,
-            images=self.images[index],
-            labels=self.labels[index],
-            rows=self.rows[index],
-        )
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same set on another device."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device), rows=self.rows.to(device))
-
-
-@runtime_checkable
-class StreamedImages(Protocol):
-    """Labelled images of one split that are read as they are needed; the attributes are those of `ImageData`."""
-
-    @property
-    def name(self) -> str:
-        """Which data set."""
-
-    @property
-    def labels(self) -> Tensor:
-        """`(N,)`, int64."""
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """One name a class."""
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """Per channel, on the scale where 255 is 1."""
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """Per channel, as `mean`."""
-
-    @property
-    def rows(self) -> Tensor:
-        """`(N,)`, int64: where each image stands in the published set."""
-
-    @property
+    @abstractmethod
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image as it is given out."""
+        """Channels, height and width of the images that `batches` yields."""
 
-    @property
-    def classes(self) -> int:
-        """How many classes there are."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, index: Tensor, *, split: str | None = None) -> Self:
-        """The images at `index`, in that order, as a set of their own."""
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same set with labels and rows on another device."""
-
+    @abstractmethod
     def batches(self, index: Tensor, batch: int, *, draws: tuple[int, int] | None = None) -> Iterator[Tensor]:
-        """The images at `index`, `batch` at a time: `(batch, channels, height, width)`, uint8, on the host.
+        """Yield the images at `index` in batches: `(batch, channels, height, width)`, uint8, on the CPU.
 
         Args:
-            index: Which images, in which order; the last batch may be smaller.
-            batch: How many at a time.
-            draws: Seed and epoch of the random crops, which depend on them and the image alone; none for the middle.
+            index: The images, in order.
+            batch: Images per batch; the last batch may be smaller.
+            draws: Seed and epoch of the random crops; without them the center crop is used.
         """
+
+
+def _pick(values: Any, index: Tensor) -> Any:
+    return values[index] if isinstance(values, Tensor) else tuple(values[row] for row in index.tolist())

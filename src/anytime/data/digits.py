@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: 1,797 real images of 8 × 8 pixels that need no download."""
+"""Scikit-learn's handwritten digits: 1,797 real images of 8 × 8 pixels, without a download."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _SIZES = {"train": 1197, "val": 300, "test": 300}
 
 
 def load_digits(*, channels: int = 1, seed: int = 0) -> dict[str, ImageData]:
-    """Training, validation and test images, `(N, channels, 8, 8)`, split by `seed`.
+    """Load training, validation and test images, `(N, channels, 8, 8)`, as a random split.
 
     Args:
-        channels: 1, or 3 for networks that expect colour.
-        seed: Of the split; the same seed gives the same rows.
+        channels: 1, or 3 for networks that expect colour images.
+        seed: Of the split.
     """
     if channels not in (1, 3):
-        raise OptionError(f"channels is {channels}", expected="1 or 3", fix="3 repeats the grey values")
+        raise OptionError(f"channels is {channels}", expected="1 or 3", fix="pass 3 to repeat the grey values in each channel")
     try:
         from sklearn.datasets import load_digits as load
     except ImportError as error:
         raise MissingExtraError(
-            "the digits come with scikit-learn, which is not installed",
-            expected="the package scikit-learn",
+            "the package scikit-learn, which contains the digits, is not installed",
+            expected="scikit-learn",
             fix="pip install scikit-learn",
         ) from error
     stored = load()
     grey = torch.from_numpy((stored.images * (255 / 16)).round().astype(np.uint8))[:, None]
     order = torch.from_numpy(np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED)).permutation(len(grey)))
-    pieces = dict(zip(_SIZES, torch.split(order, list(_SIZES.values())), strict=True))
-    shade = grey[pieces["train"]].float() / 255.0
+    parts = dict(zip(_SIZES, torch.split(order, list(_SIZES.values())), strict=True))
+    shade = grey[parts["train"]].float() / 255.0
     whole = ImageData(
         name="digits",
         split="all",
@@ -44,4 +44,4 @@ def load_digits(*, channels: int = 1, seed: int = 0) -> dict[str, ImageData]:
         std=(float(shade.std()),) * channels,
         rows=torch.arange(len(grey)),
     )
-    return {split: whole.take(index, split=split) for split, index in pieces.items()}
+    return {split: whole.take(index, split=split) for split, index in parts.items()}

@@ -1,9 +1,9 @@
-"""ImageNet from class folders, `train/n01440764/*.JPEG` and `val/n01440764/*.JPEG`, decoded when an image is asked for.
+"""ImageNet from class folders, `train/n01440764/*.JPEG` and `val/n01440764/*.JPEG`, decoded when an image is read.
 
-The transforms are those that MSDNet was trained with. For training: a piece of 8 to 100 % of the picture, between 3:4 and
-4:3, scaled to 224 × 224, and a mirror image every other time. For evaluation: the shorter side scaled to 256, and of that the
-middle 224 × 224. What is drawn for an image depends on the seed, the epoch and the image's row alone, so that batches are the
-same whatever the number of threads, and from whichever batch a run goes on.
+The transforms are those that MSDNet was trained with. Training: a random crop of 8 to 100 % of the area with an aspect ratio
+between 3:4 and 4:3, resized to 224 × 224, flipped with probability 1/2. Evaluation: the shorter side resized to 256, then the
+center 224 × 224. The random crop of an image depends on the seed, the epoch and the image's row only, so batches do not depend
+on the number of threads or on the batch that a run is resumed from.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anytime.data.base import StreamedImages
 from anytime.data.images import read_image
 from anytime.errors import FormatError, MissingFileError
 
@@ -31,28 +32,20 @@ if TYPE_CHECKING:
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _ENDINGS, _FORMATS = (".jpeg", ".jpg", ".png"), ("JPEG", "PNG")
 _AREA, _ASPECT, _TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
-# Batches that are decoded ahead of the one asked for.
-_AHEAD = 2
+_AHEAD = 2  # batches that are decoded ahead
 
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFolders:
-    """Labelled images of one split, in class folders; a `StreamedImages`.
+class ImageFolders(StreamedImages):
+    """Labelled images of one split in class folders; the attributes of `StreamedImages`, and these.
 
     Attributes:
         folder: The folder of the split.
-        files: Paths within it, one an image.
-        labels: `(N,)`, int64.
-        class_names: The names of the class folders, in order.
-        rows: `(N,)`, int64: where each image stands in the sorted list of all files.
-        split: `train`, `val` or `test`.
-        size: Height and width of an image as it is given out.
-        workers: How many threads decode.
-        name: Which data set.
-        mean: Per channel, on the scale where 255 is 1.
-        std: Per channel, as `mean`.
+        files: One path per image, relative to `folder`.
+        size: Height and width of the images that `batches` yields.
+        workers: The number of decoding threads.
     """
 
     folder: Path
@@ -66,39 +59,20 @@ class ImageFolders:
     name: str = "imagenet"
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    @property
-    def classes(self) -> int:
-        """How many classes there are."""
-        return len(self.class_names)
+    per_row = ("files", "labels", "rows")
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image as it is given out."""
         return (3, self.size, self.size)
 
-    def take(self, index: Tensor, *, split: str | None = None) -> Self:
-        """The images at `index`, in that order, as a set of their own."""
-        files = tuple(self.files[row] for row in index.tolist())
-        return replace(self, files=files, labels=self.labels[index], rows=self.rows[index], split=split or self.split)
-
-    def to(self, device: torch.device | str) -> Self:
-        """The same set with labels and rows on another device."""
-        return replace(self, labels=self.labels.to(device), rows=self.rows.to(device))
-
     def batches(self, index: Tensor, batch: int, *, draws: tuple[int, int] | None = None) -> Iterator[Tensor]:
-        """The images at `index`, `batch` at a time, decoded ahead of their use by threads."""
-        wanted = index.tolist()
-        pieces = [wanted[start : start + batch] for start in range(0, len(wanted), batch)]
         rows = self.rows.cpu()
         pool = ThreadPoolExecutor(self.workers, thread_name_prefix="decode")
         waiting: deque[list[Future[NDArray[np.uint8]]]] = deque()
         try:
-            for piece in pieces:
-                waiting.append([pool.submit(self._read, at, int(rows[at]), draws) for at in piece])
+            for start in range(0, len(index), batch):
+                part = index[start : start + batch].tolist()
+                waiting.append([pool.submit(self._read, at, int(rows[at]), draws) for at in part])
                 if len(waiting) > _AHEAD:
                     yield _stack(waiting.popleft())
             while waiting:
@@ -107,19 +81,23 @@ class ImageFolders:
             pool.shutdown(cancel_futures=True)
 
     def _read(self, at: int, row: int, draws: tuple[int, int] | None) -> NDArray[np.uint8]:
-        image = _decode(self.folder / self.files[at])
+        fix = "download it again, or delete it and start a new run"
+        image = read_image(self.folder / self.files[at], formats=_FORMATS, fix=fix)
         if draws is None:
-            return _pixels(middle(image, size=self.size))
-        return _pixels(random_piece(image, np.random.RandomState(_seed(*draws, row)), size=self.size))
+            cropped = center_crop(image, size=self.size)
+        else:
+            seed = np.random.SeedSequence((*draws, row)).generate_state(4)
+            cropped = random_crop(image, np.random.RandomState(seed), size=self.size)
+        return np.asarray(cropped, dtype=np.uint8)
 
 
 def load_imagenet(folder: str | Path, *, size: int = 224, workers: int = 4) -> dict[str, ImageFolders]:
-    """The training images as `train`, the published validation images as `test`.
+    """Load the training images as `train` and the published validation images as `test`.
 
     Args:
-        folder: Has the folders `train` and `val`, each with a folder of pictures for each class.
-        size: Height and width of the images given out.
-        workers: How many threads decode.
+        folder: Contains `train` and `val`, each with one folder of images per class.
+        size: Height and width of the images after cropping.
+        workers: The number of decoding threads.
     """
     folder = Path(folder)
     sets = {split: _scan(folder / place, split) for split, place in (("train", "train"), ("test", "val"))}
@@ -128,30 +106,30 @@ def load_imagenet(folder: str | Path, *, size: int = 224, workers: int = 4) -> d
         raise FormatError(
             f"{folder / 'train'} and {folder / 'val'} differ in {len(odd)} classes: {', '.join(odd[:5])}",
             expected="the same class folders in both",
-            fix="sort the validation images into folders named by their class, as the training images are",
+            fix="sort the validation images into folders named by their class, like the training images",
             path=folder,
         )
     for data in sets.values():
         counts = data.labels.bincount(minlength=data.classes).tolist()
         empty = [name for name, count in zip(data.class_names, counts, strict=True) if not count]
         if empty:
-            raise _missing(data.folder, f"{len(empty)} class folders of {data.folder} have no picture: {', '.join(empty[:5])}")
+            raise _missing(data.folder, f"{len(empty)} class folders of {data.folder} have no images: {', '.join(empty[:5])}")
     return {split: replace(data, size=size, workers=workers) for split, data in sets.items()}
 
 
-def random_piece(image: Image, random: np.random.RandomState, *, size: int = 224) -> Image:
-    """The training transform: a random piece of the picture, scaled, mirrored every other time."""
+def random_crop(image: Image, random: np.random.RandomState, *, size: int = 224) -> Image:
+    """The training transform: a random crop, resized, flipped with probability 1/2."""
     from PIL.Image import Resampling, Transpose
 
     box = random_box(image.width, image.height, random)
-    piece = image.resize((size, size), Resampling.BILINEAR, box=box)
-    return piece.transpose(Transpose.FLIP_LEFT_RIGHT) if random.random_sample() < 0.5 else piece
+    cropped = image.resize((size, size), Resampling.BILINEAR, box=box)
+    return cropped.transpose(Transpose.FLIP_LEFT_RIGHT) if random.random_sample() < 0.5 else cropped
 
 
 def random_box(width: int, height: int, random: np.random.RandomState) -> Box:
-    """Left, top, right and bottom of a piece of 8 to 100 % of the area, between 3:4 and 4:3.
+    """Left, top, right and bottom of a random crop of 8 to 100 % of the area with an aspect ratio between 3:4 and 4:3.
 
-    Where ten draws do not fit into the picture, it is the largest piece of the nearest allowed shape, from the middle.
+    If ten random crops do not fit into the image, it is the largest center crop with an allowed aspect ratio.
     """
     for _ in range(_TRIES):
         area = width * height * random.uniform(*_AREA)
@@ -166,8 +144,8 @@ def random_box(width: int, height: int, random: np.random.RandomState) -> Box:
     return (left, top, left + across, top + down)
 
 
-def middle(image: Image, *, size: int = 224) -> Image:
-    """The evaluation transform: the shorter side scaled to 8/7 of `size` (256 for 224), and the middle of that."""
+def center_crop(image: Image, *, size: int = 224) -> Image:
+    """The evaluation transform: the shorter side resized to 8/7 of `size` (256 for 224), then the center crop."""
     from PIL.Image import Resampling
 
     shorter = size * 8 // 7
@@ -191,31 +169,19 @@ def _scan(folder: Path, split: str) -> ImageFolders:
         files += [f"{name}/{file}" for file in found]
         labels += [label] * len(found)
     if not files:
-        raise _missing(folder, f"{folder} has {len(names)} class folders and no picture in them")
+        raise _missing(folder, f"{folder} has {len(names)} class folders without images")
     return ImageFolders(folder, tuple(files), torch.tensor(labels), names, torch.arange(len(files)), split)
 
 
 def _missing(folder: Path, got: str) -> MissingFileError:
     return MissingFileError(
         got,
-        expected="a folder for each class with its .JPEG files, such as train/n01440764/n01440764_18.JPEG",
+        expected="one folder per class with its .JPEG files, such as train/n01440764/n01440764_18.JPEG",
         fix="unpack ILSVRC2012 from https://image-net.org, with the validation images sorted into class folders",
         path=folder,
     )
 
 
-def _decode(path: Path) -> Image:
-    return read_image(path, formats=_FORMATS, fix="fetch it again, or remove it and begin anew")
-
-
-def _seed(*parts: int) -> Any:
-    return np.random.SeedSequence(parts).generate_state(4)
-
-
-def _pixels(image: Image) -> NDArray[np.uint8]:
-    return np.asarray(image, dtype=np.uint8)
-
-
 def _stack(images: list[Future[NDArray[np.uint8]]]) -> Tensor:
-    stacked = np.stack([image.result() for image in images])
+    stacked = np.stack([image.result() for image in images])  # (batch, height, width, channels)
     return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))

@@ -1,7 +1,7 @@
-"""Pictures decoded by Pillow: a few formats by name, a bounded number of pixels, and typed errors.
+"""Images decoded by Pillow: a few formats, a bounded number of pixels, and typed errors.
 
-Pillow knows some forty formats, goes by the content rather than by the name, and starts other programs for some of them
-(Ghostscript for PostScript): whatever is not in the list is not looked at.
+Pillow detects about forty formats by their content and starts other programs for some of them (Ghostscript for PostScript), so
+only the listed formats are tried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 MOST_PIXELS = 1 << 26
-_FIX = "check that it opens elsewhere"
+_FIX = "check that the image opens in a viewer, and save it again"
 
 
 def decode_image(
@@ -31,48 +31,48 @@ def decode_image(
     most: int = MOST_PIXELS,
     fix: str = _FIX,
 ) -> Image:
-    """The first picture in an open file.
+    """Decode the first image in an open file.
 
     Args:
         file: The file.
-        path: What to call it in an error.
-        mode: Of the result: `RGB` or `L`.
-        formats: The formats to look for, by Pillow's names.
-        most: The most pixels it may have.
-        fix: What to do about a file that cannot be decoded.
+        path: Its name in errors.
+        mode: Mode of the result, `RGB` or `L`.
+        formats: Pillow's names of the formats to try.
+        most: The largest number of pixels.
+        fix: The fix in the error if the file cannot be decoded.
     """
     module = pillow()
     names = ", ".join(formats)
     with (
-        parsing(path, expected=f"a picture: {names}", fix=fix, what="cannot be decoded as a picture"),
+        parsing(path, expected=f"an image: {names}", fix=fix, what="cannot be decoded as an image"),
         module.open(file, formats=formats) as image,
     ):
         if image.width * image.height > most:
             raise FormatError(
                 f"{path} has {image.width:,} × {image.height:,} pixels",
                 expected=f"at most {most:,} pixels",
-                fix="make it smaller",
+                fix="resize the image",
                 path=path,
             )
-        # Pillow cuts numbers of 16 bits off at 255 where they ought to be scaled.
+        # Pillow clips 16-bit values at 255 instead of scaling them.
         scaled = image.point(lambda value: value / 256).convert("L") if image.mode.startswith("I;16") else image
         decoded: Image = scaled.convert(mode)
         return decoded
 
 
 def read_image(path: Path, *, mode: str = "RGB", formats: Sequence[str] = FORMATS, fix: str = _FIX) -> Image:
-    """The picture in a file; see `decode_image`."""
-    with open_file(path, expected=f"a picture: {', '.join(formats)}", fix=fix) as file:
+    """Decode the image in a file; see `decode_image`."""
+    with open_file(path, expected=f"an image: {', '.join(formats)}", fix=fix) as file:
         return decode_image(file, path, mode=mode, formats=formats, fix=fix)
 
 
 def pillow() -> Any:
-    """The module `PIL.Image`, or an error that says what to install."""
+    """Import `PIL.Image`."""
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
         raise MissingExtraError(
-            "pictures are decoded by Pillow, which is not installed",
-            expected="the package pillow",
-            fix="pip install pillow; or give pixels as .npy, and CIFAR as its official archive, which need none",
+            "the package pillow, which decodes images, is not installed",
+            expected="pillow",
+            fix="pip install pillow; pixels in a .npy file and CIFAR's official archive do not need it",
         ) from error

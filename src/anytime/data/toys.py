@@ -1,4 +1,4 @@
-"""Toy data: a spiral with four arms, and a curve with a gap, both drawn from a seed.
+"""Random toy data: a spiral with four arms, and a curve with a gap.
 
 They stand for the two tasks of appendix B.6 of the paper, which gives no formulas; these are our own.
 """
@@ -16,12 +16,12 @@ from anytime.checks import LARGEST_OLD_SEED, check_count, check_number, check_se
 
 @dataclass(frozen=True, eq=False)
 class PointData:
-    """Points and what belongs to them.
+    """Points and their targets.
 
     Attributes:
         name: `spiral` or `curve`.
         inputs: `(N, dimensions)`, float32.
-        targets: `(N,)`: int64 classes, or float32 values.
+        targets: `(N,)`: int64 class labels, or float32 values.
     """
 
     name: str
@@ -33,14 +33,14 @@ class PointData:
 
 
 def make_spiral(rows: int = 1000, *, arms: int = 4, turns: float = 0.75, noise: float = 0.05, seed: int = 0) -> PointData:
-    """Points on the arms of a spiral within about the unit circle; the class is the arm.
+    """Sample points on the arms of a spiral in about the unit circle; the class is the arm.
 
     Args:
-        rows: How many points, spread evenly over the arms.
-        arms: How many classes.
-        turns: How often each arm winds around the middle.
+        rows: The number of points, divided evenly between the arms.
+        arms: The number of arms and classes.
+        turns: Turns of each arm around the center.
         noise: Standard deviation of the points around their arm.
-        seed: The same seed gives the same points.
+        seed: Of the random points.
 
     Example:
         >>> make_spiral(8).targets.tolist()
@@ -57,12 +57,12 @@ def make_spiral(rows: int = 1000, *, arms: int = 4, turns: float = 0.75, noise: 
 
 
 def make_curve(rows: int = 200, *, noise: float = 0.1, seed: int = 0) -> PointData:
-    """Values of x + sin(4x) + sin(13x)/2 with noise, for x from -1 to 1 but for a gap from -0.2 to 0.3.
+    """Sample x + sin(4x) + sin(13x)/2 with noise, for x from -1 to 1 except for a gap from -0.2 to 0.3.
 
     Args:
-        rows: How many points.
+        rows: The number of points.
         noise: Standard deviation of the values around the curve.
-        seed: The same seed gives the same points.
+        seed: Of the random points.
     """
     _check(rows, noise)
     random = np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED))

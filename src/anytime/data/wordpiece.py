@@ -1,19 +1,16 @@
-"""WordPiece, the tokenizer of BERT: text to the numbers of word pieces.
+"""WordPiece, the tokenizer of BERT, by the package `tokenizers`; it is imported when the first text is encoded.
 
-Text is cut at white space and around every punctuation mark and Chinese character, lower-cased and stripped of accents
-(for uncased vocabularies), and each word is cut into the longest pieces that the vocabulary has, from left to right. A word
-that cannot be cut so is unknown as a whole. Names of special pieces in a text, such as `[PAD]`, are text like any other: no
-text can put a padding or a separator into its own row.
+Names of special tokens in a text, such as `[PAD]`, are text like any other: no text can put padding or a separator into its
+own row.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,25 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.errors import DtypeError, FormatError, OptionError
+from anytime.checks import check_count
+from anytime.errors import DtypeError, FormatError, MissingExtraError, OptionError
 from anytime.reading import parsing, read_file
 
-# The white space of BERT. Other separators of Python's str.split are control characters, which do not part words.
-_SPACE = re.compile("[ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
-_PUNCTUATION = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-_CHINESE = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
-)
-# Words that are remembered with their pieces: enough for a large corpus, and bounded for a server.
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _LARGEST_FILE = 1 << 28
-_MOST_REMEMBERED, _LONGEST_REMEMBERED = 1 << 20, 64
+# A text is encoded as a whole before it is truncated. No language needs this many characters per token.
+_CHARACTERS_PER_TOKEN = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +33,17 @@ class WordPiece:
     """A tokenizer for one vocabulary; `WordPiece.load` reads it from a file.
 
     Args:
-        vocabulary: The number of each piece; `[PAD]`, `[UNK]`, `[CLS]` and `[SEP]` are among them.
-        lower: Whether text is lower-cased.
-        accents: Whether accents are kept; by default they are where text is not lower-cased.
+        vocabulary: The id of each token, counted from 0; `[PAD]`, `[UNK]`, `[CLS]` and `[SEP]` are required.
+        lower: Whether to lower-case text.
+        accents: Whether to keep accents; by default they are kept unless text is lower-cased.
         chinese: Whether each Chinese character is a word of its own.
-        prefix: What stands before pieces that go on with a word.
-        longest: Words with more characters are unknown.
+        prefix: The prefix of tokens that continue a word.
+        longest: Words with more characters become `[UNK]`.
 
     Example:
         >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "play", "##ing", "!"]
         >>> tokenizer = WordPiece({word: number for number, word in enumerate(words)})
-        >>> tokenizer.pieces("Playing, play!")
+        >>> tokenizer.tokens("Playing, play!")
         ['play', '##ing', '[UNK]', 'play', '!']
         >>> ids, lengths = tokenizer.encode(["Playing!", "play"], length=6)
         >>> ids.tolist(), lengths.tolist()
@@ -70,34 +56,35 @@ class WordPiece:
     chinese: bool = True
     prefix: str = "##"
     longest: int = 100
-    _remembered: dict[str, list[int]] = field(init=False, repr=False, default_factory=dict)
-    _widest: int = field(init=False, repr=False, default=0)
 
     def __post_init__(self) -> None:
-        _check_settings(self)
-        missing = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]") if name not in self.vocabulary]
-        numbers = set(self.vocabulary.values())
-        if missing or len(numbers) != len(self.vocabulary) or numbers != set(range(len(numbers))):
-            raise OptionError(
-                f"a vocabulary of {len(self.vocabulary)} pieces"
-                + (f" lacks {', '.join(missing)}" if missing else " has numbers twice or leaves some out"),
-                expected="[PAD], [UNK], [CLS] and [SEP] among the pieces, numbered from 0",
-                fix="give the vocabulary of a BERT",
-            )
-        object.__setattr__(self, "_widest", max(map(len, self.vocabulary)))
+        kinds: dict[str, Any] = {"lower": bool, "accents": bool | None, "chinese": bool, "prefix": str}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                expected = f"a {getattr(kind, '__name__', kind)}"
+                raise OptionError(f"{name} is {getattr(self, name)!r}", expected=expected, fix=f"leave {name} at its default")
+        check_count(self.longest, "longest", most=1 << 20)
+        expected, fix = "a mapping of tokens to ids 0, 1, 2, …, with " + ", ".join(SPECIAL_TOKENS), "use WordPiece.load(file)"
+        tokens: Any = self.vocabulary
+        if not isinstance(tokens, Mapping) or not all(type(name) is str and type(at) is int for name, at in tokens.items()):
+            raise OptionError("the vocabulary is not a mapping of strings to integers", expected=expected, fix=fix)
+        missing = [name for name in SPECIAL_TOKENS if name not in tokens]
+        if missing or set(tokens.values()) != set(range(len(tokens))):
+            problem = f"lacks {', '.join(missing)}" if missing else "has repeated or missing ids"
+            raise OptionError(f"the vocabulary of {len(tokens)} tokens {problem}", expected=expected, fix=fix)
 
     @classmethod
     def load(cls, path: str | Path, *, lower: bool | None = None) -> Self:
-        """The tokenizer of a `vocab.txt` (a piece a line) or of a `tokenizer.json` as Hugging Face writes it.
+        """Load a `vocab.txt` (one token per line) or a `tokenizer.json` written by Hugging Face.
 
         Args:
             path: The file.
-            lower: Whether to lower-case; by default what a `tokenizer.json` says, and yes for a `vocab.txt`.
+            lower: Whether to lower-case; by default what a `tokenizer.json` says, and True for a `vocab.txt`.
         """
         path = Path(path)
-        data = read_file(path, most=_LARGEST_FILE, expected="a vocab.txt or a tokenizer.json", fix="give its place")
-        expected = "one piece per line, or the JSON of a WordPiece tokenizer; [PAD], [UNK], [CLS] and [SEP] among them"
-        fix, what = "give the file that came with the weights", "is no vocabulary"
+        expected = "one token per line, or the JSON of a WordPiece tokenizer, with " + ", ".join(SPECIAL_TOKENS)
+        fix, what = "use the file that was published with the weights", "is not a vocabulary"
+        data = read_file(path, most=_LARGEST_FILE, expected=expected, fix=fix)
         try:
             with parsing(path, expected=expected, fix=fix, kind=FormatError, what=what):
                 text = data.decode()
@@ -107,146 +94,96 @@ class WordPiece:
             raise FormatError(f"{path} {what}: {error.got}", expected=expected, fix=fix, path=path) from error
 
     def __len__(self) -> int:
-        """How many pieces there are."""
+        """The size of the vocabulary."""
         return len(self.vocabulary)
 
     @property
     def pad(self) -> int:
-        """The number that rows are filled up with."""
+        """The id of the padding token."""
         return self.vocabulary["[PAD]"]
 
     def words(self, text: str) -> list[str]:
-        """The words of a text, normalised, punctuation marks among them.
+        """Normalize a text and split it at white space and around punctuation.
 
-        >>> vocabulary = {name: at for at, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])}
-        >>> WordPiece(vocabulary).words("Él said: don't!")
+        >>> WordPiece({name: number for number, name in enumerate(SPECIAL_TOKENS)}).words("Él said: don't!")
         ['el', 'said', ':', 'don', "'", 't', '!']
         """
-        _check_text(text)
-        return [word for part in _SPACE.split(text) for word in self._words(part)]
+        normalized = self._tokenizer.normalizer.normalize_str(_check_text(text))
+        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normalized)]
 
-    def pieces(self, text: str) -> list[str]:
-        """The pieces of a text, without `[CLS]` and `[SEP]`."""
-        _check_text(text)
-        names = {number: name for name, number in self.vocabulary.items()}
-        return [names[number] for number in self._numbers(text)]
+    def tokens(self, text: str) -> list[str]:
+        """Split a text into tokens, without `[CLS]` and `[SEP]`."""
+        found: list[str] = self._tokenizer.encode(_check_text(text), add_special_tokens=False).tokens
+        return found
 
     def encode(self, texts: Iterable[str], *, length: int) -> tuple[Tensor, Tensor]:
-        """The rows that a network reads, cut off and filled up to one length.
+        """Encode texts as rows of token ids, truncated and padded to one length.
 
         Args:
             texts: The texts.
-            length: Pieces a row, `[CLS]` and `[SEP]` included; longer texts lose their end.
+            length: Tokens per row, `[CLS]` and `[SEP]` included.
 
         Returns:
-            The numbers of the pieces, `(N, length)`, and how many of each row are no padding, `(N,)`; both int64.
+            The token ids, `(N, length)`, and the number of tokens before the padding, `(N,)`; both int64.
         """
-        if isinstance(texts, str):
-            raise DtypeError("one text came", expected="a list of texts", fix="wrap it: encode([text], length=...)")
-        if isinstance(texts, bytes) or not isinstance(texts, Iterable):
-            raise DtypeError(f"a {type(texts).__name__} came", expected="a list of texts", fix="decode bytes; wrap one text")
-        if type(length) is not int or length < 2:
-            raise OptionError(f"length is {length!r}", expected="a whole number, at least 2", fix="[CLS] and [SEP] take two")
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            raise DtypeError(
+                f"texts is a {type(texts).__name__}", expected="a list of str", fix="wrap a single text in a list: [text]"
+            )
+        check_count(length, "length", low=2)
         first, last = self.vocabulary["[CLS]"], self.vocabulary["[SEP]"]
-        rows = [[first, *islice(self._numbers(_check_text(text)), length - 2), last] for text in texts]
+        parts = [_check_text(text)[: _CHARACTERS_PER_TOKEN * length] for text in texts]
+        encoded = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        rows = [[first, *each.ids[: length - 2], last] for each in encoded]
         ids = np.full((len(rows), length), self.pad, dtype=np.int64)
         for row, numbers in zip(ids, rows, strict=True):
             row[: len(numbers)] = numbers
         return torch.from_numpy(ids), torch.tensor([len(numbers) for numbers in rows], dtype=torch.int64)
 
-    def _numbers(self, text: str) -> Iterator[int]:
-        for part in _SPACE.split(text):
-            numbers = self._remembered.get(part)
-            if numbers is None:
-                numbers = [number for word in self._words(part) for number in self._cut(word)]
-                if len(part) <= _LONGEST_REMEMBERED and len(self._remembered) < _MOST_REMEMBERED:
-                    self._remembered[part] = numbers
-            yield from numbers
-
-    def _words(self, part: str) -> list[str]:
-        """The words in a piece of text without white space."""
-        if part.isascii() and part.isalnum():
-            return [part.lower() if self.lower else part]
-        part = "".join(letter for letter in part if not _is_control(letter))
-        if self.chinese:
-            part = "".join(f" {letter} " if _is_chinese(letter) else letter for letter in part)
-        if not (self.accents if self.accents is not None else not self.lower):
-            part = "".join(letter for letter in unicodedata.normalize("NFD", part) if unicodedata.category(letter) != "Mn")
-        if self.lower:
-            part = "".join(letter.lower() for letter in part)  # one by one: a sigma stays the same at the end of a word
-        return "".join(f" {letter} " if _is_punctuation(letter) else letter for letter in part).split()
-
-    def _cut(self, word: str) -> list[int]:
-        """The numbers of the longest pieces of a word from left to right, or that of the unknown."""
-        unknown = [self.vocabulary["[UNK]"]]
-        if len(word) > self.longest:
-            return unknown
-        numbers, start = [], 0
-        while start < len(word):
-            prefix = self.prefix if start else ""
-            for end in range(min(len(word), start + self._widest), start, -1):
-                number = self.vocabulary.get(prefix + word[start:end])
-                if number is not None:
-                    numbers.append(number)
-                    start = end
-                    break
-            else:
-                return unknown
-        return numbers
-
-
-def _is_control(letter: str) -> bool:
-    # Unassigned characters stay: which those are changes with the version of Unicode.
-    return letter in "\0\ufffd" or unicodedata.category(letter) in ("Cc", "Cf", "Co", "Cs")
-
-
-def _is_chinese(letter: str) -> bool:
-    return letter >= "\u3400" and any(low <= ord(letter) <= high for low, high in _CHINESE)
-
-
-def _is_punctuation(letter: str) -> bool:
-    return letter in _PUNCTUATION or unicodedata.category(letter).startswith("P")
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            tokenizers = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise MissingExtraError(
+                "the package tokenizers is not installed", expected="tokenizers", fix="pip install 'anytime-nn[text]'"
+            ) from error
+        model = tokenizers.models.WordPiece(
+            dict(self.vocabulary),
+            unk_token="[UNK]",
+            continuing_subword_prefix=self.prefix,
+            max_input_chars_per_word=self.longest,
+        )
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+            lowercase=self.lower,
+            strip_accents=None if self.accents is None else not self.accents,
+            handle_chinese_chars=self.chinese,
+        )
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        tokenizer.encode_special_tokens = True
+        return tokenizer
 
 
 def _check_text(text: Any) -> str:
     if not isinstance(text, str):
         raise DtypeError(f"a text is a {type(text).__name__}", expected="a str", fix="decode bytes; drop missing texts")
-    return text
-
-
-def _check_settings(tokenizer: WordPiece) -> None:
-    if type(tokenizer.longest) is not int or tokenizer.longest < 1:
-        raise OptionError(f"longest is {tokenizer.longest!r}", expected="a whole number, at least 1", fix="100 is usual")
-    kinds: dict[str, Any] = {"lower": bool, "accents": bool | None, "chinese": bool, "prefix": str}
-    for name, kind in kinds.items():
-        value = getattr(tokenizer, name)
-        if not isinstance(value, kind):
-            raise OptionError(f"{name} is {value!r}", expected=f"a {getattr(kind, '__name__', kind)}", fix=f"correct {name}")
-    pieces: Any = tokenizer.vocabulary
-    whole = isinstance(pieces, Mapping) and all(type(name) is str and type(at) is int for name, at in pieces.items())
-    if not whole:
-        raise OptionError(
-            "the vocabulary has pieces that are no text, or numbers that are not whole",
-            expected="the number of each piece, by the piece",
-            fix="WordPiece.load reads it from a file",
-        )
+    return text.encode("utf-8", "ignore").decode()  # without lone surrogates, which are not text
 
 
 def _read_lines(text: str) -> dict[str, int]:
-    lines = text.split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
+    lines = text.removesuffix("\n").split("\n")
     return {line.removesuffix("\r"): number for number, line in enumerate(lines)}
 
 
 def _read_json(text: str, path: Path) -> dict[str, Any]:
     document = json.loads(text)
-    model, normalizer, splitter = (_part(document, name) for name in ("model", "normalizer", "pre_tokenizer"))
+    model, normalizer, splitter = (_section(document, name) for name in ("model", "normalizer", "pre_tokenizer"))
     kinds = (model.get("type"), normalizer.get("type"), splitter.get("type"))
     vocabulary = model.get("vocab")
     if kinds != ("WordPiece", "BertNormalizer", "BertPreTokenizer") or not isinstance(vocabulary, dict):
         raise FormatError(
-            f"{path} describes a tokenizer of the kind {kinds[0]!r} with {kinds[1]!r} and {kinds[2]!r}",
+            f"{path} describes a tokenizer of type {kinds[0]!r} with {kinds[1]!r} and {kinds[2]!r}",
             expected="'WordPiece' with 'BertNormalizer' and 'BertPreTokenizer'",
             fix="use an encoder with the tokenizer of BERT",
             path=path,
@@ -262,6 +199,6 @@ def _read_json(text: str, path: Path) -> dict[str, Any]:
     }
 
 
-def _part(document: Any, name: str) -> dict[str, Any]:
-    part = document.get(name) if isinstance(document, dict) else None
-    return part if isinstance(part, dict) else {}
+def _section(document: Any, name: str) -> dict[str, Any]:
+    section = document.get(name) if isinstance(document, dict) else None
+    return section if isinstance(section, dict) else {}

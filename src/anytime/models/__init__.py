@@ -1,4 +1,4 @@
-"""Networks with exits, one file an architecture, and ways to put exits on others."""
+"""Networks with exits, one file per architecture, and functions that attach exits to other networks."""
 
 from anytime.models.attach.exits import AttachedExits, attach_exits
 from anytime.models.attach.heads import PooledHead

@@ -1,8 +1,8 @@
-"""What a model with exits is.
+"""The interface of a model with exits.
 
-Anything with `num_exits` and `exits(x)` works everywhere in this library. `MultiExit` is the base of the networks that
-ship with it. Most of them can be run stage by stage as well: `stage` is a function of tensors alone, so that a stage can be
-exported or captured by itself, and inputs that are done can be dropped between two stages.
+Anything with `num_exits` and `exits(x)` works everywhere in this library. Its own networks derive from `MultiExit`. Most of
+them also run stage by stage: `stage` is a function of tensors, so a stage can be exported or captured in a CUDA graph, and
+inputs that are done can be dropped between stages.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch import Tensor, nn
 from anytime.errors import ShapeError, StateError
 
 Carry = tuple[Tensor, ...]
-"""What goes from one stage to the next; every tensor has the batch first: `tuple(t[rows] for t in carry)` drops rows."""
+"""The tensors that one stage passes to the next, all with the batch first: `tuple(t[rows] for t in carry)` drops rows."""
 
 
 @runtime_checkable
 class ExitModel(Protocol):
-    """Anything that answers exit by exit."""
+    """A model that yields one prediction per exit."""
 
     @property
     def num_exits(self) -> int:
-        """How many exits there are."""
+        """The number of exits."""
         ...
 
     def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of each exit, `(batch, classes)`; what is not asked for is not computed."""
+        """Yield the logits of each exit, `(batch, classes)`, computed only when they are requested."""
         ...
 
 
 @runtime_checkable
 class StagedModel(ExitModel, Protocol):
-    """An `ExitModel` that can be run stage by stage; `is_staged` says whether a model is one."""
+    """An `ExitModel` that can run stage by stage; `is_staged` checks for one."""
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run one stage on what the one before left; see `MultiExit.stage`."""
+        """Run one stage; see `MultiExit.stage`."""
         ...
 
 
 def is_staged(model: object) -> TypeGuard[StagedModel]:
-    """Whether `stage` of a model can be used: it is there, and `staged`, where there is such an attribute, is true.
+    """Whether a model can run stage by stage: it has `stage`, and its attribute `staged`, if there is one, is true.
 
     Example:
         >>> from anytime.models import MLP, MLPConfig
@@ -54,7 +54,7 @@ def is_staged(model: object) -> TypeGuard[StagedModel]:
 
 
 class MultiExit(nn.Module):
-    """A network with exits: subclasses give `num_exits` and either `stage`, from which `exits` follows, or `exits`.
+    """A network with exits. Subclasses set `num_exits` and define `stage` (then `exits` follows from it) or `exits`.
 
     Example:
         >>> class Halves(MultiExit):
@@ -71,42 +71,42 @@ class MultiExit(nn.Module):
 
     @property
     def staged(self) -> bool:
-        """Whether `stage` can be used. Not so where a subclass gives `exits` alone: it might not do what `stage` does."""
+        """Whether `stage` can be used: not if a subclass overrides only `exits`, which may then differ from `stage`."""
         definers = {name: next(kind for kind in type(self).__mro__ if name in vars(kind)) for name in ("stage", "exits")}
         return definers["stage"] is not MultiExit and issubclass(definers["stage"], definers["exits"])
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run stage `exit` (from 0) on what the stage before left, `(x,)` for the first.
+        """Run one stage.
 
-        What it is given stays as it is, and all that later stages need is in what it gives: the next one can be run at any
-        time, more than once, and on some of the rows only.
+        A stage does not change its inputs, and its outputs are all that later stages need: the next stage can run at any time,
+        more than once, and on some of the rows only.
 
         Args:
-            exit: Which stage.
-            carry: What stage `exit - 1` gave, or some rows of it.
+            exit: The index of the stage, from 0.
+            carry: `(x,)` for the first stage, then what the previous stage returned, or some rows of it.
 
         Returns:
-            What the next stage needs, nothing (`()`) after the last, and the logits, `(batch, classes)`.
+            The tensors for the next stage, `()` after the last, and the logits, `(batch, classes)`.
         """
         raise StateError(
-            f"stage {exit} of a {type(self).__name__} was asked for, which only gives exits(x)",
+            f"{type(self).__name__} does not define stage()",
             expected="a model whose `staged` is true",
-            fix="use exits(x), or give the class a method stage(exit, carry)",
+            fix="use exits(x), or define stage(exit, carry) in the class",
         )
 
     def carry_size(self, exit: int) -> int:
-        """How many tensors stage `exit` is given: one, unless a subclass says otherwise."""
+        """The number of tensors that stage `exit` takes; 1 by default."""
         return 1
 
     def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
-        """Which dimensions besides the batch may differ from input to input, by a name for each, of what a stage is given.
+        """For each tensor of a carry, the dimensions besides the batch that vary between inputs, with their names.
 
-        None, unless a subclass says otherwise. `({1: "length"},)` is a tensor `(batch, length, ...)` of any length.
+        By default none do. `({1: "length"},)` means a tensor `(batch, length, ...)` of any length.
         """
         return tuple({} for _ in range(self.carry_size(exit)))
 
     def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of each exit, `(batch, classes)`; stages after the last asked-for exit are not computed."""
+        """Yield the logits of each exit, `(batch, classes)`; stages after the last requested exit are not computed."""
         carry: Carry = (x,)
         for exit in range(self.num_exits):
             carry, logits = self.stage(exit, carry)
@@ -119,13 +119,13 @@ class MultiExit(nn.Module):
     def _check_carry(self, exit: int, carry: Carry) -> None:
         if not 0 <= exit < self.num_exits:
             raise StateError(
-                f"stage {exit} was asked for",
-                expected=f"a stage from 0 to {self.num_exits - 1}, one an exit",
+                f"stage({exit}, carry) is called on a model with {self.num_exits} exits",
+                expected=f"a stage from 0 to {self.num_exits - 1}",
                 fix="count stages from 0, and stop after the last",
             )
         if len(carry) != self.carry_size(exit):
             raise ShapeError(
-                f"stage {exit} was given {len(carry)} tensors",
-                expected=f"{self.carry_size(exit)}, as stage {exit - 1} leaves them" if exit else "the input alone, (x,)",
-                fix="pass on what the stage before gave, in its order",
+                f"stage({exit}, carry) got {len(carry)} tensors",
+                expected=f"the {self.carry_size(exit)} tensors that stage {exit - 1} returns" if exit else "the input, (x,)",
+                fix="pass the first result of the previous stage unchanged",
             )

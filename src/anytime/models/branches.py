@@ -1,8 +1,8 @@
-"""Parts of a network that do not need each other, side by side on a GPU.
+"""Independent parts of a network on parallel CUDA streams.
 
-A layer of MSDNet is up to five short paths, each too small to fill a GPU. On streams of their own they overlap: in the
-forward pass by what is done here, in the backward pass because autograd runs each part on the stream of its forward
-pass. Captured as a CUDA graph, the streams become parallel branches of the graph. No number changes.
+A layer of an MSDNet has up to five short paths, each too small to fill a GPU. On separate streams they overlap, in the backward
+pass too, because autograd runs each operation on the stream of its forward pass. In a CUDA graph the streams become parallel
+branches. Results do not change. On an H200 this makes training steps of MSDNet 1.2 to 1.3 times as fast (docs/training.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _STREAMS = 5
 
 
 def run_paths_side_by_side(network: nn.Module) -> None:
-    """Put the paths of each layer of an MSDNet on streams of their own, from now on; other networks stay as they are."""
+    """Run the paths of each layer of an MSDNet on separate streams from now on; other networks are not changed."""
     layers = [(layer, paths) for layer in network.modules() if len(paths := _paths(layer)) > 1]
     streams = [torch.cuda.Stream() for _ in range(_STREAMS)] if layers else []  # type: ignore[no-untyped-call]
     for layer, paths in layers:
@@ -27,31 +27,31 @@ def run_paths_side_by_side(network: nn.Module) -> None:
 
 
 def run_beside(part: nn.Module, stream: torch.cuda.Stream) -> None:
-    """Put a part on a stream, from now on. Who reads what it gives on another stream waits for this one first."""
+    """Run a part on a stream from now on. Code on other streams must wait for this one before it reads the output."""
     _Branch(part, stream, _Start(part), join=False)
 
 
 def _paths(layer: nn.Module) -> list[nn.Module]:
-    """The paths of a layer of MSDNet, by the names its published weights have; none for other modules."""
+    """The paths of a layer of an MSDNet; none for other modules."""
     scales = getattr(layer, "layers", None)
     found = [getattr(scale, name, None) for scale in scales for name in _PATHS] if isinstance(scales, nn.ModuleList) else []
     return [path for path in found if isinstance(path, nn.Module)]
 
 
 class _Start:
-    """The moment from which on branches may run: when a module is called."""
+    """The event that branches wait for: the start of a module's call."""
 
     event: torch.cuda.Event
 
     def __init__(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self.note)
+        module.register_forward_pre_hook(self.record)
 
-    def note(self, *_: Any) -> None:
+    def record(self, *_: Any) -> None:
         self.event = torch.cuda.current_stream().record_event()
 
 
 class _Branch:
-    """Runs a module on a stream, after a start, and lets the main stream wait for it where it is to join."""
+    """Runs a module on a stream after the start event; with `join`, the main stream waits for it."""
 
     def __init__(self, module: nn.Module, stream: torch.cuda.Stream, start: _Start, *, join: bool) -> None:
         self.stream, self.start, self.join = stream, start, join

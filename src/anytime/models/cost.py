@@ -1,13 +1,12 @@
-"""What each exit of a network costs: multiply-accumulates and parameters, counted as the MSDNet papers count them.
+"""The cost of each exit of a network: MACs and parameters, counted as in the MSDNet papers.
 
-The count is of one input, cumulative over the exits, earlier classifiers included: whoever takes exit m has paid for all
-before it. A convolution costs its multiply-accumulates (its bias nothing), a linear layer the same plus its bias, a ReLU one
-an element, a pool of size k one k² an output, a batch norm nothing, as it can be folded into its convolution. A layer norm
-cannot be folded and costs one an element, as a GELU does.
+The count is for one input and cumulative over the exits, earlier classifiers included. A convolution costs its
+multiply-accumulates (without its bias), a linear layer the same plus its bias, a ReLU one per element, a pool of size k one k²
+per output, a batch norm nothing, because it can be folded into its convolution. Layer norms and GELUs cost one per element.
 
-What runs outside of these layers costs its matrix products and convolutions, such as the two products of an attention, as
-`torch.utils.flop_counter` counts them (a multiply-accumulate is two of its FLOPs, a bias nothing). Other functions (softmax,
-exponentials, sums, a ReLU called as a function) cost nothing.
+Outside of these layers, matrix products and convolutions count, such as the two products of an attention, as
+`torch.utils.flop_counter` counts them (two FLOPs per multiply-accumulate, no bias). Other functions (softmax, exponentials,
+sums, `F.relu`) cost nothing.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from anytime.errors import OptionError, ShapeError
+from anytime.errors import OptionError
+from anytime.models.attach.probe import FlopCounter, check_example
 from anytime.models.base import MultiExit
 
 Counter = Callable[[Any, Tensor, Tensor], int]
-"""Cost of one call of a layer, from the layer, its input and its output."""
+"""The cost of one call of a layer, from the layer, its input and its output."""
 
 
 @runtime_checkable
 class CountsItself(Protocol):
-    """A layer that knows its own cost, for layers with parameters that are of no type known here."""
+    """A layer with parameters that counts its own cost."""
 
     def macs(self, x: Tensor, out: Tensor) -> int:
-        """Cost of one call, from its input and its output; products inside of it are not counted besides."""
+        """The cost of one call, including all products inside."""
         ...
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What it takes to get to each exit.
+    """The cost up to each exit.
 
     Attributes:
-        macs: Multiply-accumulates for one input up to each exit. What the MSDNet papers call FLOPs.
-        parameters: Parameters used up to each exit, each counted once, running statistics not counted.
-        unused: Names of the parameters of layers that no exit ran.
+        macs: Multiply-accumulates for one input, which the MSDNet papers call FLOPs.
+        parameters: Parameters used, without running statistics.
+        unused: Names of parameters that no exit uses.
     """
 
     macs: tuple[int, ...]
@@ -53,76 +52,70 @@ class Cost:
 
     @property
     def stage_macs(self) -> tuple[int, ...]:
-        """Multiply-accumulates of each stage alone, its exit included."""
+        """Multiply-accumulates of each stage, its exit included."""
         return tuple(after - before for before, after in zip((0, *self.macs), self.macs, strict=False))
 
 
 def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
-    """The cost of every exit of `model` on one input.
+    """Count the MACs and parameters up to every exit of `model` for one input.
 
-    The network runs on shapes alone (torch's meta device), so that a large one costs no time and `model` stays untouched. One
-    that looks at values on its way runs as a copy.
+    A copy of the model runs on torch's meta device, without computing values. If its operations depend on values, a copy runs
+    on the model's device.
 
     Args:
-        model: A network of convolutions, linear layers, norms, ReLUs, GELUs, pools, and functions between them. A layer of
-            another type that has parameters needs a method `macs` (see `CountsItself`) or a counter in `layers`.
-        example: A batch of which the first row is used; its numbers do not matter, save where a network looks at values.
-        layers: Counters for further types of layers, or other ones for the types above.
+        model: A network of convolutions, linear layers, norms, ReLUs, GELUs and pools. Layers of other types with parameters
+            need a method `macs` (see `CountsItself`) or a counter in `layers`.
+        example: A batch, of which the first row is used.
+        layers: Counters for other types of layers, or to replace those above.
 
     Example:
         >>> from anytime.models import MSDNet, MSDNetConfig
         >>> measure_cost(MSDNet(MSDNetConfig(classes=10)), torch.zeros(1, 3, 32, 32)).macs[0]
         15128842
     """
-    if example.ndim < 2 or example.shape[0] == 0:
-        raise ShapeError(
-            f"the example has shape {tuple(example.shape)}",
-            expected="a batch with at least one row",
-            fix="add a batch dimension, e.g. example[None]",
-        )
+    row = check_example(example)[:1]
     counters = {**_COUNTERS, **(layers or {})}
     _check_layers(model, counters)
     try:
-        return _count(_on_meta(model), example[:1].to("meta"), counters)
-    except RuntimeError:  # there are no values to look at
-        tensor = next(model.parameters(), example)
-        return _count(copy.deepcopy(model), example[:1].to(tensor.device), counters)
+        return _count(_on_meta(model), row.to("meta"), counters)
+    except RuntimeError:  # the meta device has no values
+        return _count(copy.deepcopy(model), row.to(next(model.parameters(), row).device), counters)
 
 
 def _count(shadow: MultiExit, row: Tensor, counters: Mapping[type[nn.Module], Counter]) -> Cost:
-    """The cost of every exit, by hooks that stay on `shadow`."""
+    """Count with hooks, which are left on `shadow`."""
     shadow.eval()
     names = {parameter: name for name, parameter in shadow.named_parameters()}
     used: set[nn.Parameter] = set()
-    spent, covered = 0, 0  # what the layers cost, and the FLOPs that ran inside of them
+    spent, covered = 0, 0  # the cost of the layers, and the FLOPs inside of them
     began: list[int] = []
-    flops = FlopCounterMode(display=False)
+    counter = FlopCounter()
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
-        began.append(flops.get_total_flops())
+        began.append(counter.flops)
 
     def leave(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         nonlocal spent, covered
         before = began.pop()
         if not began:
-            covered += flops.get_total_flops() - before
-        counter = _counter(module, counters)
-        assert counter is not None
-        spent += counter(module, (*args, *named.values())[0], output)
+            covered += counter.flops - before
+        count = _counter(module, counters)
+        assert count is not None
+        spent += count(module, (*args, *named.values())[0], output)
 
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         used.update(module.parameters(recurse=False))
 
-    # Before all other hooks: one that waits at an exit would have a layer counted after it.
+    # Before all other hooks: one that waits at an exit would delay the count of its layer.
     for module in shadow.modules():
         module.register_forward_hook(note, prepend=True)
         if _counter(module, counters) is not None:
             module.register_forward_pre_hook(enter)
             module.register_forward_hook(leave, prepend=True, with_kwargs=True)
     macs, parameters = [], []
-    with torch.no_grad(), flops:
+    with torch.no_grad(), counter:
         for _ in shadow.exits(row):
-            macs.append(spent + (flops.get_total_flops() - covered) // 2)
+            macs.append(spent + (counter.flops - covered) // 2)
             parameters.append(sum(parameter.numel() for parameter in used))
     unused = tuple(name for parameter, name in names.items() if parameter not in used)
     return Cost(tuple(macs), tuple(parameters), unused)
@@ -136,46 +129,38 @@ def _linear(layer: nn.Linear, x: Tensor, out: Tensor) -> int:
     return out.numel() * (layer.in_features + (layer.bias is not None))
 
 
-def _element(layer: nn.Module, x: Tensor, out: Tensor) -> int:
-    return out.numel()
-
-
 def _pool(layer: nn.AvgPool2d | nn.MaxPool2d, x: Tensor, out: Tensor) -> int:
     height, width = (layer.kernel_size,) * 2 if isinstance(layer.kernel_size, int) else layer.kernel_size
     return out.numel() * height * width
 
 
-def _input_element(layer: nn.Module, x: Tensor, out: Tensor) -> int:
-    return x.numel()
+def _per_element(layer: nn.Module, x: Tensor, out: Tensor) -> int:
+    return out.numel()
 
 
-def _nothing(layer: nn.Module, x: Tensor, out: Tensor) -> int:
+def _free(layer: nn.Module, x: Tensor, out: Tensor) -> int:
     return 0
-
-
-def _own_count(layer: CountsItself, x: Tensor, out: Tensor) -> int:
-    return layer.macs(x, out)
 
 
 _COUNTERS: dict[type[nn.Module], Counter] = {
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Linear: _linear,
-    nn.BatchNorm1d: _nothing,
-    nn.BatchNorm2d: _nothing,
-    nn.Embedding: _nothing,
-    nn.LayerNorm: _element,
-    nn.ReLU: _element,
-    nn.GELU: _element,
+    nn.BatchNorm1d: _free,
+    nn.BatchNorm2d: _free,
+    nn.Embedding: _free,
+    nn.LayerNorm: _per_element,
+    nn.ReLU: _per_element,
+    nn.GELU: _per_element,
     nn.AvgPool2d: _pool,
     nn.MaxPool2d: _pool,
-    nn.AdaptiveAvgPool2d: _input_element,  # its windows tile the input: k² an output is one an input
+    nn.AdaptiveAvgPool2d: lambda layer, x, out: x.numel(),  # its windows tile the input: k² per output is one per input
 }
 
 
 def _counter(module: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> Counter | None:
     known = next((counters[kind] for kind in type(module).__mro__ if kind in counters), None)
-    return _own_count if known is None and isinstance(module, CountsItself) else known
+    return type(module).macs if known is None and isinstance(module, CountsItself) else known
 
 
 def _check_layers(model: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> None:
@@ -185,14 +170,14 @@ def _check_layers(model: nn.Module, counters: Mapping[type[nn.Module], Counter])
             kind = type(module).__name__
             known = ", ".join(kind.__name__ for kind in counters)
             raise OptionError(
-                f"the layer {name or 'at the top'!r} is a {kind}, which has parameters and no known cost",
-                expected=f"layers with parameters among {known}",
-                fix=f"pass layers={{{kind}: counter}}, where counter(layer, input, output) gives its cost, or a method macs",
+                f"the cost of the layer {name!r}, a {kind}, is not known",
+                expected=f"layers with parameters of the types {known}",
+                fix=f"pass layers={{{kind}: counter}} with counter(layer, input, output), or define a method macs",
             )
 
 
 def _on_meta(model: MultiExit) -> MultiExit:
-    """A copy of `model` without numbers. The memo keeps deepcopy from copying the tensors."""
+    """A copy of `model` on the meta device; the memo prevents deepcopy from copying the tensors."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)

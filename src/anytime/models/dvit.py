@@ -1,13 +1,12 @@
-"""DViT, the dynamic vision transformer of Wang et al. (2021) on T2T-ViT-12, one of the networks the paper is shown on.
+"""DViT, the dynamic vision transformer of Wang et al. (2021) on T2T-ViT-12, one of the networks in the paper.
 
-A cascade of whole transformers looks at the same image, each cut into more tokens than the one before: 7², then 10², then
-14². Each has its own weights and its own head, which is an exit. A later network need not begin anew: each of its blocks reads
-the tokens that the network before it ended with (feature reuse), and its attention begins from the attention of that
-network (relation reuse). Gradients flow back through both: later exits train the earlier networks too.
+A cascade of transformers reads the same image, split into more and more tokens: 7², then 10², then 14². Each has its own
+weights and its own head, which is an exit. A later transformer reuses the work of the one before: its blocks read the last
+tokens of that one (feature reuse), and its attention logits are added to those of that one (relation reuse). Gradients flow
+through both, so later exits train the earlier transformers too.
 
-Parts stand here before what is made of them. Nothing in them looks at numbers, so that a step can be a CUDA graph. Linear
-layers and norms compute in the number format of their own weights, so that a trainer may keep the first in bfloat16 and the
-second in float32; what the blocks add to stays float32.
+No operation depends on values, so a training step can be a CUDA graph. Linear layers and norms compute in the dtype of their
+own weights, so a trainer may keep the former in bfloat16 and the latter in float32; the residual stream stays float32.
 """
 
 from __future__ import annotations
@@ -24,19 +23,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anytime.checks import check_count, check_number
-from anytime.errors import OptionError, ShapeError
 from anytime.models.base import Carry, MultiExit
-from anytime.models.layers import LayerNorm, Linear
+from anytime.models.config import check_config, check_heads, check_images, require
+from anytime.models.layers import LayerNorm, Linear, mlp, multi_head
 
+# Kernel, stride and padding of one split into overlapping tiles.
 Unfold = tuple[int, int, int]
-"""Kernel, stride and padding of one cut into overlapping tiles."""
-
+# What one transformer passes to the next: its last tokens before the final norm, and the attention logits of each layer.
 Upstream = tuple[Tensor, list[Tensor]]
-"""What one network leaves to the next: its last tokens before the final norm, and the attention logits of each layer."""
 
-# Far beyond any network, near enough that a file made up to exhaust memory is refused.
-_LARGEST, _DEEPEST, _FINEST_GRID, _MOST_CUTS = 1 << 16, 256, 256, 16
+_LARGEST, _DEEPEST, _FINEST_GRID, _MOST_UNFOLDS = 1 << 16, 256, 256, 16
 
 
 @dataclass(frozen=True)
@@ -44,21 +40,20 @@ class DViTConfig:
     """The shape of a DViT; the defaults are the published cascade of three T2T-ViT-12 for ImageNet.
 
     Attributes:
-        classes: How many classes.
+        classes: The number of classes.
         image_size: Height and width of the images.
-        unfolds: For each network the cuts that lead from the image to its tokens, as (kernel, stride, padding); a performer
-            stands between two cuts.
-        width: Channels of a token.
-        depth: Blocks of each network.
-        heads: Attention heads of each block.
-        mlp_ratio: How many times as wide as a token the hidden layer of a block is.
-        performer_width: Channels inside of the performers.
-        random_features: How many random features stand in for the softmax in a performer.
-        reuse_hidden: Hidden channels of what turns upstream tokens into reused features.
+        unfolds: For each transformer the splits from image to tokens, (kernel, stride, padding), with performers in between.
+        width: Channels per token.
+        depth: Blocks per transformer.
+        heads: Attention heads per block.
+        mlp_ratio: The ratio of the hidden width of a block's MLP to `width`.
+        performer_width: Channels in the performers.
+        random_features: Random features that approximate the softmax in a performer.
+        reuse_hidden: Hidden channels of feature reuse.
         reuse_width: Channels of the reused features.
-        relation_ratio: How many times as wide as the attention maps the hidden layer of relation reuse is.
-        drop_path: How often the last block is skipped in training; from block to block it rises linearly from 0.
-        performer_dropout: Dropout in the performers.
+        relation_ratio: The ratio of the hidden channels of relation reuse to the number of attention maps.
+        drop_path: The drop-path rate of the last block; it increases linearly from 0 in the first.
+        performer_dropout: The dropout rate in the performers.
     """
 
     classes: int
@@ -81,48 +76,50 @@ class DViTConfig:
     performer_dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name != "unfolds":
-                _check_number(field.name, getattr(self, field.name))
+        rates = ("drop_path", "performer_dropout")
+        counts = [field.name for field in fields(self) if field.name not in ("unfolds", *rates)]
+        check_config(self, counts={**dict.fromkeys(counts, _LARGEST), "depth": _DEEPEST}, rates=rates)
         object.__setattr__(self, "unfolds", _check_unfolds(self.unfolds))
-        self._check_fit()
+        grids = [sides[-1] for sides in self.sides]
+        check_heads(self.width, self.heads, even=True)
+        require(
+            self.random_features <= self.performer_width,
+            f"random_features is {self.random_features} with a performer_width of {self.performer_width}",
+            expected="at most performer_width, because random features are orthogonal",
+            fix="use performer_width // 2",
+        )
+        require(
+            all(1 <= side <= _FINEST_GRID for sides in self.sides for side in sides),
+            f"unfolds split an image of size {self.image_size} into grids of the sizes {self.sides}",
+            expected=f"sizes from 1 to {_FINEST_GRID}",
+            fix="change unfolds or image_size",
+        )
+        require(
+            all(before < after <= 2 * before for before, after in pairwise(grids)),
+            f"the tokens are on grids of the sizes {grids}",
+            expected="each finer than the one before, at most by a factor of 2",
+            fix="order unfolds from coarse to fine, or insert one in between",
+        )
 
     @property
     def sides(self) -> tuple[tuple[int, ...], ...]:
-        """The sides of the grids after the cuts of each network; the last of each is that of its tokens.
+        """The grid sizes after the splits of each transformer; the last of each is that of its tokens.
 
         >>> DViTConfig(classes=10).sides
         ((28, 14, 7), (38, 19, 10), (56, 28, 14))
         """
-        networks = []
-        for unfolds in self.unfolds:
-            sides = [self.image_size]
+        networks = [[self.image_size] for _ in self.unfolds]
+        for sides, unfolds in zip(networks, self.unfolds, strict=True):
             for kernel, stride, padding in unfolds:
                 sides.append((sides[-1] + 2 * padding - kernel) // stride + 1)
-            networks.append(tuple(sides[1:]))
-        return tuple(networks)
-
-    def _check_fit(self) -> None:
-        if self.width % (2 * self.heads):
-            came, fix = f"width is {self.width} with {self.heads} heads", f"use a multiple of {2 * self.heads}"
-            raise OptionError(came, expected="an even number of channels, the same for each head", fix=fix)
-        if self.random_features > self.performer_width:
-            came = f"{self.random_features} random_features came with a performer_width of {self.performer_width}"
-            raise OptionError(came, expected="at most as many, as they are orthogonal", fix="half as many are usual")
-        if not all(1 <= side <= _FINEST_GRID for sides in self.sides for side in sides):
-            came = f"unfolds cut an image of size {self.image_size} into grids with the sides {self.sides}"
-            raise OptionError(came, expected=f"sides from 1 to {_FINEST_GRID}", fix="change unfolds or image_size")
-        grids = [sides[-1] for sides in self.sides]
-        if not all(before < after <= 2 * before for before, after in pairwise(grids)):
-            came, expected = f"the tokens have the grids {grids}", "each finer than the one before, at most twice as fine"
-            raise OptionError(came, expected=expected, fix="order unfolds from coarse to fine, or add one between")
+        return tuple(tuple(sides[1:]) for sides in networks)
 
 
 class _Performer(nn.Module):
-    """One head of attention with random features in place of the softmax: its cost is linear in the number of tokens.
+    """One attention head with random features in place of the softmax: its cost is linear in the number of tokens.
 
-    Tokens `(batch, tokens, width_in)` become `(batch, tokens, performer_width)`. With φ(u) = exp(Wu − ‖u‖²/2)/√m, where the m
-    rows of W are orthogonal and √m long, token t attends to token s by ⟨φ(q_t), φ(k_s)⟩.
+    Maps `(batch, tokens, width_in)` to `(batch, tokens, performer_width)`. With φ(u) = exp(Wu − ‖u‖²/2)/√m, where the m rows of
+    W are orthogonal with norm √m, token t attends to token s with the weight ⟨φ(q_t), φ(k_s)⟩.
     """
 
     def __init__(self, config: DViTConfig, width_in: int) -> None:
@@ -132,22 +129,22 @@ class _Performer(nn.Module):
         self.kqv = Linear(width_in, 3 * width)
         self.project = Linear(width, width)
         self.mlp_norm = LayerNorm(width)
-        self.mlp = _mlp(width, width, width)
+        self.mlp = mlp(width, width, width)
         self.dropout = nn.Dropout(config.performer_dropout)
         self.random_features: Tensor
         self.register_buffer("random_features", nn.init.orthogonal_(torch.empty(features, width)) * features**0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         k, q, v = self.kqv(self.norm(tokens)).chunk(3, dim=-1)
-        mixed = v + self.dropout(self.project(self._attend(k, q, v)))  # from v, as the tokens have another width
+        mixed = v + self.dropout(self.project(self._attend(k, q, v)))  # v, because the tokens have another width
         out: Tensor = mixed + self.dropout(self.mlp(self.mlp_norm(mixed)))
         return out
 
     def _attend(self, k: Tensor, q: Tensor, v: Tensor) -> Tensor:
-        device = v.device.type  # below it is float32, for the exponentials
+        device = v.device.type  # the exponentials need float32
         with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
             keys, queries = self._features(k.float()), self._features(q.float())
-            total = queries @ keys.sum(dim=1).unsqueeze(-1)
+            total = queries @ keys.sum(dim=1).unsqueeze(-1)  # (batch, tokens, 1)
             attended = queries @ (keys.mT @ v.float()) / (total + 1e-8)
         return attended.to(v.dtype)
 
@@ -156,10 +153,10 @@ class _Performer(nn.Module):
         return exponents.exp() / math.sqrt(len(self.random_features))
 
 
-class _Cut(nn.Module):
-    """Cuts images `(batch, channels, side, side)` into overlapping tiles, `(batch, tiles, channels · kernel²)`.
+class _Unfold(nn.Module):
+    """Splits images `(batch, channels, side, side)` into overlapping tiles, `(batch, tiles, channels · kernel²)`.
 
-    They are those of `nn.Unfold`, which on a GPU cuts one image at a time: a launch for each.
+    The same as `nn.Unfold`, which on a GPU launches one kernel per image.
     """
 
     def __init__(self, kernel: int, stride: int, padding: int) -> None:
@@ -170,30 +167,31 @@ class _Cut(nn.Module):
         tiles = F.pad(image, (self.padding,) * 4)
         for axis in (2, 3):
             tiles = tiles.unfold(axis, self.kernel, self.stride)
+        # (batch, channels, down, across, kernel, kernel) to (batch, tiles, channels · kernel²)
         return tiles.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 class _Tokens(nn.Module):
-    """The token-to-token module: cut into tiles, let them attend to each other, lay them out as an image, cut again."""
+    """The token-to-token module: split into tiles, attend between them, arrange them as an image, split again."""
 
     def __init__(self, config: DViTConfig, network: int) -> None:
         super().__init__()
-        cuts, self.sides = config.unfolds[network], config.sides[network]
-        channels = [3] + [config.performer_width] * (len(cuts) - 1)
-        tiles = [width * kernel**2 for width, (kernel, _, _) in zip(channels, cuts, strict=True)]
-        self.cuts = nn.ModuleList(_Cut(*cut) for cut in cuts)
+        unfolds, self.sides = config.unfolds[network], config.sides[network]
+        channels = [3] + [config.performer_width] * (len(unfolds) - 1)
+        tiles = [width * kernel**2 for width, (kernel, _, _) in zip(channels, unfolds, strict=True)]
+        self.unfolds = nn.ModuleList(_Unfold(*unfold) for unfold in unfolds)
         self.performers = nn.ModuleList(_Performer(config, width) for width in tiles[:-1])
         self.project = Linear(tiles[-1], config.width)
 
     def forward(self, image: Tensor) -> Tensor:
-        for cut, performer, side in zip(self.cuts, self.performers, self.sides, strict=False):
-            image = performer(cut(image)).mT.unflatten(-1, (side, side))
-        tokens: Tensor = self.project(self.cuts[-1](image))
+        for unfold, performer, side in zip(self.unfolds, self.performers, self.sides, strict=False):
+            image = performer(unfold(image)).mT.unflatten(-1, (side, side))  # (batch, channels, side, side)
+        tokens: Tensor = self.project(self.unfolds[-1](image))
         return tokens
 
 
 class _ClassToken(nn.Module):
-    """Puts the token that the head reads before the others, then adds fixed sinusoidal positions; it comes at position 0."""
+    """Prepends the class token, which the head reads, and adds fixed sinusoidal positions."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -202,17 +200,17 @@ class _ClassToken(nn.Module):
         self.register_buffer("positions", sinusoids(tokens + 1, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # Under autocast the other tokens come in less than float32, which what the blocks add to should not.
+        # Under autocast the other tokens are in half precision; the residual stream stays float32.
         joined = torch.cat((self.token.expand(tokens.shape[0], -1, -1), tokens.to(self.token.dtype)), dim=1)
         return joined + self.positions
 
     def macs(self, x: Tensor, out: Tensor) -> int:
-        """It copies and adds, which costs nothing by the rule of `anytime.models.cost`."""
+        """Copies and additions cost nothing in `anytime.models.cost`."""
         return 0
 
 
 class _Attention(nn.Module):
-    """Attention that gives its logits too, `(batch, heads, tokens, tokens)`, and adds those of another to them."""
+    """Attention that adds `relation` to its logits `(batch, heads, tokens, tokens)` and returns them too."""
 
     def __init__(self, config: DViTConfig) -> None:
         super().__init__()
@@ -222,7 +220,7 @@ class _Attention(nn.Module):
         self.project = Linear(config.width, config.width)
 
     def forward(self, x: Tensor, relation: Tensor | None) -> tuple[Tensor, Tensor]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = multi_head(self.qkv(x), self.heads)  # (batch, heads, tokens, channels) each
         logits = (q * self.scale) @ k.mT
         if relation is not None:
             logits = logits + relation
@@ -231,7 +229,7 @@ class _Attention(nn.Module):
 
 
 class _RelationReuse(nn.Module):
-    """Mixes attention logits `(batch, depth · heads, tokens, tokens)`, the class token's too, then resizes: R' = E R Eᵀ."""
+    """Mixes the attention logits of all layers, `(batch, depth · heads, tokens, tokens)`, and resizes them: R' = E R Eᵀ."""
 
     def __init__(self, config: DViTConfig) -> None:
         super().__init__()
@@ -245,17 +243,17 @@ class _RelationReuse(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention, then an MLP, which reads features of the upstream tokens besides its own tokens (feature reuse)."""
+    """Attention, then an MLP that also reads features of the upstream tokens (feature reuse)."""
 
     def __init__(self, config: DViTConfig, *, reuses: bool, drop_path: float) -> None:
         super().__init__()
         width = config.width + (config.reuse_width if reuses else 0)
         self.attention_norm = LayerNorm(config.width)
         self.attention = _Attention(config)
-        features = _mlp(config.width, config.reuse_hidden, config.reuse_width)
+        features = mlp(config.width, config.reuse_hidden, config.reuse_width)
         self.reuse = nn.Sequential(LayerNorm(config.width), *features) if reuses else None
         self.mlp_norm = LayerNorm(width)
-        self.mlp = _mlp(width, config.mlp_ratio * config.width, config.width)
+        self.mlp = mlp(width, config.mlp_ratio * config.width, config.width)
         self.drop_path = drop_path
 
     def forward(self, x: Tensor, relation: Tensor | None, reused: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -265,18 +263,18 @@ class _Block(nn.Module):
         return x + self._drop(self.mlp(self.mlp_norm(joined))), logits
 
     def features(self, upstream: Tensor, resize: Tensor) -> Tensor:
-        """What is reused, one vector for each token of this network: nothing for the class token."""
+        """The reused features, one vector per token of this transformer, zero for the class token."""
         assert self.reuse is not None
         features = self.reuse(upstream)[:, 1:]
         return F.pad(resize[1:, 1:].to(features.dtype) @ features, (0, 0, 1, 0))
 
     def _drop(self, x: Tensor) -> Tensor:
-        """Drop path: in training nothing is added to some of the rows, and more to the others."""
+        """Drop path: in training, zeroes random rows and scales the others up."""
         return x * F.dropout(x.new_ones(x.shape[0], 1, 1), self.drop_path) if self.training else x
 
 
 class _Network(nn.Module):
-    """One transformer of the cascade: gives its logits, the tokens it ends with, and the attention logits of its layers."""
+    """One transformer of the cascade: returns its logits, its last tokens, and the attention logits of its layers."""
 
     def __init__(self, config: DViTConfig, network: int) -> None:
         super().__init__()
@@ -285,8 +283,8 @@ class _Network(nn.Module):
         self.is_last = network == len(config.unfolds) - 1
         self.tokens = _Tokens(config, network)
         self.class_token = _ClassToken(grid**2, config.width)
-        shares = [config.drop_path * layer / max(1, config.depth - 1) for layer in range(config.depth)]
-        self.blocks = nn.ModuleList(_Block(config, reuses=reuses, drop_path=share) for share in shares)
+        rates = [config.drop_path * layer / max(1, config.depth - 1) for layer in range(config.depth)]
+        self.blocks = nn.ModuleList(_Block(config, reuses=reuses, drop_path=rate) for rate in rates)
         self.relations = _RelationReuse(config) if reuses else None
         self.norm = LayerNorm(config.width)
         self.head = Linear(config.width, config.classes)
@@ -308,13 +306,13 @@ class _Network(nn.Module):
 
 
 class DViT(MultiExit):
-    """A cascade of transformers with more and more tokens, each of which is a stage with an exit at its end.
+    """A cascade of transformers with more and more tokens; each is one stage with an exit.
 
-    Random features, positions and the matrices that resize are buffers: saved, never trained. Where the published text is
-    open, layer norms, the order q, k, v of the attention, and a GELU in feature reuse are as in other vision transformers.
+    Random features, positions and resizing matrices are buffers: saved, not trained. Details that the paper of DViT leaves open
+    (layer norms, the order q, k, v, a GELU in feature reuse) follow other vision transformers.
 
     Args:
-        config: Its shape; `PRESETS` has the published one.
+        config: The shape; `PRESETS` has the published one.
 
     Example:
         >>> network = DViT(PRESETS["dvit-cifar"]).eval()
@@ -330,33 +328,27 @@ class DViT(MultiExit):
         self.apply(_init)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage: the images go into all of them, and what the transformer before leaves into all but the first."""
+        """Run a stage: all read the images, all but the first also what the transformer before passes on."""
         self._check_carry(exit, carry)
         image, *left = carry
-        size = self.config.image_size
-        if image.shape[1:] != (3, size, size):
-            raise ShapeError(
-                f"images have shape {tuple(image.shape)}",
-                expected=f"(batch, 3, {size}, {size})",
-                fix="channels come before height and width; other sizes need another image_size in the config",
-            )
+        check_images(image, self.config.image_size)
         logits, (tokens, maps) = self.networks[exit](image, (left[0], left[1:]) if left else None)
         return (image, tokens, *maps) if exit + 1 < self.num_exits else (), logits
 
     def carry_size(self, exit: int) -> int:
-        """The images, the last tokens of the transformer before, and the attention logits of its blocks."""
+        """The images; for later stages also the last tokens and the attention logits of the transformer before."""
         return 2 + self.config.depth if exit else 1
 
 
 def sinusoids(positions: int, width: int) -> Tensor:
-    """Fixed positions, `(positions, width)`: row p has the sine and cosine of p/10000^(2i/width) at 2i and 2i + 1."""
+    """Positional encodings, `(positions, width)`: row p has the sine and cosine of p/10000^(2i/width) at 2i and 2i + 1."""
     rates = 10000 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * rates
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1).float()
 
 
 def resize_matrix(side_in: int, side_out: int) -> Tensor:
-    """E, `(1 + side_out², 1 + side_in²)`: keeps the class token, doubles the grid (nearest), averages it down (adaptive)."""
+    """E, `(1 + side_out², 1 + side_in²)`: keeps the class token, upsamples the grid by 2 (nearest), then average-pools it."""
     doubled = 2 * side_in
     cell, start = torch.arange(doubled), torch.arange(side_out) * doubled
     first, end = start // side_out, -(-(start + doubled) // side_out)
@@ -367,23 +359,12 @@ def resize_matrix(side_in: int, side_out: int) -> Tensor:
     return resize
 
 
-def _mlp(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
-    return nn.Sequential(Linear(width_in, hidden), nn.GELU(), Linear(hidden, width_out))
-
-
 def _init(module: nn.Module) -> None:
-    # Layer norms begin with scale 1 and shift 0 in PyTorch too, and convolutions keep its defaults.
+    # PyTorch initialises layer norms with scale 1 and shift 0 already; convolutions keep its default.
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _check_number(name: str, value: Any) -> None:
-    if name in ("drop_path", "performer_dropout"):
-        check_number(value, name, low=0, below=1)
-    else:
-        check_count(value, name, most=_DEEPEST if name == "depth" else _LARGEST)
 
 
 def _check_unfolds(values: Any) -> tuple[tuple[Unfold, ...], ...]:
@@ -391,31 +372,28 @@ def _check_unfolds(values: Any) -> tuple[tuple[Unfold, ...], ...]:
         networks = tuple(tuple((kernel, stride, padding) for kernel, stride, padding in network) for network in values)
     except (TypeError, ValueError):
         networks = ()
-    cuts = [cut for network in networks for cut in network]
-    whole = all(type(number) is int and 0 <= number <= _FINEST_GRID for cut in cuts for number in cut)
-    fits = whole and all(kernel and stride and 2 * padding <= kernel for kernel, stride, padding in cuts)
-    if fits and all(1 <= len(some) <= _MOST_CUTS for some in (networks, *networks)):
-        return networks
-    raise OptionError(
+    unfolds = [unfold for network in networks for unfold in network]
+    integers = all(type(number) is int and 0 <= number <= _FINEST_GRID for unfold in unfolds for number in unfold)
+    fits = integers and all(kernel and stride and 2 * padding <= kernel for kernel, stride, padding in unfolds)
+    require(
+        fits and all(1 <= len(some) <= _MOST_UNFOLDS for some in (networks, *networks)),
         f"unfolds is {values!r}",
-        expected=f"for each network one to {_MOST_CUTS} cuts (kernel, stride, padding), the padding at most half the kernel",
-        fix="((7, 4, 2), (3, 2, 1), (3, 2, 1)) is the published choice for 14² tokens",
+        expected=f"1 to {_MOST_UNFOLDS} splits (kernel, stride, padding) per transformer, the padding at most half the kernel",
+        fix="pass, e.g., ((7, 4, 2), (3, 2, 1), (3, 2, 1)), as published for 14² tokens, for each transformer",
     )
+    return networks
 
 
-_CIFAR_CUTS = (((7, 4, 2), (3, 2, 1)), ((5, 3, 2), (3, 2, 1)), ((3, 2, 1), (3, 2, 1)))
+_CIFAR_UNFOLDS = (((7, 4, 2), (3, 2, 1)), ((5, 3, 2), (3, 2, 1)), ((3, 2, 1), (3, 2, 1)))
 
 PRESETS: Mapping[str, DViTConfig] = MappingProxyType(
     {
         "dvit-imagenet-12": DViTConfig(classes=1000),
         "dvit-cifar": DViTConfig(
-            classes=100, image_size=32, unfolds=_CIFAR_CUTS, width=128, depth=6, reuse_hidden=64, reuse_width=24
+            classes=100, image_size=32, unfolds=_CIFAR_UNFOLDS, width=128, depth=6, reuse_hidden=64, reuse_width=24
         ),
     }
 )
-"""Networks by name; `anytime.models.create` sets the number of classes.
-
-`dvit-imagenet-12` is the published one. `dvit-cifar` is this library's own, at twice the cost of the MSDNet for CIFAR: images
-of 32² give 4², 6² and 8² tokens after two cuts in place of three, half the width and half the depth leave heads of 32 channels
-and 24 attention maps, and the reused features are halved too.
+"""`dvit-imagenet-12` is the published network. `dvit-cifar` is our own, with twice the MACs of the MSDNet for CIFAR: 4², 6² and
+8² tokens from images of 32² in two splits instead of three, and half the width, depth and reused features.
 """

@@ -1,14 +1,14 @@
 """Deep ensembles as models with exits.
 
-`Ensemble` runs its members one after the other: member i is exit i, and a rule over the exits combines them (appendix B.6 of
-the paper). `AveragedEnsemble` runs members that have exits themselves side by side and averages their softmaxes at each exit.
+`Ensemble` runs its members one after the other: member i is exit i, and a rule combines them (appendix B.6 of the paper).
+`AveragedEnsemble` runs members with exits in parallel and averages their softmaxes at each exit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from anytime.models.base import Carry, ExitModel, MultiExit
 
 
 class Ensemble(MultiExit):
-    """Members in the order given, one an exit; a member is run when its exit is asked for.
+    """One exit per member, in the given order; a member runs when its exit is requested.
 
     Args:
-        members: Modules that give logits. One with exits of its own takes part with its last.
+        members: Modules that return logits. Of a member with exits, the last exit is used.
 
     Example:
         >>> Ensemble([nn.Linear(4, 3), nn.Linear(4, 3)])(torch.randn(5, 4)).shape
@@ -38,20 +38,20 @@ class Ensemble(MultiExit):
 
     @classmethod
     def averaged(cls, members: Sequence[MultiExit]) -> AveragedEnsemble:
-        """The members side by side, averaged at each of their exits."""
+        """Average the members at each of their exits."""
         return AveragedEnsemble(members)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a member; all of them read the input."""
+        """Run one member; all members read the input."""
         self._check_carry(exit, carry)
         return carry if exit + 1 < self.num_exits else (), _last(self.members[exit], carry[0])
 
 
 class AveragedEnsemble(MultiExit):
-    """Members with exits, averaged: exit m gives the logarithm of the mean of the members' softmaxes at exit m.
+    """Members with exits, averaged: exit m returns the logarithm of the mean of the members' softmaxes at exit m.
 
-    These are log-probabilities. A ReLU product refuses them, as it reads the sign of a logit; give it the members one after the
-    other with `Ensemble`, or choose a rule that only reads differences, such as `Caching` or `Product(Exponential())`.
+    These are log-probabilities. A ReLU product refuses them, because it reads the sign of a logit. Use `Ensemble`, or a rule
+    that only reads differences of logits: `Latest`, `Caching` or `Product(Exponential())`.
 
     Args:
         members: Models with the same number of exits.
@@ -63,25 +63,25 @@ class AveragedEnsemble(MultiExit):
         if not isinstance(counts[0], int) or any(count != counts[0] for count in counts):
             raise OptionError(
                 f"the members have {', '.join(str(count) for count in counts)} exits",
-                expected="the same number of exits for all",
-                fix="use Ensemble(members), where each member is an exit",
+                expected="the same number of exits for all members",
+                fix="use Ensemble(members), where each member is one exit",
             )
         self.members = nn.ModuleList(members)
         self.num_exits = counts[0]
 
     @property
     def staged(self) -> bool:
-        """Whether all members can be run stage by stage."""
+        """Whether all members can run stage by stage."""
         return super().staged and len(self._staged_members()) == len(self.members)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage of every member; what they leave is joined in their order."""
+        """Run one stage of every member; their carries are concatenated."""
         members = self._staged_members()
         if len(members) < len(self.members):
             raise StateError(
-                f"stage {exit} was asked for, and {len(self.members) - len(members)} of the members cannot be run by stages",
+                f"{len(self.members) - len(members)} of the members cannot run stage by stage",
                 expected="members whose `staged` is true",
-                fix="use exits(x), which any member with exits can be run by",
+                fix="use exits(x)",
             )
         self._check_carry(exit, carry)
         left: list[Tensor] = []
@@ -96,16 +96,15 @@ class AveragedEnsemble(MultiExit):
         return tuple(left), _log_mean(logits)
 
     def carry_size(self, exit: int) -> int:
-        """What the stages of all members are given together."""
+        """The sum over the members."""
         return sum(member.carry_size(exit) for member in self._staged_members()) if exit else 1
 
     def exits(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield log-probabilities, `(batch, classes)`; the members take turns, exit by exit.
-
-        They serve as logits for rules that only read differences of logits: `Latest`, `Caching`, `Product(Exponential())`.
-        """
+        """Yield log-probabilities, `(batch, classes)`; the members run alternately, exit by exit."""
         with ExitStack() as stack:
-            runs = [stack.enter_context(closing(_exits(member, x))) for member in self.members]
+            runs = [iter(member.exits(x)) for member in self.members if isinstance(member, ExitModel)]
+            for run in runs:
+                stack.callback(getattr(run, "close", lambda: None))
             for _ in range(self.num_exits):
                 yield _log_mean([next(run) for run in runs])
 
@@ -114,10 +113,7 @@ class AveragedEnsemble(MultiExit):
 
 
 def average_logits(members: Sequence[Any]) -> Tensor:
-    """The logarithm of the mean of the members' softmaxes at each exit, `(exits, batch, classes)`.
-
-    What `AveragedEnsemble` gives, from logits that were saved. It serves as logits for rules that only read differences of
-    logits: `Latest`, `Caching`, `Product(Exponential())`.
+    """Average saved logits as `AveragedEnsemble` does: log-probabilities, `(exits, batch, classes)`.
 
     Args:
         members: The logits of each member, `(exits, batch, classes)`, for the same inputs in the same order.
@@ -130,27 +126,23 @@ def average_logits(members: Sequence[Any]) -> Tensor:
     shapes = [tuple(logits.shape) for logits in checked]
     if not shapes or any(shape != shapes[0] for shape in shapes):
         raise ShapeError(
-            f"the members' logits have the shapes {', '.join(map(str, shapes))}" if shapes else "there are no members",
+            f"the logits of the members have the shapes {', '.join(map(str, shapes))}" if shapes else "there are no members",
             expected="at least one member, and the same exits, inputs and classes for all",
             fix="save the logits of all members for the same inputs",
         )
     return _log_mean(checked)
 
 
-def _checked(members: Sequence[nn.Module]) -> Sequence[nn.Module]:
-    if not isinstance(members, Iterable):
+def _checked(members: Sequence[nn.Module]) -> list[nn.Module]:
+    found: list[Any] = list(members) if isinstance(members, Iterable) else [members]
+    wrong = next((member for member in found if not isinstance(member, nn.Module)), None)
+    if not found or wrong is not None or not isinstance(members, Iterable):
         raise OptionError(
-            f"members is a {type(members).__name__}", expected="a list of modules", fix="Ensemble([first, second])"
+            f"members contains a {type(wrong).__name__}" if found else "members is empty",
+            expected="a list of at least one torch.nn.Module",
+            fix="pass, e.g., Ensemble([first, second])",
         )
-    members = list(members)
-    wrong = [member for member in members if not isinstance(member, nn.Module)]
-    if not members or wrong:
-        raise OptionError(
-            f"members hold a {type(wrong[0]).__name__}" if wrong else "there are no members",
-            expected="at least one torch module",
-            fix="Ensemble([first, second])",
-        )
-    return members
+    return found
 
 
 def _last(member: nn.Module, x: Tensor) -> Tensor:
@@ -160,17 +152,12 @@ def _last(member: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
-def _exits(member: nn.Module, x: Tensor) -> Generator[Tensor]:
-    assert isinstance(member, ExitModel)
-    yield from member.exits(x)
-
-
 def _log_mean(logits: list[Tensor]) -> Tensor:
     classes = [each.shape[-1] for each in logits]
     if len(set(classes)) > 1:
         raise ShapeError(
-            f"the members tell {', '.join(map(str, classes))} classes apart",
-            expected="the same classes for all",
-            fix="join members that were trained for the same classes",
+            f"the members have {', '.join(map(str, classes))} classes",
+            expected="the same classes for all members",
+            fix="combine members that were trained for the same classes",
         )
     return torch.stack([each.log_softmax(-1) for each in logits]).logsumexp(0) - math.log(len(logits))

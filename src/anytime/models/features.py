@@ -1,8 +1,7 @@
-"""What the last linear layer of each exit reads, and which layer that is, for any model whose exits end in one.
+"""The last linear layer of each exit and its input, for any model whose exits end in one.
 
-Methods that put a distribution over the last layer (`anytime.calibrate.fit_laplace`) need its input beside its output. It is
-watched while the model runs to the exit that was asked for, and only then: between two exits the model has no hooks, so
-that a run may be dropped at any exit.
+Methods with a distribution over the last layer (`anytime.calibrate.fit_laplace`) need its input. Hooks record it while the
+model runs to the requested exit; between two exits there are none, so a run may be abandoned at any exit.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from anytime.models.attach.probe import evaluating, hooked
 from anytime.models.base import ExitModel
 
 _Call = tuple[nn.Module, tuple[Any, ...], Any]
-"""A layer, its arguments, its output."""
+"""A layer, its arguments and its output."""
 
 
 def exit_features(model: ExitModel, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the features `(batch, width)` and the logits `(batch, classes)` of each exit; as lazy as `model.exits`.
+    """Yield the features `(batch, width)` and the logits `(batch, classes)` of each exit, as lazily as `model.exits`.
 
     Args:
-        model: A torch module whose exits each give what an `nn.Linear` gave. It runs in the mode that it is in.
+        model: A torch module whose exits yield the output of an `nn.Linear`. It runs in its current mode.
         x: A batch.
 
     Example:
@@ -35,15 +34,15 @@ def exit_features(model: ExitModel, x: Tensor) -> Iterator[tuple[Tensor, Tensor]
         >>> features.shape, logits.shape
         (torch.Size([5, 8]), torch.Size([5, 4]))
     """
-    for _, features, logits in _watched_exits(model, x):
+    for _, features, logits in _recorded_exits(model, x):
         yield features, logits
 
 
 def last_layers(model: ExitModel, example: Tensor) -> list[nn.Linear]:
-    """The linear layer that gives the logits of each exit.
+    """The linear layer that computes the logits of each exit.
 
     Args:
-        model: As for `exit_features`. It is run once in eval mode, and left in the mode it came in.
+        model: As for `exit_features`. It runs once in eval mode, and its mode is restored.
         example: A batch; one row is enough.
 
     Example:
@@ -53,44 +52,44 @@ def last_layers(model: ExitModel, example: Tensor) -> list[nn.Linear]:
         [True, True, True]
     """
     with evaluating(_checked(model)), torch.no_grad():
-        return [layer for layer, _, _ in _watched_exits(model, example)]
+        return [layer for layer, _, _ in _recorded_exits(model, example)]
 
 
 def collect_features(model: ExitModel, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], Tensor]:
     """The features of each exit, `(rows, width)`, and the labels of all batches, `(rows,)`.
 
     Args:
-        model: As for `exit_features`. It is run in eval mode, without gradients, and left in the mode it came in.
-        batches: Inputs with labels.
+        model: As for `exit_features`. It runs in eval mode without gradients, and its mode is restored.
+        batches: Pairs of inputs and labels.
     """
     kept: list[list[Tensor]] = []
     labels = []
     with evaluating(_checked(model)), torch.no_grad():
-        for x, wanted in batches:
+        for x, y in batches:
             kept.append([features for features, _ in exit_features(model, x)])
-            labels.append(wanted)
+            labels.append(y)
     if not kept:
-        raise ShapeError("there are no batches", expected="inputs with labels", fix="give at least one batch")
+        raise ShapeError("batches is empty", expected="pairs of inputs and labels", fix="pass at least one batch")
     return [torch.cat(features) for features in zip(*kept, strict=True)], torch.cat(labels)
 
 
-def _watched_exits(model: ExitModel, x: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
+def _recorded_exits(model: ExitModel, x: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
     linears: list[nn.Module] = [module for module in _checked(model).modules() if isinstance(module, nn.Linear)]
     calls: list[_Call] = []
 
-    def note(layer: nn.Module, args: Any, output: Any) -> None:
+    def record(layer: nn.Module, args: Any, output: Any) -> None:
         calls.append((layer, args, output))
 
     run = iter(model.exits(x))
     try:
         for exit in range(model.num_exits):
-            with hooked(linears, note):
+            with hooked(linears, record):
                 logits = next(run, None)
             if logits is None:
                 raise ShapeError(
-                    f"the model gave {exit} exits",
+                    f"exits(x) yields {exit} exits",
                     expected=f"num_exits = {model.num_exits}",
-                    fix="correct either; anytime.testing.check_model looks for more",
+                    fix="set num_exits to the number of exits; anytime.testing.check_model finds further problems",
                 )
             layer, features = _source(calls, logits, exit)
             calls.clear()
@@ -102,14 +101,14 @@ def _watched_exits(model: ExitModel, x: Tensor) -> Iterator[tuple[nn.Linear, Ten
 
 
 def _source(calls: list[_Call], logits: Tensor, exit: int) -> tuple[nn.Linear, Tensor]:
-    """The layer whose output the logits are, not merely equal to, and a copy of its input: a later stage may write there."""
+    """The layer whose output the logits are (not merely equal), and a copy of its input, which a later stage may overwrite."""
     for layer, args, output in reversed(calls):
         if output is logits and isinstance(layer, nn.Linear) and args and args[0].ndim == 2:
             return layer, args[0].clone()
     raise OptionError(
-        f"the logits of exit {exit + 1} do not come straight from a linear layer",
-        expected="exits that yield what an nn.Linear gave for features of shape (batch, width)",
-        fix="end every exit in an nn.Linear, and do scaling, averaging or reshaping after exits(x)",
+        f"the logits of exit {exit + 1} are not the output of a linear layer",
+        expected="exits that yield the output of an nn.Linear for features of shape (batch, width)",
+        fix="end every exit with an nn.Linear; scale, average or reshape after exits(x)",
     )
 
 
@@ -118,6 +117,6 @@ def _checked(model: ExitModel) -> nn.Module:
         return model
     raise OptionError(
         f"the model is a {type(model).__name__}",
-        expected="a torch module with num_exits and exits(x), whose layers can be watched",
-        fix="save its features yourself and give them to anytime.calibrate.fit_laplace",
+        expected="a torch.nn.Module with num_exits and exits(x)",
+        fix="collect the features yourself and pass them to anytime.calibrate.fit_laplace",
     )

@@ -1,8 +1,8 @@
-"""IMTA, the improved training of an MSDNet by Li et al. (2019): two stages.
+"""IMTA, the improved training of an MSDNet by Li et al. (2019), in two stages.
 
-The first trains an MSDNet as it is, but balances the gradients that meet in a stage (`balanced_exits`): those of its own
-exit and those of all later ones. The second freezes what was learnt and trains new linear classifiers, each of which sees
-what the one before it said (`IMTA`), with the last exit of the first stage as a teacher.
+The first stage trains an MSDNet but balances the gradients that meet in a stage (`balanced_exits`): those of its own exit and
+those of all later exits. The second stage freezes that network and trains new linear classifiers, each of which also reads the
+logits of the one before (`IMTA`), with the last exit of the first stage as a teacher.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from anytime.errors import OptionError
+from anytime.checks import check_flag
 from anytime.models import msdnet
 from anytime.models.base import Carry, MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
@@ -33,7 +33,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """`x` itself, whose gradient comes back times `scale`.
+    """Return `x`, and multiply its gradient by `scale` in the backward pass.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> scale_gradient(x, 0.5).sum().backward()
@@ -45,11 +45,10 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
 
 def balanced_exits(network: MSDNet, x: Tensor) -> Iterator[Tensor]:
-    """Yield the logits of each exit; in the backward pass every stage gets a mean of gradients, not their sum.
+    """Yield the logits of each exit; in the backward pass, gradients from several exits are averaged instead of added.
 
     With k exits, the coarsest map of stage i (from 0) gets `(own + (k - i - 1) · later) / (k - i)`, where `own` comes from
-    its exit and `later` from the stage after it. The finer maps, which no exit reads, are left alone, as in the published
-    code.
+    its exit and `later` from the next stage. The finer maps, which no exit reads, are not scaled, as in the published code.
     """
     for stage, (maps, classifier) in enumerate(zip(network.stages(x), network.classifier, strict=True)):
         left = network.num_exits - stage
@@ -60,34 +59,33 @@ def balanced_exits(network: MSDNet, x: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class IMTAConfig(MSDNetConfig):
-    """The shape of the MSDNet beneath, and how it is frozen.
+    """The shape of the MSDNet, and how it is frozen.
 
     Attributes:
-        hold_statistics: Whether the batch norms of the frozen part keep the statistics they have. By default these move on
-            in training, as in the published code, though no weight does.
+        hold_statistics: Whether the frozen batch norms also keep their running statistics. By default these are updated in
+            training, as in the published code.
     """
 
     hold_statistics: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.hold_statistics, bool):
-            raise OptionError(f"hold_statistics is {self.hold_statistics!r}", expected="True or False", fix="correct it")
+        check_flag(self.hold_statistics, "hold_statistics")
 
     @property
     def backbone(self) -> MSDNetConfig:
         """The shape of the MSDNet alone."""
-        return MSDNetConfig(**{field.name: getattr(self, field.name) for field in fields(MSDNetConfig)})
+        return MSDNetConfig(**_msdnet_fields(self))
 
 
 class IMTA(MultiExit):
-    """The network of the second stage: a frozen MSDNet, and linear classifiers that work together.
+    """The network of the second stage: a frozen MSDNet with linear classifiers that read each other's logits.
 
-    Exit 1 reads the pooled feature of its stage; every later one reads its own feature and, beside it, a layer over the logits
-    of the exit before. The classifiers of the MSDNet stay, as teachers, and are not run by `exits`.
+    Exit 1 reads the pooled features of its stage; every later exit reads its features and a hidden layer over the logits of the
+    exit before. The classifiers of the MSDNet are kept as teachers, and `exits` does not run them.
 
     Args:
-        config: Its shape; `PRESETS` has those of the published MSDNets.
+        config: The shape; `PRESETS` has those of the published MSDNets.
 
     Example:
         >>> network = IMTA(IMTAConfig(classes=10)).eval()
@@ -102,18 +100,19 @@ class IMTA(MultiExit):
         self.backbone = MSDNet(config.backbone).requires_grad_(False)
         first, *later = (_linear(classifier).in_features for classifier in self.backbone.classifier)
         self.heads = nn.ModuleList(nn.Linear(width, config.classes) for width in (first, *(2 * width for width in later)))
-        self.links = nn.ModuleList(_link(config.classes, width) for width in later)
+        self.links = nn.ModuleList(
+            nn.Sequential(nn.Linear(config.classes, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True)) for width in later
+        )
 
     @classmethod
     def on(cls, trained: MSDNet, *, hold_statistics: bool = False) -> Self:
-        """A new network with a copy of a trained MSDNet beneath."""
-        settings = {field.name: getattr(trained.config, field.name) for field in fields(MSDNetConfig)}
-        network = cls(IMTAConfig(**settings, hold_statistics=hold_statistics))
+        """Create a network on a copy of a trained MSDNet."""
+        network = cls(IMTAConfig(**_msdnet_fields(trained.config), hold_statistics=hold_statistics))
         network.backbone.load_state_dict(trained.state_dict())
         return network.to(next(trained.parameters()).device).train(trained.training)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage: images go into the first, the maps of the MSDNet and the logits of the exit before into the others."""
+        """Run a stage; the first takes images, the others the maps of the MSDNet and the logits of the exit before."""
         self._check_carry(exit, carry)
         below, previous = (carry[:-1], carry[-1]) if exit else (carry, None)
         maps = self.backbone.maps(exit, below)
@@ -125,7 +124,7 @@ class IMTA(MultiExit):
         return self.backbone.carry_size(exit) + (exit > 0)
 
     def with_teacher(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits of all exits, `(exits, batch, classes)`, and those of the MSDNet's own last exit, without gradient."""
+        """The logits of all exits, `(exits, batch, classes)`, and those of the MSDNet's last exit, without gradient."""
         features = [self._feature(exit, maps) for exit, maps in enumerate(self.backbone.stages(x))]
         teacher: Tensor = _linear(self.backbone.classifier[-1])(features[-1])
         answers: list[Tensor] = []
@@ -140,7 +139,7 @@ class IMTA(MultiExit):
         return self
 
     def _feature(self, exit: int, maps: list[Tensor]) -> Tensor:
-        """What the classifier of the MSDNet makes of its map before its linear layer, `(batch, width)`."""
+        """The input of the linear layer in the MSDNet's classifier, `(batch, width)`."""
         pooled: Tensor = self.backbone.classifier[exit].get_submodule("m")(maps[-1])
         return pooled.flatten(1)
 
@@ -157,11 +156,11 @@ def _linear(classifier: nn.Module) -> nn.Linear:
     return linear
 
 
-def _link(classes: int, width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(classes, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True))
+def _msdnet_fields(config: MSDNetConfig) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(MSDNetConfig)}
 
 
 PRESETS: Mapping[str, IMTAConfig] = MappingProxyType(
     {name.replace("msdnet", "imta"): IMTAConfig(**vars(config)) for name, config in msdnet.PRESETS.items()}
 )
-"""A network over each of the published MSDNets, by name."""
+"""One network for each of the published MSDNets."""

@@ -1,6 +1,6 @@
-"""Layers of transformers that compute in the number format of their weights.
+"""Layers of transformers that compute in the dtype of their weights.
 
-In mixed precision some weights are in bfloat16 and others are not; maps that come in another format are converted.
+In mixed precision some weights are bfloat16 and others float32; inputs are converted.
 """
 
 from __future__ import annotations
@@ -9,14 +9,25 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Linear):
-    """A linear layer in the format of its weights."""
+    """A linear layer in the dtype of its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
 
 
 class LayerNorm(nn.LayerNorm):
-    """A layer norm in the format of its weights."""
+    """A layer norm in the dtype of its weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
+
+
+def mlp(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
+    """Linear, GELU, linear."""
+    return nn.Sequential(Linear(width_in, hidden), nn.GELU(), Linear(hidden, width_out))
+
+
+def multi_head(qkv: Tensor, heads: int) -> Tensor:
+    """Split the output of a joint projection: `(batch, tokens, 3 · width)` to `(3, batch, heads, tokens, width / heads)`."""
+    batch, tokens, width = qkv.shape
+    return qkv.view(batch, tokens, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4)

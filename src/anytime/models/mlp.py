@@ -1,4 +1,4 @@
-"""Small perceptrons with an exit after every layer, for the toy tasks: classification, and intervals for regression."""
+"""Small MLPs with an exit after every hidden layer, for the toy tasks: classification, and intervals for regression."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime.checks import check_count, check_fraction
+from anytime.checks import check_fraction
 from anytime.errors import ShapeError
 from anytime.models.base import Carry, MultiExit
-
-_LARGEST = 1 << 16
+from anytime.models.config import check_config
 
 
 @dataclass(frozen=True)
 class MLPConfig:
-    """The shape of a perceptron with exits.
+    """The shape of an MLP with exits.
 
     Attributes:
-        classes: How many numbers an exit gives.
-        inputs: How many numbers it reads.
-        width: Of every hidden layer.
-        exits: How many hidden layers, each with an exit.
+        classes: Outputs of each exit.
+        inputs: Input features.
+        width: Units of each hidden layer.
+        exits: The number of hidden layers and of exits.
     """
 
     classes: int
@@ -34,8 +33,7 @@ class MLPConfig:
     exits: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("classes", "inputs", "width", "exits"):
-            check_count(getattr(self, name), name, most=_LARGEST)
+        check_config(self, counts=dict.fromkeys(("classes", "inputs", "width", "exits"), 1 << 16))
 
 
 class MLP(MultiExit):
@@ -55,26 +53,21 @@ class MLP(MultiExit):
         self.heads = nn.ModuleList(nn.Linear(config.width, config.classes) for _ in widths)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage: vectors `(batch, inputs)` go into the first, `(batch, width)` into the others."""
+        """Run a stage; the first takes vectors `(batch, inputs)`, the others `(batch, width)`."""
         self._check_carry(exit, carry)
         (x,) = carry
         if exit == 0 and (x.ndim != 2 or x.shape[1] != self.config.inputs):
             raise ShapeError(
                 f"inputs have shape {tuple(x.shape)}",
                 expected=f"(batch, {self.config.inputs})",
-                fix="flatten each input to a vector",
+                fix="flatten each input to a vector, or create the network with another number of inputs",
             )
         x = self.layers[exit](x)
         return (x,) if exit + 1 < self.num_exits else (), self.heads[exit](x)
 
 
 class IntervalMLP(MLP):
-    """A regressor that gives an interval at each exit, for `anytime.Intersection`.
-
-    Args:
-        inputs: How many numbers it reads.
-        width: Of every hidden layer.
-        exits: How many hidden layers, each with an exit.
+    """A regressor that predicts an interval at each exit, for `anytime.Intersection`; the arguments of `MLPConfig`.
 
     Example:
         >>> lower, upper = IntervalMLP(exits=3).intervals(torch.randn(5, 1))
@@ -86,29 +79,29 @@ class IntervalMLP(MLP):
         super().__init__(MLPConfig(classes=2, inputs=inputs, width=width, exits=exits))
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage; in place of logits it gives the lower and the upper end, `(batch, 2)`."""
+        """Run a stage; instead of logits it returns the lower and upper bounds, `(batch, 2)`."""
         carry, raw = super().stage(exit, carry)
-        middle, spread = raw.unbind(-1)
+        center, spread = raw.unbind(-1)
         half = F.softplus(spread)
-        return carry, torch.stack((middle - half, middle + half), dim=-1)
+        return carry, torch.stack((center - half, center + half), dim=-1)
 
     def intervals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The lower and the upper ends of all exits, `(exits, batch)` each."""
+        """The lower and upper bounds of all exits, `(exits, batch)` each."""
         lower, upper = self(x).unbind(-1)
         return lower, upper
 
 
 def interval_score(lower: Tensor, upper: Tensor, target: Tensor, *, miss: float = 0.05) -> Tensor:
-    """The interval score (Winkler): the width, and 2/miss times how far the target lies outside; the smaller the better.
+    """The interval score (Winkler): the width plus 2/miss times the distance of the target from the interval; lower is better.
 
-    The uniform density has no gradient outside of its interval; this score has, and is least in expectation for the interval
-    that leaves miss/2 of the targets out on either side.
+    The uniform density has no gradient outside of its interval; this score has one, and its expectation is smallest for the
+    interval that leaves out miss/2 of the targets on each side.
 
     Args:
-        lower: Ends of any shape that goes with `target`.
-        upper: As `lower`.
-        target: What was to be covered.
-        miss: The share of targets that may lie outside, above 0 and below 1.
+        lower: Lower bounds, of any shape that broadcasts with `target`.
+        upper: Upper bounds.
+        target: The true values.
+        miss: The fraction of targets that may be outside, above 0 and below 1.
 
     Example:
         >>> interval_score(torch.tensor(0.0), torch.tensor(2.0), torch.tensor([1.0, 3.0]), miss=0.5).tolist()
@@ -120,4 +113,4 @@ def interval_score(lower: Tensor, upper: Tensor, target: Tensor, *, miss: float 
 
 
 PRESETS: Mapping[str, MLPConfig] = MappingProxyType({"mlp-toy": MLPConfig(classes=4)})
-"""The perceptron for the spiral with four arms."""
+"""The MLP for the spiral with four arms."""

@@ -1,4 +1,4 @@
-"""The modes of torch that belong to a thread, to be carried into another: gradients, inference, autocast, default device."""
+"""Torch's modes of a thread (gradients, inference, autocast, default device, CUDA stream), to be applied in another."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Modes(NamedTuple):
     Attributes:
         grad: Whether gradients are recorded.
         inference: Whether inference mode is on.
-        autocast: For each kind of device whether autocast is on, and its type.
-        cached: Whether autocast keeps converted weights.
-        functions: Modes that change function calls, such as `with torch.device("cuda")`.
-        watching: Modes that see every operation, such as a counter of MACs.
-        gpu: The current GPU and, if it is not the default one, its current stream; None before CUDA is used.
+        autocast: For CPU and CUDA, whether autocast is on, and its dtype.
+        cached: Whether autocast caches converted weights.
+        functions: Function modes, such as `with torch.device("cuda")`.
+        watching: Dispatch modes, such as a FLOP counter.
+        gpu: The current GPU, and its current stream unless it is the default one; None before CUDA is initialised.
     """
 
     grad: bool
@@ -37,7 +37,7 @@ class Modes(NamedTuple):
 
     @classmethod
     def now(cls) -> Modes:
-        """Those of the calling thread."""
+        """The modes of the calling thread."""
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
@@ -50,7 +50,7 @@ class Modes(NamedTuple):
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """The calling thread has these modes inside, and afterwards its own again, whatever was left on inside."""
+        """Apply these modes to the calling thread inside the context, and restore its own afterwards."""
         before = Modes.now()
         with torch.inference_mode(self.inference):
             self.restore()
@@ -61,7 +61,7 @@ class Modes(NamedTuple):
                 torch.clear_autocast_cache()
 
     def restore(self) -> None:
-        """Give the calling thread these modes; all but inference mode, which torch lets nobody set without a context."""
+        """Apply these modes to the calling thread, except inference mode, which needs a context."""
         torch._C._set_grad_enabled(self.grad)
         for kind, (enabled, dtype) in zip(_KINDS, self.autocast, strict=True):
             torch.set_autocast_enabled(kind, enabled)
@@ -69,7 +69,7 @@ class Modes(NamedTuple):
         torch.set_autocast_cache_enabled(self.cached)
         for _ in range(torch._C._len_torch_function_stack()):
             overrides._pop_mode()  # type: ignore[no-untyped-call]
-        for mode in self.functions:  # not entered again: a counter would begin anew
+        for mode in self.functions:  # pushed, not entered: a counter would start again from 0
             overrides._push_mode(mode)  # type: ignore[no-untyped-call]
         for _ in range(torch._C._len_torch_dispatch_stack()):
             _pop_mode()
@@ -90,7 +90,7 @@ def _gpu() -> Any:
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Inside, tensors have the types that the modules give them."""
+    """Switch autocast off for CPU and CUDA."""
     with ExitStack() as stack:
         for kind in _KINDS:
             stack.enter_context(torch.autocast(kind, enabled=False))

@@ -1,11 +1,10 @@
-"""MSDNet, the multi-scale dense network of Huang et al. (2018), in the form the paper used.
+"""MSDNet, the multi-scale dense network of Huang et al. (2018), as the paper used it.
 
-The network keeps its features at several scales at once, from fine to coarse. Every layer adds channels to every scale:
-half of them from that scale, half from the next finer one. A classifier may thus stand after any layer, as it finds coarse
-features there. Deeper layers drop the finest scales, which no later exit needs.
+The network keeps feature maps at several scales, from fine to coarse. Every layer adds channels to every scale: half of them
+computed from that scale, half from the next finer one. There are thus coarse features for a classifier after every layer.
+Deeper layers drop the finest scales, which no later exit needs.
 
-Parts stand here before what is made of them. The names of parameters are those of the public PyTorch port, so that its weights
-load as they are.
+Parameters have the names of the public PyTorch port, so its weights load unchanged.
 """
 
 from __future__ import annotations
@@ -15,30 +14,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import check_choice, check_count, check_counts
-from anytime.errors import OptionError, ShapeError
+from anytime.checks import check_counts, check_number
 from anytime.models.base import Carry, MultiExit
+from anytime.models.config import check_config, check_images, require
 
 _HEAD_WIDTH = 128
-# Far beyond any network, near enough that a file made up to exhaust memory is refused.
 _LARGEST, _MOST_LAYERS = 1 << 20, 1_000
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """Where one layer stands: `width` is n before it, scale s has `n * growth_factors[s]` channels.
+    """The shape of one layer: with `width` n, scale s has `n * growth_factors[s]` channels.
 
     Attributes:
-        stage: The stage it belongs to, from 0.
+        stage: The stage that it belongs to, from 0.
         width: n before the layer.
-        scales_in: How many scales it reads, the coarsest ones.
-        scales_out: How many it gives; one less where it drops the finest.
-        reduced_width: n after the transition that follows, or None where none follows.
+        scales_in: The number of scales that it reads, the coarsest ones.
+        scales_out: The number of scales that it returns; one fewer if it drops the finest.
+        reduced_width: n after the transition that follows, or None if there is none.
     """
 
     stage: int
@@ -53,21 +51,21 @@ class MSDNetConfig:
     """The shape of an MSDNet; the defaults are the paper's network for CIFAR.
 
     Attributes:
-        classes: How many classes.
-        exits: How many exits (the port's nBlocks).
+        classes: The number of classes.
+        exits: The number of exits (nBlocks in the port).
         spacing: `even` puts `step` layers between exits, `linear` puts `step·i + 1` before exit i + 1 (lin_grow).
-        base: Layers before the first exit, not counting the first layer.
+        base: Layers before the first exit, without the first layer.
         step: See `spacing`.
         channels: n before the first layer.
-        growth: How much n grows with a layer.
-        growth_factors: One number a scale, from fine to coarse: scale s has `n · growth_factors[s]` channels.
-        bottleneck_factors: One number a scale: the 1×1 bottleneck is so many times as wide as what it leads to.
-        prune: When scales are dropped: `max` at regular distances, `min` only in the last layers.
-        reduction: What a transition leaves of n.
-        stem: `cifar` begins with a 3×3 convolution, `imagenet` with a 7×7 convolution and a pool, both strided.
+        growth: The increase of n per layer.
+        growth_factors: One number per scale, from fine to coarse: scale s has `n · growth_factors[s]` channels.
+        bottleneck_factors: One number per scale: the ratio of the width of a 1×1 bottleneck to that of its output.
+        prune: When scales are dropped: `max` at regular intervals, `min` only in the last layers.
+        reduction: The factor by which a transition reduces n.
+        stem: `cifar` starts with a 3×3 convolution, `imagenet` with a 7×7 convolution and a pool, both with stride 2.
         image_size: Height and width of the images.
-        init: `default` is PyTorch's, `he` is that of the MSDNet paper. The port means to use the latter, but its loop never
-            reaches nested modules, so that all published results, the reference weights too, began from the former.
+        init: `default` is PyTorch's, `he` is that of the MSDNet paper. The port intends the latter, but its loop does not reach
+            nested modules, so all published results, and the reference weights, started from the former.
     """
 
     classes: int
@@ -86,31 +84,35 @@ class MSDNetConfig:
     init: Literal["default", "he"] = "default"
 
     def __post_init__(self) -> None:
-        for name in ("classes", "exits", "base", "step", "channels", "growth", "image_size"):
-            check_count(getattr(self, name), name, most=_LARGEST)
-        for name, choices in _CHOICES.items():
-            check_choice(getattr(self, name), name, choices)
+        counts = ("classes", "exits", "base", "step", "channels", "growth", "image_size")
+        check_config(self, counts=dict.fromkeys(counts, _LARGEST), choices=_CHOICES)
         for name in ("growth_factors", "bottleneck_factors"):
-            object.__setattr__(self, name, _check_factors(name, getattr(self, name)))
+            fix = f"pass {name}=(1, 2, 4) for CIFAR, (1, 2, 4, 4) for ImageNet"
+            object.__setattr__(self, name, check_counts(getattr(self, name), name, most=_LARGEST, fix=fix))
         self._check_scales()
-        self._check_reduction()
-        self._check_image_size()
+        check_number(self.reduction, "reduction", above=0, most=1)
+        require(
+            all(plan.reduced_width != 0 for plan in self.layers()),
+            f"reduction is {self.reduction!r}, which leaves no channels",
+            expected="at least one channel after each transition",
+            fix="pass reduction=0.5, as published",
+        )
 
     @property
     def scales(self) -> int:
-        """How many scales there are in the first layer."""
+        """The number of scales in the first layer."""
         return len(self.growth_factors)
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """How many layers each stage has."""
+        """The number of layers of each stage."""
         later = range(1, self.exits)
         return (self.base, *((self.step if self.spacing == "even" else self.step * stage + 1) for stage in later))
 
     def layers(self) -> tuple[LayerPlan, ...]:
-        """The plan of all layers but the first, in order.
+        """The plans of all layers after the first.
 
-        In a very short network under `max` the last layer may keep a scale that no exit reads; the port does so too.
+        In a very short network with `prune="max"`, the last layer may keep a scale that no exit reads, as in the port.
 
         >>> [plan.reduced_width for plan in MSDNetConfig(classes=10).layers() if plan.reduced_width]
         [29, 32]
@@ -126,7 +128,7 @@ class MSDNetConfig:
         return tuple(plans)
 
     def _pruned(self, number: int, depth: int) -> tuple[int, int, bool]:
-        """Scales read and given by layer `number` (from 1) of `depth`, and whether a transition follows it."""
+        """Scales in and out of layer `number` (from 1) of `depth`, and whether a transition follows it."""
         if self.prune == "max":
             interval = math.ceil(depth / self.scales)
             scales_in = self.scales - max(0, number - 2) // interval
@@ -137,43 +139,31 @@ class MSDNetConfig:
         return scales_in, scales_out, number in (depth // 3, 2 * depth // 3)
 
     def _check_scales(self) -> None:
-        if len(self.bottleneck_factors) != self.scales:
-            raise OptionError(
-                f"{self.scales} growth_factors came with {len(self.bottleneck_factors)} bottleneck_factors",
-                expected="one of each a scale",
-                fix="give both tuples the same length",
-            )
-        if not self.scales <= sum(self.depths) <= _MOST_LAYERS:
-            raise OptionError(
-                f"{sum(self.depths)} layers came with {self.scales} scales",
-                expected=f"at least as many layers as scales, and at most {_MOST_LAYERS}",
-                fix="change base, step or exits, or give fewer growth_factors",
-            )
-        odd = [factor for factor in self.growth_factors[1:] if self.growth * factor % 2]
-        if odd:
-            raise OptionError(
-                f"growth {self.growth} times the factor {odd[0]} is odd",
-                expected="an even number of new channels at all scales but the finest, as two paths share them",
-                fix="use an even growth",
-            )
-
-    def _check_reduction(self) -> None:
-        valid = isinstance(self.reduction, int | float) and 0 < self.reduction <= 1
-        if not valid or any(plan.reduced_width == 0 for plan in self.layers()):
-            raise OptionError(
-                f"reduction is {self.reduction!r}",
-                expected="a number above 0 and at most 1 that leaves at least one channel",
-                fix="0.5 is the published choice",
-            )
-
-    def _check_image_size(self) -> None:
+        require(
+            len(self.bottleneck_factors) == self.scales,
+            f"there are {self.scales} growth_factors and {len(self.bottleneck_factors)} bottleneck_factors",
+            expected="one of each per scale",
+            fix="pass two tuples of the same length",
+        )
+        require(
+            self.scales <= sum(self.depths) <= _MOST_LAYERS,
+            f"the network has {sum(self.depths)} layers and {self.scales} scales",
+            expected=f"at least as many layers as scales, and at most {_MOST_LAYERS}",
+            fix="change base, step or exits, or pass fewer growth_factors",
+        )
+        require(
+            all(self.growth * factor % 2 == 0 for factor in self.growth_factors[1:]),
+            f"growth is {self.growth} with growth_factors {self.growth_factors}",
+            expected="an even number of new channels at all scales but the finest, half from each of two paths",
+            fix="use an even growth",
+        )
         halvings = (2 if self.stem == "imagenet" else 0) + (self.scales - 1) + 2
-        if math.ceil(self.image_size / 2**halvings) not in (2, 3):  # what the classifier's pool turns into 1×1
-            raise OptionError(
-                f"image_size is {self.image_size} with the stem {self.stem!r} and {self.scales} scales",
-                expected=f"a size from {2**halvings + 1} to {3 * 2**halvings}",
-                fix="resize the images, or add or remove a scale (growth_factors, bottleneck_factors)",
-            )
+        require(
+            math.ceil(self.image_size / 2**halvings) in (2, 3),  # the classifier's pool reduces these to 1×1
+            f"image_size is {self.image_size} with the stem {self.stem!r} and {self.scales} scales",
+            expected=f"a size from {2**halvings + 1} to {3 * 2**halvings}",
+            fix="resize the images, or add or remove a scale (growth_factors, bottleneck_factors)",
+        )
 
 
 _CHOICES = {"spacing": ("even", "linear"), "prune": ("max", "min"), "stem": ("cifar", "imagenet"), "init": ("default", "he")}
@@ -184,28 +174,25 @@ class _Unit(nn.Module):
 
     def __init__(self, width_in: int, width_out: int, *, kernel: int, stride: int = 1) -> None:
         super().__init__()
-        self.net = nn.Sequential(*_unit(width_in, width_out, kernel=kernel, stride=stride))
+        self.net = nn.Sequential(*_conv_norm_relu(width_in, width_out, kernel=kernel, stride=stride))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.net(x)
         return out
 
 
-class _Path(nn.Module):
-    """A 1×1 bottleneck, then a 3×3 convolution, which has the stride."""
+class _Path(_Unit):
+    """A 1×1 bottleneck, then a 3×3 convolution with the stride."""
 
     def __init__(self, width_in: int, width_out: int, *, factor: int, stride: int = 1) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         middle = min(width_in, factor * width_out)
-        self.net = nn.Sequential(*_unit(width_in, middle, kernel=1), *_unit(middle, width_out, kernel=3, stride=stride))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.net(x)
-        return out
+        bottleneck = _conv_norm_relu(width_in, middle, kernel=1)
+        self.net = nn.Sequential(*bottleneck, *_conv_norm_relu(middle, width_out, kernel=3, stride=stride))
 
 
 class _Scale(nn.Module):
-    """One scale of a layer: what was there, then what comes from the finer scale, then what comes from this one."""
+    """One scale of a layer: concatenates its input, channels from the finer scale, and channels from its own."""
 
     def __init__(self, config: MSDNetConfig, width: int, scale: int, *, down: bool) -> None:
         super().__init__()
@@ -221,7 +208,7 @@ class _Scale(nn.Module):
 
 
 class _First(nn.Module):
-    """The first layer: an image in, one map a scale out, each from the next finer one."""
+    """The first layer: from an image to one map per scale, each computed from the next finer one."""
 
     def __init__(self, config: MSDNetConfig) -> None:
         super().__init__()
@@ -238,7 +225,7 @@ class _First(nn.Module):
 
 
 class _Layer(nn.Module):
-    """A layer: from fine to coarse, all scales that are kept."""
+    """A layer: all scales that are kept, from fine to coarse."""
 
     def __init__(self, config: MSDNetConfig, plan: LayerPlan) -> None:
         super().__init__()
@@ -255,7 +242,7 @@ class _Layer(nn.Module):
 
 
 class _Transition(nn.Module):
-    """After a layer: fewer channels at every scale."""
+    """Reduces the channels of every scale after a layer."""
 
     def __init__(self, config: MSDNetConfig, plan: LayerPlan, reduced_width: int) -> None:
         super().__init__()
@@ -268,7 +255,7 @@ class _Transition(nn.Module):
 
 
 class _Classifier(nn.Module):
-    """An exit: reads the coarsest scale, `(batch, width, side, side)`, and gives logits, `(batch, classes)`."""
+    """An exit: from the coarsest scale, `(batch, width, side, side)`, to logits, `(batch, classes)`."""
 
     def __init__(self, config: MSDNetConfig, width: int) -> None:
         super().__init__()
@@ -287,7 +274,7 @@ class MSDNet(MultiExit):
     """A multi-scale dense network with an exit after every stage.
 
     Args:
-        config: Its shape; `PRESETS` has the published ones.
+        config: The shape; `PRESETS` has the published ones.
 
     Example:
         >>> network = MSDNet(MSDNetConfig(classes=10)).eval()
@@ -317,32 +304,27 @@ class MSDNet(MultiExit):
             self.apply(_he_init)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage: images `(batch, 3, image_size, image_size)` go into the first, one map a scale into the others."""
+        """Run a stage; the first takes images `(batch, 3, image_size, image_size)`, the others one map per scale."""
         maps = self.maps(exit, carry)
         logits: Tensor = self.classifier[exit](maps[-1])
         return tuple(maps) if exit + 1 < self.num_exits else (), logits
 
     def carry_size(self, exit: int) -> int:
-        """One map a scale; the image before the first stage."""
+        """One map per scale, and the images for the first stage."""
         return self._scales_into[exit]
 
     def maps(self, exit: int, carry: Carry) -> list[Tensor]:
-        """The maps after a stage, from fine to coarse, of which its exit reads the last; the exit itself is not run."""
+        """Run a stage without its exit: the maps from fine to coarse, the last of which the exit reads."""
         self._check_carry(exit, carry)
-        size = self.config.image_size
-        if exit == 0 and carry[0].shape[1:] != (3, size, size):
-            raise ShapeError(
-                f"images have shape {tuple(carry[0].shape)}",
-                expected=f"(batch, 3, {size}, {size})",
-                fix="channels come before height and width; other sizes need another image_size in the config",
-            )
+        if exit == 0:
+            check_images(carry[0], self.config.image_size)
         maps: list[Tensor] = self.blocks[exit](list(carry))
         return maps
 
     def stages(self, x: Tensor) -> Iterator[list[Tensor]]:
-        """Yield the maps after each stage, from fine to coarse; its exit reads the last of them.
+        """Yield the maps after each stage, from fine to coarse.
 
-        The next stage goes on from the list that was yielded: who changes an entry changes what that stage reads.
+        The next stage reads the yielded list, so replacing an entry changes its input.
         """
         maps = [x]
         for exit in range(self.num_exits):
@@ -350,7 +332,7 @@ class MSDNet(MultiExit):
             yield maps
 
 
-def _unit(width_in: int, width_out: int, *, kernel: int, stride: int = 1) -> list[nn.Module]:
+def _conv_norm_relu(width_in: int, width_out: int, *, kernel: int, stride: int = 1) -> list[nn.Module]:
     convolution = nn.Conv2d(width_in, width_out, kernel, stride=stride, padding=kernel // 2, bias=False)
     return [convolution, nn.BatchNorm2d(width_out), nn.ReLU(inplace=True)]
 
@@ -361,18 +343,15 @@ def _imagenet_stem(width: int) -> nn.Sequential:
 
 
 def _he_init(module: nn.Module) -> None:
-    # Batch norm begins with scale 1 and shift 0 in PyTorch too, and linear weights are left alone.
+    # PyTorch initialises batch norms with scale 1 and shift 0 already; linear weights keep its default.
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
 
 
-def _check_factors(name: str, values: Any) -> tuple[int, ...]:
-    return check_counts(values, name, most=_LARGEST, fix="pass one per scale: (1, 2, 4) for CIFAR, (1, 2, 4, 4) for ImageNet")
-
-
 def _imagenet(step: int) -> MSDNetConfig:
+    factors = (1, 2, 4, 4)
     return MSDNetConfig(
         classes=1000,
         exits=5,
@@ -380,8 +359,8 @@ def _imagenet(step: int) -> MSDNetConfig:
         step=step,
         channels=32,
         growth=16,
-        growth_factors=(1, 2, 4, 4),
-        bottleneck_factors=(1, 2, 4, 4),
+        growth_factors=factors,
+        bottleneck_factors=factors,
         stem="imagenet",
         image_size=224,
     )
@@ -396,4 +375,4 @@ PRESETS: Mapping[str, MSDNetConfig] = MappingProxyType(
         "msdnet-imagenet-7": _imagenet(7),
     }
 )
-"""The published networks by name; `anytime.models.create` sets the number of classes."""
+"""The published networks; `anytime.models.create` sets the number of classes."""

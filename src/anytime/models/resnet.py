@@ -1,8 +1,8 @@
 """The residual networks of He et al. (2016) for CIFAR, alone or with exits.
 
-`CifarResNet` is the plain network of 6n + 2 layers: a convolution, three groups of n blocks at 16, 32 and 64 channels, a mean
-and a linear layer. Where a group begins, the shortcut takes every other pixel and fills the new channels with zeros.
-`ResNet` is the same as a model with exits: one by default, more with `at`.
+`CifarResNet` is the plain network of 6n + 2 layers: a convolution, three groups of n blocks with 16, 32 and 64 channels, global
+average pooling and a linear layer. At the start of a group, the shortcut takes every other pixel and pads the new channels with
+zeros. `ResNet` is the same network with exits: one by default, more with `at`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime.checks import check_count
-from anytime.errors import OptionError
-from anytime.models.attach.exits import AttachedExits, Location, Statistics
+from anytime.models.attach.exits import AttachedExits, Statistics
 from anytime.models.attach.heads import PooledHead
+from anytime.models.attach.places import Location
+from anytime.models.config import check_config, require
 from anytime.models.ztw import cascade_heads
 
 _LIMITS = {"classes": 1 << 20, "depth": 1202, "width": 1024, "channels": 64, "image_size": 1024}
@@ -35,15 +35,15 @@ class ResNetConfig:
     """The shape of a CIFAR ResNet and its exits.
 
     Attributes:
-        classes: How many classes.
-        depth: 6n + 2 layers.
+        classes: The number of classes.
+        depth: The number of layers, 6n + 2.
         width: Channels of the first group; the others have two and four times as many.
-        channels: Of the images.
+        channels: Channels of the images.
         image_size: Height and width of the images.
-        at: Where exits stand besides the last: fractions of the MACs, or names such as `blocks.4`.
+        at: The places of the exits besides the last: fractions of the MACs, or names such as `blocks.4`.
         heads: `pooled` as in SDN, or `cascade` as in ZTW.
-        frozen: Whether only the heads learn.
-        statistics: Of a frozen network's batch norms, as `attach_exits` takes it.
+        frozen: Whether to train the heads only.
+        statistics: Of the batch norms of a frozen network; see `attach_exits`.
     """
 
     classes: int
@@ -57,24 +57,24 @@ class ResNetConfig:
     statistics: Statistics = "fixed"
 
     def __post_init__(self) -> None:
-        for name, most in _LIMITS.items():
-            check_count(getattr(self, name), name, most=most)
-        if self.depth < 8 or self.depth % 6 != 2:
-            raise OptionError(f"depth is {self.depth}", expected="6n + 2: 8, 14, 20, …", fix="20, 32 and 56 are usual")
-        for name, choices in _CHOICES.items():
-            if not any(getattr(self, name) is choice or getattr(self, name) == choice for choice in choices):
-                raise OptionError(
-                    f"{name} is {getattr(self, name)!r}",
-                    expected=" or ".join(repr(choice) for choice in choices),
-                    fix=f"{choices[0]!r} is the default",
-                )
-        if not isinstance(self.at, list | tuple) or not all(isinstance(place, str | float) for place in self.at):
-            raise OptionError(f"at is {self.at!r}", expected="names and fractions of the MACs", fix="(0.25, 0.5), for one")
+        check_config(self, counts=_LIMITS, choices=_CHOICES)
+        require(
+            self.depth >= 8 and self.depth % 6 == 2,
+            f"depth is {self.depth}",
+            expected="6n + 2: 8, 14, 20, …",
+            fix="pass depth=20, 32 or 56, for example",
+        )
+        require(
+            isinstance(self.at, list | tuple) and all(isinstance(place, str | float) for place in self.at),
+            f"at is {self.at!r}",
+            expected="names of submodules and fractions of the MACs",
+            fix="pass, e.g., at=(0.25, 0.5)",
+        )
         object.__setattr__(self, "at", tuple(self.at))
 
 
 class _Block(nn.Module):
-    """Two 3×3 convolutions with batch norm, added to what came in."""
+    """Two 3×3 convolutions with batch norm, added to the input."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _Block(nn.Module):
         self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
-        self.sum = nn.Identity()  # a place for heads that read the sum before its ReLU, as ZTW's do
+        self.sum = nn.Identity()  # an exit can be attached here to read the sum before its ReLU, as in ZTW
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class _Block(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """The plain network: images `(batch, channels, side, side)` to logits `(batch, classes)`.
+    """The plain network: from images `(batch, channels, side, side)` to logits `(batch, classes)`.
 
     Example:
         >>> sum(p.numel() for p in CifarResNet(classes=10, depth=20).parameters())
@@ -121,10 +121,10 @@ class CifarResNet(nn.Module):
 
 
 class ResNet(AttachedExits):
-    """A CIFAR ResNet as a model with exits; with `at` left empty it has one.
+    """A CIFAR ResNet with exits.
 
     Args:
-        config: Its shape and exits; `PRESETS` has named ones.
+        config: The shape and the exits; `PRESETS` has named ones.
 
     Example:
         >>> ResNet(ResNetConfig(classes=10, at=(0.3, 0.6))).exit_names
@@ -158,4 +158,4 @@ PRESETS: Mapping[str, ResNetConfig] = MappingProxyType(
         "ztw-resnet-cifar-56": ResNetConfig(classes=100, depth=56, at=_EVERY_BLOCK, heads="cascade", frozen=True),
     }
 )
-"""Networks by name; SDN's has exits at 15 % to 90 % of the MACs, ZTW's after every block but the last."""
+"""SDN has exits at 15 % to 90 % of the MACs, ZTW after every block but the last."""

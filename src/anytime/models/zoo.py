@@ -1,16 +1,16 @@
-"""Networks by name, and networks in folders.
+"""Networks by name and in folders.
 
-`create("msdnet-cifar", classes=10)` makes one, `save` and `load` carry it through a folder with `config.json` (which network),
-`model.safetensors` (its weights) and a manifest of checksums, and `load_weights` takes weights that came from elsewhere.
+`create("msdnet-cifar", classes=10)` makes a network, `save` and `load` store it in a folder with `config.json`,
+`model.safetensors` and a manifest of checksums, and `load_weights` loads weights from other sources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,11 @@ from anytime.reading import json_from, parsing
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _COUNT = ".num_batches_tracked"
-_WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
+_SAVED, _SAVE_AGAIN = "what anytime.models.save writes", "save the network again with this version"
+_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DataParallel and torch.compile
 
 
-@dataclass(frozen=True)
-class _Architecture:
+class _Architecture(NamedTuple):
     network: type[Any]
     config: type[Any]
     presets: Mapping[str, Any]
@@ -45,16 +45,16 @@ _ARCHITECTURES = {
 
 
 def names() -> tuple[str, ...]:
-    """The names that `create` knows."""
+    """The names for `create`."""
     return tuple(name for architecture in _ARCHITECTURES.values() for name in architecture.presets)
 
 
 def create(name: str, *, classes: int, **options: Any) -> MultiExit:
-    """A new network with untrained weights.
+    """Create a network with random weights.
 
     Args:
         name: One of `names()`.
-        classes: How many classes it tells apart.
+        classes: The number of classes.
         options: Fields of the network's config to change.
 
     Example:
@@ -73,7 +73,7 @@ def create(name: str, *, classes: int, **options: Any) -> MultiExit:
 
 
 def save(model: MultiExit, folder: str | Path) -> None:
-    """Write a network of this library to a folder, all of it or nothing. What `load` gives back is equal."""
+    """Write a network of this library to a folder, completely or not at all, for `load`."""
     for name, architecture in _ARCHITECTURES.items():
         if type(model) is architecture.network:
             settings: Any = model.config
@@ -83,39 +83,38 @@ def save(model: MultiExit, folder: str | Path) -> None:
             return
     raise OptionError(
         f"the model is a {type(model).__name__}",
-        expected=f"a network of this library: {', '.join(a.network.__name__ for a in _ARCHITECTURES.values())}",
-        fix="unwrap it (model.module), or store your own with anytime.artifacts.write_bundle",
+        expected=f"one of {', '.join(a.network.__name__ for a in _ARCHITECTURES.values())}",
+        fix="unwrap it (model.module), or store your own model with anytime.artifacts.write_bundle",
     )
 
 
 def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
-    """The network that `save` wrote to a folder, on the CPU, in eval mode and in the number format it was saved in.
+    """Load a network that `save` wrote, on the CPU, in eval mode and in the dtype in which it was saved.
 
     Args:
-        folder: Where it lies.
-        classes: How many classes it must have; not checked where None.
+        folder: The folder.
+        classes: The number of classes that it must have; by default any.
     """
     files = read_bundle(folder)
-    for name in (_CONFIG, _WEIGHTS):
-        if name not in files:
-            raise FormatError(
-                f"{folder} holds {', '.join(sorted(files)) or 'nothing'}",
-                expected=f"{_CONFIG} and {_WEIGHTS}",
-                fix="give a folder that anytime.models.save wrote",
-                path=folder,
-            )
+    if not {_CONFIG, _WEIGHTS} <= set(files):
+        raise FormatError(
+            f"{folder} contains {', '.join(sorted(files)) or 'no files'}",
+            expected=f"{_CONFIG} and {_WEIGHTS}",
+            fix="pass a folder that anytime.models.save wrote",
+            path=folder,
+        )
     architecture, config = _read_config(files[_CONFIG], Path(folder) / _CONFIG)
     if classes is not None and config.classes != classes:
         raise FormatError(
-            f"{folder} holds a network for {config.classes} classes",
-            expected=f"one for {classes} classes",
-            fix="load the network that was trained on this data, or train a new one with create",
+            f"{folder} contains a network for {config.classes} classes",
+            expected=f"a network for {classes} classes",
+            fix="load the network that was trained on this data, or create a new one",
             path=folder,
         )
     try:
         with torch.device("meta"):
             network: MultiExit = architecture.network(config)
-    except (RuntimeError, OptionError, InputError) as error:  # sizes that overflow, exits where there is no place
+    except (RuntimeError, OptionError, InputError) as error:  # sizes that overflow, exits at places that do not exist
         raise _unreadable(Path(folder) / _CONFIG, f"describes a network that cannot be built: {error}") from error
     path = Path(folder) / _WEIGHTS
     weights = tensors_from_bytes(files[_WEIGHTS], path=path)
@@ -130,26 +129,26 @@ def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model: all of them, or none and an error that says what does not fit.
+    """Copy weights into a model: all of them, or none if any does not fit.
 
     Args:
-        model: What takes them.
-        weights: Tensors by name. Prefixes of DataParallel (`module.`) and torch.compile are taken off. The counts of batches
-            that old versions of PyTorch did not write (`num_batches_tracked`) may be missing.
+        model: The model.
+        weights: Tensors by name. Prefixes of DataParallel (`module.`) and torch.compile are removed. `num_batches_tracked`,
+            which old versions of PyTorch did not save, may be missing.
     """
     named = isinstance(weights, Mapping) and all(isinstance(name, str) for name in weights)
     if not named or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise InputError(
-            f"weights is a {type(weights).__name__}" + (" of other things than tensors by name" if named else ""),
-            expected="tensors by name, as state_dict() gives them",
+            f"weights is a {type(weights).__name__}" + (" with values that are not tensors" if named else ""),
+            expected="tensors by name, as state_dict() returns them",
             fix="read the file with safetensors.torch.load_file, or torch.load(file, weights_only=True)",
         )
     bare = {_bare(name): tensor for name, tensor in weights.items()}
     if len(bare) != len(weights):
         raise InputError(
-            "some names are the same without their prefixes",
-            expected=f"names either with or without {' and '.join(_WRAPPERS)}",
-            fix="give the weights of one model only",
+            "some names of weights are equal without their prefixes",
+            expected=f"names with or without {' and '.join(_WRAPPERS)}, not both",
+            fix="pass the weights of one model only",
         )
     counts = {name: count for name, count in model.state_dict().items() if name.endswith(_COUNT)}
     whole = {**counts, **bare}
@@ -168,54 +167,48 @@ def _check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     missing = [name for name in own if name not in weights]
     unknown = [name for name in weights if name not in own]
     if missing or unknown:
-        told = [f"{len(odd)} {what}: {_some(odd)}" for what, odd in (("missing", missing), ("unknown", unknown)) if odd]
+        parts = [f"{len(odd)} {what}: {_some(odd)}" for what, odd in (("missing", missing), ("unknown", unknown)) if odd]
         raise InputError(
-            f"the names of the weights do not fit a {type(model).__name__}; " + "; ".join(told),
+            f"the names of the weights do not fit a {type(model).__name__}; " + "; ".join(parts),
             expected=f"its {len(own)} names",
-            fix="create the network with the settings the weights were trained with",
+            fix="create the network with the settings that the weights were trained with",
         )
     for name, tensor in weights.items():
         if tensor.shape != own[name].shape:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}",
                 expected=f"shape {tuple(own[name].shape)}",
-                fix="create the network with the settings the weights were trained with, the number of classes among them",
+                fix="create the network with the settings that the weights were trained with, including classes",
             )
         if tensor.is_floating_point() != own[name].is_floating_point():
             raise DtypeError(
-                f"{name} is {tensor.dtype}", expected=f"the kind of {own[name].dtype}", fix="convert it, e.g. with .float()"
+                f"{name} has dtype {tensor.dtype}", expected=f"{own[name].dtype}", fix="convert it, e.g. with .float()"
             )
 
 
 def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
-    document = json_from(data, path, expected="what anytime.models.save writes", fix="save the network again")
-    if not isinstance(document, dict) or set(document) != {"version", "architecture", "config"}:
-        raise _unreadable(path, "does not describe a network")
-    if document["version"] != 1:
-        raise _unreadable(path, f"has version {document['version']!r}", expected="version 1")
-    if not isinstance(document["architecture"], str) or document["architecture"] not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise _unreadable(path, f"names the architecture {document['architecture']!r}", expected=f"one of {known}")
-    architecture, settings = _ARCHITECTURES[document["architecture"]], document["config"]
-    known_keys = {field.name for field in fields(architecture.config)}
-    if not isinstance(settings, dict) or "classes" not in settings or not set(settings) <= known_keys:
-        got = f"has the settings {_some(list(settings))}" if isinstance(settings, dict) else "has no settings"
-        raise _unreadable(path, got, expected=f"classes, and others of {', '.join(sorted(known_keys))}")
+    document = json_from(data, path, expected=_SAVED, fix=_SAVE_AGAIN)
     try:
-        with parsing(path, expected="what anytime.models.save writes", fix="save the network again", kind=FormatError):
-            return architecture, architecture.config(**settings)
+        with parsing(path, expected=_SAVED, fix=_SAVE_AGAIN, kind=FormatError, what="does not describe a network"):
+            version, name, settings = (document.pop(key) for key in ("version", "architecture", "config"))
+            if version != 1 or document:
+                odd = f"has version {version!r}" if version != 1 else f"has the unknown entries {_some(list(document))}"
+                raise _unreadable(path, odd, expected="version 1")
+            if name not in _ARCHITECTURES:
+                raise _unreadable(path, f"has the architecture {name!r}", expected=f"one of {', '.join(_ARCHITECTURES)}")
+            return _ARCHITECTURES[name], _ARCHITECTURES[name].config(**settings)
     except OptionError as error:
-        raise _unreadable(path, f"has a wrong setting: {error.got}", expected=error.expected) from error
+        raise _unreadable(path, f"has an invalid setting: {error.got}", expected=error.expected) from error
 
 
-def _unreadable(path: Path, got: str, *, expected: str = "what anytime.models.save writes") -> FormatError:
-    return FormatError(f"{path} {got}", expected=expected, fix="save the network again with this version", path=path)
+def _unreadable(path: Path, got: str, *, expected: str = _SAVED) -> FormatError:
+    return FormatError(f"{path} {got}", expected=expected, fix=_SAVE_AGAIN, path=path)
 
 
 def _unknown(what: str, name: object, known: list[str] | tuple[str, ...]) -> OptionError:
     close = get_close_matches(str(name), known, n=3, cutoff=0.5)
-    fix = f"did you mean {' or '.join(repr(match) for match in close)}?" if close else "choose one of those"
-    return OptionError(f"no {what} is called {name!r}", expected=f"one of {', '.join(known)}", fix=fix)
+    fix = f"did you mean {' or '.join(map(repr, close))}?" if close else "pass one of those"
+    return OptionError(f"there is no {what} {name!r}", expected=f"one of {', '.join(known)}", fix=fix)
 
 
 def _some(items: list[str], most: int = 5) -> str:

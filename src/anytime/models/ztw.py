@@ -1,31 +1,33 @@
 """Cascading heads on a frozen network, as in Zero Time Waste (ZTW).
 
-Each head reads the features at its place and, beside them, the logits of the head before it; no gradient flows back through
-those. The first head has none before it, and the network's own output, the last exit, reads no head.
-`anytime.calibrate.ensembles.fit_geometric` then weighs the exits against each other.
+Each head reads the features at its place and the logits of the head before it, through which no gradient flows. The first head
+reads features only, and the last exit is the network's own output. `anytime.calibrate.ensembles.fit_geometric` then weights the
+exits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anytime.models.attach.exits import AttachedExits, Head, Location, Method, Statistics
+from anytime.models.attach.exits import AttachedExits, Head
 from anytime.models.attach.heads import pooling
+from anytime.models.attach.places import Location
 
 
 class CascadeHead(nn.Module):
     """FC([pooled features, LayerNorm(logits of the head before)]).
 
     Args:
-        shape: Of the features of one input.
-        classes: How many logits to read and give.
+        shape: The shape of the features of one input.
+        classes: The number of classes.
         reads_previous: Whether there is a head before this one.
-        normalise: Whether the logits before are normalised. Scale and shift are left to the linear layer that follows.
-        convolution: Whether maps first pass a 3×3 convolution of the same width and a ReLU.
+        normalise: Whether to normalise its logits, without scale and shift, which the linear layer can learn.
+        convolution: Whether feature maps first go through a 3×3 convolution of the same width and a ReLU.
     """
 
     def __init__(
@@ -33,7 +35,8 @@ class CascadeHead(nn.Module):
     ) -> None:
         super().__init__()
         self.reads_previous = reads_previous
-        self.features = _convolution(shape[0]) if convolution and len(shape) == 3 else nn.Identity()
+        on_maps = convolution and len(shape) == 3
+        self.features = nn.Sequential(nn.Conv2d(shape[0], shape[0], 3, padding=1), nn.ReLU()) if on_maps else nn.Identity()
         self.pool, width = pooling(shape)
         self.norm = nn.LayerNorm(classes, elementwise_affine=False) if normalise else nn.Identity()
         self.linear = nn.Linear(width + (classes if reads_previous else 0), classes)
@@ -48,7 +51,7 @@ class CascadeHead(nn.Module):
 
 
 def cascade_heads(classes: int, *, normalise: bool = True, convolution: bool = True) -> Head:
-    """Makes the heads of one network in turn: the first reads features alone, each later one the head before it too."""
+    """A head factory for `attach_exits`: the first head reads features only, later ones also the head before."""
     made = count()
 
     def make(shape: tuple[int, ...]) -> nn.Module:
@@ -67,27 +70,19 @@ def attach_cascade(
     normalise: bool = True,
     convolution: bool = True,
     frozen: bool = True,
-    statistics: Statistics = "fixed",
-    method: Method = "auto",
+    **options: Any,
 ) -> AttachedExits:
-    """Put cascading heads on a module, which stays as it is.
+    """Attach cascading heads to a trained module.
 
     Args:
-        module: A trained network that gives logits.
-        at: Names or fractions of the MACs, as for `attach_exits`, which has the further arguments too.
-        example: A batch of inputs.
-        classes: How many classes there are.
-        normalise: Whether heads normalise the logits they read.
-        convolution: Whether heads on maps have a convolution.
-        frozen: Whether only the heads learn.
-        statistics: Of the batch norms of a frozen module.
-        method: How the module is stopped.
+        module: As for `attach_exits`.
+        at: As for `attach_exits`.
+        example: As for `attach_exits`.
+        classes: The number of classes.
+        normalise: As for `CascadeHead`.
+        convolution: As for `CascadeHead`.
+        frozen: Whether to train the heads only.
+        options: Further arguments of `attach_exits`.
     """
     head = cascade_heads(classes, normalise=normalise, convolution=convolution)
-    return AttachedExits(
-        module, at, head, example=example, classes=classes, frozen=frozen, statistics=statistics, method=method
-    )
-
-
-def _convolution(channels: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU())
+    return AttachedExits(module, at, head, example=example, classes=classes, frozen=frozen, **options)

@@ -1,7 +1,7 @@
-"""Heads: what turns the features at some place of a network into logits.
+"""Heads: from the features at some place of a network to logits.
 
-`PooledHead` is the internal classifier of shallow-deep networks (SDN): a learned mix of the largest and the mean feature over
-a grid of 4 × 4, then a linear layer.
+`PooledHead` is the internal classifier of shallow-deep networks (SDN): a learned mix of max and average pooling to a grid of
+4 × 4, then a linear layer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _GRID = 4
 
 
 class MixedPool(nn.AdaptiveAvgPool2d):
-    """α · largest + (1 - α) · mean over a grid of maps `(batch, channels, height, width)`.
+    """α · max + (1 - α) · mean, pooled to a grid, of maps `(batch, channels, height, width)`.
 
-    α is learnt; it begins between 0 and 1 and has no bounds. A side of at most `grid` stays as it is.
+    α is learned; it starts between 0 and 1 and is not constrained. Sides of at most `grid` are not pooled.
     """
 
     def __init__(self, grid: int = _GRID) -> None:
@@ -36,22 +36,22 @@ class MixedPool(nn.AdaptiveAvgPool2d):
 
 
 class TokenPool(nn.Module):
-    """α · largest + (1 - α) · mean over the tokens of a sequence `(batch, tokens, width)`."""
+    """α · max + (1 - α) · mean over the tokens of a sequence `(batch, tokens, width)`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = MixedPool(grid=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.pool(x.mT[..., None])
+        pooled: Tensor = self.pool(x.mT[..., None])  # (batch, width, 1, 1)
         return pooled
 
 
 def pooling(shape: Sequence[int]) -> tuple[nn.Module, int]:
-    """What pools features of this shape, batch left out, and how many numbers an input it leaves.
+    """A pooling module for the features of one input, and the number of values that it returns per input.
 
     Args:
-        shape: `(channels, height, width)` of maps, `(tokens, width)` of a sequence, or `(width,)` of a vector.
+        shape: `(channels, height, width)`, `(tokens, width)` or `(width,)`.
 
     Example:
         >>> pooling((16, 32, 32))[1], pooling((197, 384))[1], pooling((10,))[1]
@@ -66,9 +66,9 @@ def pooling(shape: Sequence[int]) -> tuple[nn.Module, int]:
         case (width,):
             return nn.Identity(), width
     raise ShapeError(
-        f"features of one input have shape {tuple(shape)}",
+        f"the features of one input have shape {tuple(shape)}",
         expected="(channels, height, width), (tokens, width) or (width,)",
-        fix="choose another place, or pass head= with a function from this shape to a module",
+        fix="choose another place, or pass head=, a function from this shape to a module",
     )
 
 
@@ -76,8 +76,8 @@ class PooledHead(nn.Module):
     """The internal classifier of SDN: mixed pooling, then a linear layer.
 
     Args:
-        shape: Of the features of one input, as `pooling` takes it.
-        classes: How many logits to give.
+        shape: The shape of the features of one input, as for `pooling`.
+        classes: The number of classes.
 
     Example:
         >>> PooledHead((16, 8, 8), 10)(torch.zeros(2, 16, 8, 8)).shape

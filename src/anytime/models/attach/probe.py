@@ -1,4 +1,4 @@
-"""One watched run of a module: which submodules run, in which order, what they give, and how much was spent by then."""
+"""One run of a module with hooks: the calls of its submodules in order, their outputs, and the FLOPs up to each."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from anytime.errors import ShapeError
+from anytime.errors import OptionError, ShapeError
 
 
 @dataclass(frozen=True)
 class Visit:
-    """The end of one call of a submodule.
+    """One call of a submodule.
 
     Attributes:
-        module: Which one.
-        output: What it gave.
-        version: Of the output at that time; a higher one later means that it was overwritten in place.
-        kept: A copy of the output, if it was asked for.
-        flops: Spent by the whole run up to here.
+        module: The submodule.
+        output: Its output.
+        version: The version of the output at that time, which increases when it is overwritten in place.
+        kept: A copy of the output, if requested.
+        flops: FLOPs of the whole run up to the end of the call.
     """
 
     module: nn.Module
@@ -35,8 +35,14 @@ class Visit:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of the output, batch and all, if it is a tensor."""
+        """The shape of the output, if it is a tensor."""
         return tuple(self.output.shape) if isinstance(self.output, Tensor) else None
+
+    @property
+    def output_then(self) -> Tensor:
+        """The output as it was at the end of the call, if a copy was requested."""
+        assert self.kept is not None
+        return self.kept
 
     @property
     def overwritten(self) -> bool:
@@ -46,25 +52,19 @@ class Visit:
 
 @dataclass(frozen=True)
 class Probe:
-    """All visits of a run in the order of their ends, the module's output, and the FLOPs of the whole."""
+    """The calls of a run in the order in which they finished, the module's output, and the FLOPs of the run."""
 
     visits: tuple[Visit, ...]
     output: Any
     flops: int
 
     def of(self, module: nn.Module) -> list[Visit]:
-        """The visits of one submodule."""
+        """The calls of one submodule."""
         return [visit for visit in self.visits if visit.module is module]
 
 
 def probe(module: nn.Module, rows: Tensor, *, keep: tuple[nn.Module, ...] = ()) -> Probe:
-    """Run `module` on `rows` in eval mode, and leave it as it was.
-
-    Args:
-        module: Any module.
-        rows: A small batch.
-        keep: Submodules whose outputs are copied.
-    """
+    """Run `module` on `rows` in eval mode without changing it; the outputs of the submodules in `keep` are copied."""
     visits: list[Visit] = []
 
     def note(submodule: nn.Module, args: Any, output: Any) -> None:
@@ -73,25 +73,38 @@ def probe(module: nn.Module, rows: Tensor, *, keep: tuple[nn.Module, ...] = ()) 
         visits.append(Visit(submodule, output, output._version if is_tensor else 0, copy, spent.flops))
 
     inner = [submodule for submodule in module.modules() if submodule is not module]
-    with evaluating(module), hooked(inner, note), torch.no_grad(), _Spent() as spent:
+    with evaluating(module), hooked(inner, note), torch.no_grad(), FlopCounter() as spent:
         output = logits_of(module(rows))
     return Probe(tuple(visits), output, spent.flops)
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a module gave: itself if it is a tensor, or its `logits`, as Hugging Face's models have it."""
+    """The logits in the output of a module: the output itself, or its attribute `logits`, as in Hugging Face's models."""
     logits = getattr(output, "logits", output)
     if isinstance(logits, Tensor):
         return logits
     raise ShapeError(
-        f"the module gives a {type(output).__name__}",
-        expected="a tensor of logits, (batch, classes), or an object with one as its `logits`",
+        f"the module returns a {type(output).__name__}",
+        expected="a tensor of logits, (batch, classes), or an object with such a tensor as `logits`",
         fix="wrap the module in one whose forward returns the logits",
     )
 
 
-class _Spent(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up FLOPs by torch's own registry. Its FlopCounterMode gives the same, and imports for seconds when first used."""
+def check_example(example: Any) -> Tensor:
+    """Check that an example is a batch with at least one row."""
+    if not isinstance(example, Tensor):
+        raise OptionError(f"example is a {type(example).__name__}", expected="a torch.Tensor", fix="pass a batch of inputs")
+    if example.ndim < 2 or example.shape[0] == 0:
+        raise ShapeError(
+            f"the example has shape {tuple(example.shape)}",
+            expected="a batch with at least one row",
+            fix="add a batch dimension, e.g. example[None]",
+        )
+    return example
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts FLOPs by torch's own registry. FlopCounterMode counts the same, but its first use takes seconds of imports."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,7 +124,7 @@ class _Spent(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode for the time being; afterwards every submodule has its own mode back."""
+    """Eval mode inside the context; afterwards every submodule has its own mode again."""
     modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
@@ -123,7 +136,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def hooked(modules: list[nn.Module], hook: Callable[[nn.Module, Any, Any], None]) -> Iterator[None]:
-    """Call `hook` at the end of every call of these modules, for the time being."""
+    """Call `hook` after every call of these modules inside the context."""
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield

@@ -1,12 +1,12 @@
-"""Encoders of text with exits: the transformer of BERT (Devlin et al. 2019), and the heads of Schwartz et al. (2020) on it.
+"""Text encoders with exits: the transformer of BERT (Devlin et al. 2019) with the heads of Schwartz et al. (2020).
 
-One tensor goes in, the numbers of the word pieces `(batch, length)`, filled up with that of the padding. No token and no head
-sees padding, so a row's logits do not depend on how far its batch is filled up. Every layer's output is pooled by one shared
-pooler, and an exit reads a mix of all pooled vectors up to its layer (`head="mix"`) or that of its layer alone (`"plain"`). In
-Schwartz et al.'s code the weights of the mix stay as they were drawn; here they are trained.
+The input is one tensor of token ids, `(batch, length)`, with padding at the end. Tokens and heads ignore padding, so the
+logits of a row do not depend on the padding of its batch. One shared pooler reads the output of every layer. An exit reads a
+mix of all pooled vectors up to its layer (`head="mix"`) or that of its layer only (`"plain"`). In the code of Schwartz et al.
+the weights of the mix stay at their random values; here they are trained.
 
-Linear layers compute in the number format of their own weights and norms in that of theirs, so that a trainer may keep
-the first in bfloat16 and the second in float32. Nothing here looks at numbers, so that a step can be a CUDA graph.
+Linear layers and norms compute in the dtype of their own weights, so a trainer may keep the former in bfloat16 and the latter
+in float32. No operation depends on values, so a training step can be a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anytime.checks import check_choice, check_count, check_fraction, check_number
-from anytime.errors import DtypeError, InputError, OptionError, ShapeError
+from anytime.checks import check_count, check_counts, check_fraction
+from anytime.errors import DtypeError, InputError, ShapeError
 from anytime.models.base import Carry, MultiExit
-from anytime.models.layers import LayerNorm, Linear
+from anytime.models.config import check_config, check_heads, require
+from anytime.models.layers import LayerNorm, Linear, mlp, multi_head
 
 Head = Literal["mix", "plain"]
 Pool = Literal["cls", "mean"]
 
-# Far beyond any encoder, near enough that a file made up to exhaust memory is refused.
 DEEPEST = 256
-_LARGEST, _MOST_PIECES = 1 << 16, 1 << 22
+_LIMITS = dict.fromkeys(("classes", "width", "heads", "intermediate", "max_length", "types"), 1 << 16)
 
 
 @dataclass(frozen=True)
@@ -38,22 +38,21 @@ class EncoderConfig:
     """The shape of an encoder with exits; the defaults are those of BERT-base.
 
     Attributes:
-        classes: How many classes.
-        layers: After which layers there is an exit, counted from 1. Layers above the last of them are not built.
-        vocabulary: How many word pieces there are.
-        width: Numbers a token.
-        heads: Attention heads of a layer.
-        intermediate: Width of the hidden layer in each layer's perceptron.
-        max_length: The longest row, in tokens: how many positions are known.
-        types: How many kinds of segments the weights know; all tokens are of the first.
-        pad: The word piece that rows are filled up with.
-        head: `mix` reads all pooled vectors up to the exit, `plain` the last.
-        pool: `cls` is a layer with tanh over the first token, as in BERT; `mean` is the mean of all tokens, as in MiniLM's
-            sentence encoders, and has no weights.
-        dropout: Of embeddings, attention, what layers add, and pooled vectors.
-        norm_eps: What the norms add to a variance.
-        embedding: Numbers a word piece before the first layer, where they are not as many as `width`: those of the smaller
-            ELECTRAs are projected.
+        classes: The number of classes.
+        layers: The layers with an exit, counted from 1. Layers above the last of them are not built.
+        vocabulary: The size of the vocabulary.
+        width: Channels per token.
+        heads: Attention heads per layer.
+        intermediate: Hidden channels of each layer's MLP.
+        max_length: Tokens of the longest row, that is, the number of positions.
+        types: The number of segment types of the weights; all tokens have the first.
+        pad: The id of the padding token.
+        head: `mix` reads all pooled vectors up to the exit, `plain` only the last.
+        pool: `cls` is a linear layer with tanh over the first token, as in BERT; `mean` is the mean of all tokens, as in
+            MiniLM's sentence encoders, without weights.
+        dropout: The dropout rate of embeddings, attention, residual branches and pooled vectors.
+        norm_eps: The epsilon of the norms.
+        embedding: Channels per token before the first layer, if not `width`: the smaller ELECTRAs project them.
     """
 
     classes: int
@@ -72,32 +71,21 @@ class EncoderConfig:
     embedding: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("classes", "width", "heads", "intermediate", "max_length", "types"):
-            check_count(getattr(self, name), name, most=_LARGEST)
-        check_count(self.vocabulary, "vocabulary", most=_MOST_PIECES)
-        if self.embedding is not None:
-            check_count(self.embedding, "embedding", most=_LARGEST)
+        limits = {**_LIMITS, "vocabulary": 1 << 22, **({} if self.embedding is None else {"embedding": 1 << 16})}
+        check_config(self, counts=limits, choices={"head": get_args(Head), "pool": get_args(Pool)}, rates=("dropout",))
         check_count(self.pad, "pad", low=0, most=self.vocabulary - 1)
-        object.__setattr__(self, "layers", check_places(self.layers))
-        for name, known in (("head", get_args(Head)), ("pool", get_args(Pool))):
-            check_choice(getattr(self, name), name, known)
-        check_number(self.dropout, "dropout", low=0, below=1)
-        check_fraction(self.norm_eps, "norm_eps")
-        if self.width % self.heads:
-            raise OptionError(
-                f"width is {self.width} with {self.heads} heads",
-                expected="the same number of channels for each head",
-                fix=f"use a multiple of {self.heads}",
-            )
+        check_fraction(self.norm_eps, "norm_eps", fix="pass norm_eps=1e-12, as in BERT")
+        object.__setattr__(self, "layers", check_layers(self.layers))
+        check_heads(self.width, self.heads)
 
     @property
     def depth(self) -> int:
-        """How many layers are built."""
+        """The number of layers that are built."""
         return self.layers[-1]
 
 
 class _Embeddings(nn.Module):
-    """Word, position and type of each token, added up: `(batch, length)` to `(batch, length, width)`."""
+    """The sum of token, position and type embeddings: from `(batch, length)` to `(batch, length, width)`."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -110,8 +98,8 @@ class _Embeddings(nn.Module):
         self.project = None if config.embedding is None else Linear(size, config.width)
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        embedded = self._words(ids) + self.types(torch.zeros_like(places)) + self.positions(places)
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        embedded = self._words(ids) + self.types(torch.zeros_like(positions)) + self.positions(positions)
         out: Tensor = self.dropout(self.norm(embedded))
         if self.project is not None:
             out = self.project(out)
@@ -120,17 +108,17 @@ class _Embeddings(nn.Module):
     def _words(self, ids: Tensor) -> Tensor:
         try:
             out: Tensor = self.words(ids)
-        except IndexError as error:  # asked for afterwards: to look at the numbers first would cost every text
+        except IndexError as error:  # checking the ids first would slow every text down
             raise InputError(
-                f"word pieces have numbers from {int(ids.min())} to {int(ids.max())}",
-                expected=f"numbers from 0 to {self.words.num_embeddings - 1}, those of the network's vocabulary",
-                fix="make them with the tokenizer that the network was trained with",
+                f"token ids range from {int(ids.min())} to {int(ids.max())}",
+                expected=f"ids from 0 to {self.words.num_embeddings - 1}, the network's vocabulary",
+                fix="encode the texts with the tokenizer that the network was trained with",
             ) from error
         return out
 
 
 class _Layer(nn.Module):
-    """Attention, then a perceptron; each is added to what it read, and a norm follows."""
+    """Attention, then an MLP, each with a residual connection and a norm after it."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -138,9 +126,7 @@ class _Layer(nn.Module):
         self.qkv = Linear(config.width, 3 * config.width)
         self.project = Linear(config.width, config.width)
         self.attention_norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.mlp = nn.Sequential(
-            Linear(config.width, config.intermediate), nn.GELU(), Linear(config.intermediate, config.width)
-        )
+        self.mlp = mlp(config.width, config.intermediate, config.width)
         self.mlp_norm = LayerNorm(config.width, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -150,14 +136,14 @@ class _Layer(nn.Module):
         return out
 
     def _attend(self, x: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = multi_head(self.qkv(x), self.heads)  # (batch, heads, length, channels) each
         dropout = self.dropout.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :], dropout_p=dropout)
-        return mixed.transpose(1, 2).flatten(2)
+        return mixed.transpose(1, 2).flatten(2)  # (batch, length, width)
 
 
 class _Encoder(nn.Module):
-    """What is pretrained: the embeddings and the layers."""
+    """The pretrained part: embeddings and layers."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -166,7 +152,7 @@ class _Encoder(nn.Module):
 
 
 class _FirstToken(nn.Module):
-    """BERT's pooler: a layer with tanh over the first token."""
+    """BERT's pooler: a linear layer with tanh over the first token."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -181,16 +167,16 @@ class _MeanToken(nn.Module):
     """The mean of the tokens that are not padding."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        share = mask / mask.sum(dim=1, keepdim=True)
-        return (x * share[..., None].to(x.dtype)).sum(dim=1)
+        weights = mask / mask.sum(dim=1, keepdim=True)
+        return (x * weights[..., None].to(x.dtype)).sum(dim=1)
 
 
 class _Mix(nn.Module):
-    """A sum of pooled vectors `(batch, layers, width)`, weighed by a vector of length 1 that is learnt."""
+    """A sum of pooled vectors `(batch, layers, width)`, weighted by a learned vector of norm 1."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        # One weight alone is a sign: its gradient is rounding noise, which might turn it over.
+        # A single normalised weight is a sign: its gradient is rounding noise, which could flip it.
         self.weight = nn.Parameter(torch.randn(layers), requires_grad=layers > 1)
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -198,15 +184,15 @@ class _Mix(nn.Module):
         return (weight[:, None] * pooled).sum(dim=1)
 
     def macs(self, x: Tensor, out: Tensor) -> int:
-        """One multiply-accumulate an element of the vectors."""
+        """One multiply-accumulate per element of the vectors."""
         return x.numel()
 
 
 class EncoderExits(MultiExit):
-    """An encoder of text with an exit after chosen layers.
+    """A text encoder with exits after some of its layers.
 
     Args:
-        config: Its shape; `PRESETS` has some, `anytime.models.load_minilm` one with weights.
+        config: The shape; `PRESETS` has some, and `anytime.models.load_minilm` one with weights.
 
     Example:
         >>> network = EncoderExits(PRESETS["encoder-tiny"]).eval()
@@ -230,16 +216,16 @@ class EncoderExits(MultiExit):
     def from_transformers(
         cls, model: nn.Module, *, classes: int, layers: Sequence[int] | None = None, head: Head = "mix", pool: Pool = "cls"
     ) -> Self:
-        """A network with a copy of the weights of a Hugging Face encoder of BERT's type; its heads are new.
+        """Create a network with a copy of the weights of a Hugging Face encoder and new heads.
 
         Args:
-            model: A BERT, RoBERTa, ELECTRA or DistilBERT of the package `transformers`, with or without a head of its own.
-            classes: How many classes.
-            layers: After which layers to put an exit, counted from 1; after every one by default.
+            model: A BERT, RoBERTa, ELECTRA or DistilBERT of the package `transformers`, with or without a head.
+            classes: The number of classes.
+            layers: The layers with an exit, counted from 1; all by default.
             head: As in `EncoderConfig`.
             pool: As in `EncoderConfig`.
         """
-        # Here, as that module builds on this one.
+        # Imported here because that module imports this one.
         from anytime.models.text.pretrained import describe, first_position, take_encoder
 
         to_dict = getattr(getattr(model, "config", None), "to_dict", dict)
@@ -249,18 +235,18 @@ class EncoderExits(MultiExit):
         return network.to(next(model.parameters()).device).train(model.training)
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        """Run a stage: word pieces go into all of them, the tokens `(batch, length, width)` into all but the first, and, where
-        they are mixed, the pooled vectors so far too, `(batch, layers, width)`.
+        """Run a stage on the token ids; all but the first also take the hidden states `(batch, length, width)` and, with
+        `head="mix"`, the pooled vectors so far, `(batch, layers, width)`.
         """
         self._check_carry(exit, carry)
         ids, *left = carry
         self._check_ids(ids)
         mask, layers = self._mask(ids), self.config.layers
         x, pooled = (left[0], left[1:]) if left else (self.encoder.embeddings(ids), [])
-        for place in range(layers[exit - 1] if exit else 0, layers[exit]):
-            x = self.encoder.layers[place](x, mask)
-            if self.mixes is not None or place + 1 == layers[exit]:
-                # Dropped once: all later exits read the same vector.
+        for layer in range(layers[exit - 1] if exit else 0, layers[exit]):
+            x = self.encoder.layers[layer](x, mask)
+            if self.mixes is not None or layer + 1 == layers[exit]:
+                # Dropout is applied once: all later exits read the same vector.
                 pooled.append(self.dropout(self.pooler(x, mask))[:, None])
         vectors = torch.cat(pooled, dim=1)
         logits = self.heads[exit](vectors[:, 0] if self.mixes is None else self.mixes[exit](vectors))
@@ -269,54 +255,46 @@ class EncoderExits(MultiExit):
         return (ids, x) if self.mixes is None else (ids, x, vectors), logits
 
     def carry_size(self, exit: int) -> int:
-        """The word pieces and the tokens, and the pooled vectors where they are mixed."""
+        """The token ids; for later stages also the hidden states and, with `head="mix"`, the pooled vectors."""
         return (2 if self.mixes is None else 3) if exit else 1
 
     def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
-        """Texts may be of any length."""
+        """Texts may have any length."""
         return ({1: "length"}, {1: "length"}, {})[: self.carry_size(exit)]
 
     def _mask(self, ids: Tensor) -> Tensor:
-        """Which tokens are seen. The first always is, so that a row of padding alone gives numbers too."""
+        """The tokens that are not padding. The first always counts, so a row of padding gives finite logits."""
         return (ids != self.config.pad) | (torch.arange(ids.shape[1], device=ids.device) == 0)
 
     def _check_ids(self, ids: Tensor) -> None:
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
             raise DtypeError(
-                f"word pieces have element type {ids.dtype}" if isinstance(ids, Tensor) else f"a {type(ids).__name__} came",
-                expected="a tensor of int64, the number of each piece in the vocabulary",
-                fix="make them with anytime.data.WordPiece.encode",
+                f"token ids have dtype {ids.dtype}" if isinstance(ids, Tensor) else f"the input is a {type(ids).__name__}",
+                expected="a tensor of token ids, int64",
+                fix="encode the texts with anytime.data.WordPiece.encode",
             )
         if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.max_length:
             raise ShapeError(
-                f"word pieces have shape {tuple(ids.shape)}",
-                expected=f"(batch, length) with at most {self.config.max_length} pieces a row",
-                fix="add a batch dimension, ids[None], or cut the texts: WordPiece.encode(texts, length=...)",
+                f"token ids have shape {tuple(ids.shape)}",
+                expected=f"(batch, length) with 1 to {self.config.max_length} tokens per row",
+                fix="add a batch dimension, ids[None], or truncate the texts: WordPiece.encode(texts, length=...)",
             )
 
 
 def _init(module: nn.Module) -> None:
-    # BERT's start; norms begin with scale 1 and shift 0 in PyTorch too.
+    # As in BERT; PyTorch initialises norms with scale 1 and shift 0 already.
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
 
 
-def check_places(layers: Any) -> tuple[int, ...]:
-    """The layers after which there is an exit, as a tuple, if they are that."""
-    try:
-        places = tuple(layers)
-    except TypeError:
-        places = ()
-    whole = all(type(place) is int and 1 <= place <= DEEPEST for place in places)
-    if not places or not whole or list(places) != sorted(set(places)):
-        raise _wrong("layers", layers, f"ascending numbers of layers, from 1 to at most {DEEPEST}")
-    return places
-
-
-def _wrong(name: str, value: Any, expected: str) -> OptionError:
-    return OptionError(f"{name} is {value!r}", expected=expected, fix=f"correct {name}")
+def check_layers(layers: Any) -> tuple[int, ...]:
+    """Check the layers with an exit: ascending numbers from 1."""
+    found = check_counts(layers, "layers", most=DEEPEST, fix="pass, e.g., layers=(1, 4, 6, 12)")
+    expected = "distinct layers in ascending order"
+    require(list(found) == sorted(set(found)), f"layers is {layers!r}", expected=expected, fix="sort the layers")
+    return found
 
 
 PRESETS: Mapping[str, EncoderConfig] = MappingProxyType(
@@ -328,8 +306,6 @@ PRESETS: Mapping[str, EncoderConfig] = MappingProxyType(
         ),
     }
 )
-"""Networks by name, with new weights; `anytime.models.create` sets the number of classes.
-
-`minilm-l6` has the shape of MiniLM-L6, whose weights `load_minilm` reads. `bert-base` has the four exits that Schwartz et al.
-give for it. `encoder-tiny` is this library's own, small enough to train from scratch on a CPU.
+"""`minilm-l6` has the shape of MiniLM-L6, whose weights `load_minilm` reads, `bert-base` the four exits of Schwartz et al.
+`encoder-tiny` is our own, small enough to train from scratch on a CPU.
 """

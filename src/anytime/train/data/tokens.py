@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.data.text import TokenData, plan_batches
+from anytime.data.batches import plan_batches
+from anytime.data.text import TokenData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Hardware, TrainConfig
