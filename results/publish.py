@@ -103,7 +103,7 @@ def _config(run: Path) -> tuple[dict[str, Any], bool]:
     names = ("model", "init", "data", "classes", "length", "options", "held_out", "split_seed")
     values = {name: getattr(config, name) for name in names if config.texts or name not in ("classes", "length")}
     document = {**values, "init": _name(config.init), "options": dict(config.options)}
-    document |= {"recipe": config.recipe.to_json(), "machine": config.machine.to_json()}
+    document |= {"recipe": config.recipe.to_json(), "hardware": config.hardware.to_json()}
     return document, config.texts
 
 

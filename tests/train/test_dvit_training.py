@@ -1,21 +1,14 @@
-"""A DViT under the trainer: the command for CIFAR runs it, and it learns at every exit with AdamW."""
+"""A DViT learns at every exit with AdamW."""
 
 from __future__ import annotations
 
-import json
-import pickle
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
 
 from anytime.data import load_digits
-from anytime.data.cifar_archive import ARCHIVES
 from anytime.models.dvit import DViT, DViTConfig
-from anytime.train import Evaluation, TrainConfig, fit
-from anytime.train.cifar import main
+from anytime.train import ExitEvaluation, TrainConfig, fit
 
 SMALL = DViTConfig(
     classes=10,
@@ -31,28 +24,6 @@ SMALL = DViTConfig(
 )
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """CIFAR-100 in its unpacked official form, of a few random images."""
-    archive, random = ARCHIVES["cifar100"], np.random.default_rng(0)
-    (tmp_path / archive.folder).mkdir()
-    for file in (*archive.train, *archive.test):
-        batch = {"data": random.integers(0, 256, (16, 3072), dtype=np.uint8), "fine_labels": list(range(16))}
-        (tmp_path / archive.folder / file).write_bytes(pickle.dumps(batch, protocol=2))
-    names = {"fine_label_names": [str(i) for i in range(100)]}
-    (tmp_path / archive.folder / archive.meta).write_bytes(pickle.dumps(names, protocol=2))
-    return tmp_path
-
-
-def test_the_command_for_cifar_trains_one(root: Path) -> None:
-    out = root / "run"
-    data = ["--root", str(root), "--out", str(out), "--device", "cpu", "--held-out", "4"]
-    recipe = ["--model", "dvit-cifar", "--optimizer", "adamw", "--lr", "1e-3", "--weight-decay", ".06"]
-    assert main([*data, *recipe, "--epochs", "1", "--batch", "6"]) == 0
-    assert json.loads((out / "config.json").read_text())["network"] == "DViT"
-    assert len(json.loads((out / "summary.json").read_text())["test_accuracy"]) == 3
-
-
 def test_every_exit_learns_the_digits() -> None:
     sets = {
         name: replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))
@@ -64,4 +35,4 @@ def test_every_exit_learns_the_digits() -> None:
         epochs=6, batch=16, lr=5e-3, optimizer="adamw", weight_decay=0.03, schedule="cosine", warmup=1, augment=False
     )
     assert fit(model, sets["train"].take(torch.arange(400)), recipe).finished
-    assert min(Evaluation(model, sets["test"]).accuracy()) > 0.4  # chance is 0.1
+    assert min(ExitEvaluation(model, sets["test"]).accuracy()) > 0.4  # chance is 0.1

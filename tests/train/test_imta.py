@@ -11,8 +11,8 @@ from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models.imta import IMTA
 from anytime.models.msdnet import MSDNet, MSDNetConfig
-from anytime.train import Evaluation, TrainConfig, distillation, fit, joint_cross_entropy
-from anytime.train.objectives.imta import equilibrium, one_for_all
+from anytime.train import ExitEvaluation, TrainConfig, distillation, fit, joint_cross_entropy
+from anytime.train.objectives.losses import equilibrium, one_for_all
 
 NETWORK = MSDNetConfig(
     classes=10, exits=3, base=1, step=1, channels=8, growth=4, growth_factors=(1, 2), bottleneck_factors=(1, 2), image_size=16
@@ -40,7 +40,7 @@ def stage_one(large_digits: dict[str, ImageData]) -> MSDNet:
 
 
 def test_every_exit_learns_the_digits_with_balanced_gradients(stage_one: MSDNet, large_digits: dict[str, ImageData]) -> None:
-    assert min(Evaluation(stage_one, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
+    assert min(ExitEvaluation(stage_one, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -55,7 +55,7 @@ def test_the_second_stage_trains_new_classifiers_on_a_frozen_network(
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     assert all(name.endswith(statistics) for name in changed)
     assert bool(changed) is not hold
-    assert min(Evaluation(model, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
+    assert min(ExitEvaluation(model, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
 
 
 def test_stage_one_is_plain_cross_entropy_with_other_gradients(large_digits: dict[str, ImageData]) -> None:
@@ -74,9 +74,9 @@ def test_stage_two_distils_from_the_teacher_of_the_same_pass(stage_one: MSDNet, 
     torch.manual_seed(0)
     network = IMTA.on(stage_one, hold_statistics=True).train()
     images, labels = large_digits["train"].images[:8].float() / 255, large_digits["train"].labels[:8]
-    losses = one_for_all(share=0.4, temperature=3.0)(network, images, labels)
+    losses = one_for_all(weight=0.4, temperature=3.0)(network, images, labels)
     teacher = stage_one.eval()(images)[-1]
-    torch.testing.assert_close(losses, distillation(network(images), labels, teacher, share=0.4, temperature=3.0))
+    torch.testing.assert_close(losses, distillation(network(images), labels, teacher, weight=0.4, temperature=3.0))
     losses.sum().backward()
     assert all(parameter.grad is None for parameter in network.backbone.parameters())
 

@@ -16,10 +16,10 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.policy import exit_shares
-from anytime.train import L2W, Evaluation, FitOptions, Hardware, TrainConfig, fit
+from anytime.train import L2W, ExitEvaluation, FitOptions, Hardware, TrainConfig, fit
 from anytime.train.objectives.l2w import (
     Half,
-    WeighedStep,
+    L2WStep,
     WeightNetwork,
     assign,
     centre,
@@ -50,7 +50,7 @@ def test_weights_are_centred_around_one() -> None:
     assert centre(torch.tensor([[0.0, 1.0], [2.0, 5.0]]), "row").tolist() == [[-1, -2], [1, 2]]
 
 
-def test_each_exit_takes_its_share_of_the_surest_that_are_left() -> None:
+def test_each_exit_takes_its_fraction_of_the_most_confident_that_are_left() -> None:
     assert shares(5) == pytest.approx((0.328, 0.246, 0.184, 0.138, 0.104), abs=6e-4)
     confidence = torch.tensor([[0.9, 0.1, 0.8, 0.7, 0.2, 0.3], [0.9, 0.2, 0.9, 0.1, 0.5, 0.4], [0.0] * 6])
     first, second, rest = assign(confidence, (0.34, 0.34, 0.32))
@@ -165,7 +165,7 @@ def test_looking_ahead_never_looks_at_numbers(dtype: torch.dtype) -> None:
 
 def test_a_batch_is_two_steps_of_each_optimiser(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     torch.manual_seed(0)
-    step = WeighedStep(tiny.Tiny(), digits["train"], None, RECIPE, Hardware())  # type: ignore[arg-type]
+    step = L2WStep(tiny.Tiny(), digits["train"], None, RECIPE, Hardware())  # type: ignore[arg-type]
     step.begin(0)
     before = copy.deepcopy(step.optimizer.weigher.state_dict())
     step(0, 0.05)
@@ -178,7 +178,7 @@ def test_without_a_meta_step_two_halves_are_two_plain_weighted_steps(digits: dic
     torch.manual_seed(0)
     model = tiny.Tiny()
     config = replace(RECIPE, l2w=L2W(strength=0.0, meta_every=2))
-    step = WeighedStep(copy.deepcopy(model), digits["train"], None, config, Hardware())  # type: ignore[arg-type]
+    step = L2WStep(copy.deepcopy(model), digits["train"], None, config, Hardware())  # type: ignore[arg-type]
     step.begin(0)
     step(1, 0.05)
     assert not step.optimizer.adam.state
@@ -204,7 +204,7 @@ def larger_digits() -> dict[str, ImageData]:
     }
 
 
-def all_of(step: WeighedStep) -> list[Tensor]:
+def all_of(step: L2WStep) -> list[Tensor]:
     """Every tensor that a step goes on from."""
     both = step.optimizer
     held = [step.weights.master, both.velocity, *step.network.buffers()]
@@ -218,7 +218,7 @@ def test_the_captured_step_does_what_it_does_operation_by_operation() -> None:
     # From the same state each time: a network that begins to learn makes much of the last digit of its weights.
     config, data = replace(RECIPE, l2w=L2W(meta_every=2)), larger_digits()["train"]
     plain, graph = (
-        WeighedStep(MSDNet(NETWORK), data, None, config, Hardware(device="cuda", graph=captured))  # type: ignore[arg-type]
+        L2WStep(MSDNet(NETWORK), data, None, config, Hardware(device="cuda", graph=captured))  # type: ignore[arg-type]
         for captured in (False, True)
     )
     plain.begin(0)
@@ -239,7 +239,7 @@ def test_every_exit_of_an_msdnet_learns_the_digits() -> None:
     torch.manual_seed(0)
     model = MSDNet(NETWORK)
     assert fit(model, sets["train"].take(torch.arange(320)), replace(RECIPE, epochs=2, batch=32)).finished
-    assert min(Evaluation(model, sets["test"]).accuracy()) > 0.8  # chance is 0.1
+    assert min(ExitEvaluation(model, sets["test"]).accuracy()) > 0.8  # chance is 0.1
 
 
 def test_a_stopped_run_ends_with_the_same_bits(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def interrupt_second(line: object) -> None:
 
 def test_what_cannot_be_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="streams"):
-        fit(tiny.Tiny(), digits["train"], RECIPE, machine=Hardware(device="cuda", streams=True))
+        fit(tiny.Tiny(), digits["train"], RECIPE, hardware=Hardware(device="cuda", streams=True))
     for wrong in (replace(RECIPE, nesterov=True), replace(RECIPE, batch=63)):
         with pytest.raises(OptionError, match="nesterov"):
             fit(tiny.Tiny(), digits["train"], wrong)

@@ -17,7 +17,7 @@ from anytime.artifacts import read_bundle
 from anytime.data import ImageData
 from anytime.errors import InputError, IntegrityError, OptionError
 from anytime.models import create
-from anytime.train import DivergedError, Evaluation, FitOptions, TrainConfig, fit
+from anytime.train import DivergedError, ExitEvaluation, FitOptions, TrainConfig, fit
 from anytime.train.log import Progress
 
 
@@ -28,7 +28,7 @@ def test_every_exit_learns_the_digits(digits: dict[str, ImageData], tiny: Module
     config = TrainConfig(epochs=8, schedule="cosine", warmup=1, augment=False, objective=objective)  # type: ignore[arg-type]
     outcome = fit(model, digits["train"], config)
     assert outcome.finished
-    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.9  # chance is 0.1
+    assert min(ExitEvaluation(model, digits["test"]).accuracy()) > 0.9  # chance is 0.1
 
 
 def test_the_log_has_a_line_an_epoch_and_validates_when_asked(

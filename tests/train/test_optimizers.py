@@ -47,7 +47,7 @@ def test_steps_are_those_of_torch(name: str, nesterov: bool) -> None:
 
 def test_heads_on_a_frozen_backbone_learn_with_adam(tiny: ModuleType, digits) -> None:
     from anytime.train import fit
-    from anytime.train.data.logits import Evaluation
+    from anytime.train.data.logits import ExitEvaluation
 
     torch.manual_seed(0)
     model = tiny.Tiny()
@@ -57,4 +57,4 @@ def test_heads_on_a_frozen_backbone_learn_with_adam(tiny: ModuleType, digits) ->
     for name, value in model.stages.state_dict().items():
         if not name.endswith("num_batches_tracked"):
             assert torch.equal(value, kept[name]), name
-    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.7
+    assert min(ExitEvaluation(model, digits["test"]).accuracy()) > 0.7

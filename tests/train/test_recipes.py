@@ -43,11 +43,11 @@ def test_the_measured_recipe_is_the_one_that_was_measured() -> None:
 
 
 @pytest.mark.parametrize("change", [{"epochs": 10}, {"lr": 0.1}, {"options": {"exits": 3}}, {"held_out": 0}])
-def test_a_changed_recipe_promises_nothing(change: dict[str, object]) -> None:
+def test_a_changed_recipe_has_no_expected_accuracy(change: dict[str, object]) -> None:
     assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", change)).expected is None
 
 
-def test_seed_and_machine_change_no_promise() -> None:
+def test_seed_and_hardware_keep_the_expected_accuracy() -> None:
     change = Source("flags", {"seed": 3, "device": "cpu", "evaluate_every": 1, "epochs": 270})
     assert resolve(read_recipe("cifar100-msdnet"), CPU, change).expected is not None
 
@@ -67,7 +67,7 @@ def test_later_sources_win_and_another_device_has_its_own_settings() -> None:
     stored = Source("file", {"data": "digits", "model": "msdnet-cifar", "device": "cuda", "graph": True, "lr": 0.3})
     config = resolve(stored, Source("flags", {"device": "cpu", "lr": 0.2}))
     assert config.recipe.lr == 0.2
-    assert not config.machine.graph
+    assert not config.hardware.graph
 
 
 def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "expected", [{"accuracy": [0.5]}, {"accuracy": 0.5, "tolerance": 0.1}, [1], {"accuracy": [2], "tolerance": 0}]
 )
-def test_a_promise_must_have_its_form(expected: object) -> None:
+def test_a_malformed_expected_accuracy_is_refused(expected: object) -> None:
     with pytest.raises(OptionError, match=r"flags: expected is"):
         resolve(read_recipe("digits-msdnet"), Source("flags", {"expected": expected}))
 

@@ -12,6 +12,7 @@ from torch import nn
 from anytime.data import ImageData, normalise
 from anytime.errors import OptionError
 from anytime.train import Hardware, TrainConfig, joint_cross_entropy, on_logits
+from anytime.train.gpu.graph import Replayed, use_streams
 from anytime.train.step import TrainStep
 
 OBJECTIVE = on_logits(joint_cross_entropy)
@@ -98,8 +99,8 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
     model = tiny.Tiny()
     losses = []
     with without_onednn():
-        for machine in (Hardware(), Hardware(precision="bfloat16", channels_last=True)):
-            step = TrainStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), machine)
+        for hardware in (Hardware(), Hardware(precision="bfloat16", channels_last=True)):
+            step = TrainStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), hardware)
             step.begin(0)
             for index in range(6):
                 step(index, 0.05)
@@ -132,3 +133,21 @@ def test_a_batch_larger_than_the_data_is_refused(digits: dict[str, ImageData], t
 def test_a_frozen_network_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="gradient"):
         TrainStep(tiny.Tiny().requires_grad_(False), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
+
+
+def test_streams_need_an_msdnet(tiny: ModuleType) -> None:
+    with pytest.raises(OptionError, match="Tiny"):
+        use_streams(tiny.Tiny())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_every_call_of_a_captured_function_runs_it_once() -> None:
+    value = torch.zeros((), device="cuda")
+
+    def add_one() -> None:
+        value.add_(1)
+
+    step = Replayed(add_one)
+    for calls in range(1, 9):
+        step()
+        assert float(value) == calls

@@ -226,11 +226,11 @@ def test_every_objective_for_logits_learns(objective: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "machine"), [({"objective": "l2w", "head_rate": 1}, Hardware()), ({}, Hardware(compile=True))]
+    ("changes", "hardware"), [({"objective": "l2w", "head_rate": 1}, Hardware()), ({}, Hardware(compile=True))]
 )
-def test_what_does_not_fit_texts_is_refused(changes: dict[str, Any], machine: Hardware) -> None:
+def test_what_does_not_fit_texts_is_refused(changes: dict[str, Any], hardware: Hardware) -> None:
     with pytest.raises(OptionError, match="texts"):
-        fit(network(), rows(), replace(RECIPE, **changes), machine=machine)
+        fit(network(), rows(), replace(RECIPE, **changes), hardware=hardware)
 
 
 def test_an_encoder_learns_real_questions_from_scratch(shared: Path) -> None:

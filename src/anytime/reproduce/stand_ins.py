@@ -20,7 +20,7 @@ from anytime.reproduce.needs import Need
 from anytime.reproduce.runs import Run
 from anytime.reproduce.stand_in_texts import on_texts
 from anytime.train.config import L2W, TrainConfig
-from anytime.train.data.logits import Evaluation
+from anytime.train.data.logits import ExitEvaluation
 from anytime.train.digits import NETWORK
 from anytime.train.loop import fit
 
@@ -80,7 +80,7 @@ def _train(network: str, seed: int, size: Size) -> Run:
     recipe = TrainConfig(epochs=size.epochs, batch=32, lr=0.1, schedule="cosine", augment=False, seed=seed)
     fit(model, train, replace(recipe, **_RECIPES.get(network, {})))
     unseen = {name: _doubled(sets[name]) for name in ("test", "val")}
-    parts = {name: (Evaluation(model, data).logits(), data.labels) for name, data in unseen.items()}
+    parts = {name: (ExitEvaluation(model, data).logits(), data.labels) for name, data in unseen.items()}
     costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
     name = f"{network}-digits-seed{seed} (stand-in)"
     return Run(name, network, "digits", seed, stored=parts, costs=tuple(float(cost) for cost in costs))
