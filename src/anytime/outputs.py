@@ -85,8 +85,7 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Keep other processes from training in a folder; the lock goes with the process, however that ends.
 
-    It can be taken again inside itself, and by the processes that this one starts (`join_run`). Where the file system has no
-    locks it does nothing.
+    It can be taken again inside itself. Where the file system has no locks it does nothing.
     """
     with typed_errors(folder):
         place = Path(folder).resolve()
@@ -107,29 +106,11 @@ def lock_run(folder: str | Path) -> Iterator[None]:
         os.close(handle)
 
 
-@contextmanager
-def join_run(folder: str | Path) -> Iterator[None]:
-    """Hold the lock of a run together with the process that started this one, should that be killed."""
-    place = Path(folder).resolve()
-    if sys.platform == "win32" or place in _held or not (place / LOCK).exists():
-        yield
-        return
-    handle = os.open(place / LOCK, os.O_RDWR)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _take(place: Path) -> int:
     while True:
         handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # From here on shared, which `join_run` needs; whoever comes later asks for it alone and does not get it.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             error = _locked(place, handle)
             os.close(handle)
