@@ -66,4 +66,4 @@ def test_two_processes_are_interrupted_and_resumed_to_the_losses_of_one(tmp_path
     subprocess.run([*command, "--resume"], check=True, capture_output=True)
     assert main([*SMALL, "epochs=2", "batch=200", "--out", str(tmp_path / "one")]) == 0
     two, one = ([float(line["loss_2"]) for line in read_log(tmp_path / name / "log.csv")] for name in ("two", "one"))
-    assert two == pytest.approx(one, rel=0.01)
+    assert two == pytest.approx(one, rel=0.05)  # training amplifies rounding; test_distributed.py compares closely
