@@ -79,7 +79,7 @@ def train(streamed: bool, ranks: Ranks | None = None) -> dict[str, Any]:
     for epoch, phase in enumerate(plan):
         if epoch:
             training.publish(STEPS)
-            state = {name: values.clone() for name, values in training.optimizer.state().items()}
+            state = {name: values.clone() for name, values in training.optimizer_state().items()}
             training.adopt(state, training.mean_losses())
             training.minimise(phase.objective)
         training.begin(epoch)

@@ -110,7 +110,7 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
     assert step.network.heads[0][3].weight.dtype == torch.bfloat16
     assert step.network.stages[0][1].weight.dtype == torch.float32
     assert {p.dtype for p in step.model.parameters()} == {torch.float32}
-    assert torch.equal(step.model.heads[0][3].weight, step.weights.named()["heads.0.3.weight"])
+    assert torch.equal(step.model.heads[0][3].weight, step.weights.named["heads.0.3.weight"])
 
 
 def test_an_epoch_shows_each_row_once_and_epochs_differ(digits: dict[str, ImageData], tiny: ModuleType) -> None:

@@ -19,8 +19,7 @@ from anytime.models import create
 from anytime.models.base import MultiExit
 from anytime.train import FitOptions, Hardware, TrainConfig, fit, joint_cross_entropy, learning_rate, on_logits, phases
 from anytime.train.data.tokens import TokenEvaluation, TokenStep, batch_widths
-from anytime.train.gpu.optimizers import optimizer_for
-from anytime.train.gpu.weights import FlatWeights
+from anytime.train.gpu.weights import TrainedWeights
 
 RECIPE = TrainConfig(epochs=2, batch=8, lr=1e-3, head_rate=5, optimizer="adamw", schedule="linear", warmup=0.5, seed=3)
 PIECES, CLASSES, LENGTH = 40, 3, 20
@@ -128,8 +127,7 @@ def test_steps_are_those_of_torch_with_faster_heads_and_no_decay_of_vectors() ->
     rate, faster, decay = 0.01, 4.0, 0.1
     plain = network(dropout=0.0).requires_grad_(True)
     ours = copy.deepcopy(plain)
-    weights = FlatWeights(ours)
-    optimizer = optimizer_for(weights, TrainConfig(optimizer="adamw", weight_decay=decay, head_rate=faster))
+    weights = TrainedWeights(ours, TrainConfig(optimizer="adamw", weight_decay=decay, head_rate=faster))
     groups = [
         {
             "params": [p],
@@ -145,9 +143,8 @@ def test_steps_are_those_of_torch_with_faster_heads_and_no_decay_of_vectors() ->
         for name, p in plain.named_parameters():
             p.grad = gradients[name].clone()
         rival.step()
-        optimizer.lr.fill_(rate)
-        weights.collect([gradients[name] for name in weights.names])
-        optimizer.step()
+        weights.set_lr(rate)
+        weights.step([gradients[name] for name in weights.named])
     for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5, msg=name)
 

@@ -59,7 +59,7 @@ def save(folder: Path, training: TrainStep, state: TrainState, losses: Tensor | 
         "data": _identity(training.data),
     }
     extra = {"losses": training.losses if losses is None else losses, **_random_state(training.hardware.device)}
-    optimizer = {_PREFIX + name: values for name, values in training.optimizer.state().items()}
+    optimizer = {_PREFIX + name: values for name, values in training.optimizer_state().items()}
     write_bundle(
         folder,
         {

@@ -22,8 +22,7 @@ from anytime.train.config import Hardware, TrainConfig
 from anytime.train.distributed import Ranks, check_distributed, sync_norms
 from anytime.train.gpu.fused import fuse_norms
 from anytime.train.gpu.graph import Replayed, use_streams
-from anytime.train.gpu.optimizers import Optimizer, optimizer_for
-from anytime.train.gpu.weights import FlatWeights
+from anytime.train.gpu.weights import TrainedWeights, optimizer_state
 from anytime.train.objectives.losses import Objective
 from anytime.train.schedule import default_sdn_weights, sdn_weights
 
@@ -87,8 +86,7 @@ class TrainStep:
         if ranks is not None:
             sync_norms(self.network, size)
         self._dtype = getattr(torch, hardware.precision)
-        self.weights = FlatWeights(self.network, rounded=self._dtype, channels_last=hardware.channels_last)
-        self.optimizer: Optimizer = optimizer_for(self.weights, config)
+        self.weights = TrainedWeights(self.network, config, dtype=self._dtype, channels_last=hardware.channels_last)
         self.data = data.to(device)
         rows = config.batch // size
         self.rank_rows = slice(rank * rows, (rank + 1) * rows)
@@ -127,7 +125,7 @@ class TrainStep:
         """Train on batch `index` of this epoch with learning rate `lr`; the losses are added to `losses`."""
         batch = self.config.batch
         self.rows.copy_(self.order[index * batch : (index + 1) * batch][self.rank_rows])
-        self.optimizer.lr.fill_(lr)
+        self.weights.set_lr(lr)
         self._run()
 
     def run(self) -> None:
@@ -155,14 +153,13 @@ class TrainStep:
             self.ranks.backward(losses.sum())
             gradients = tuple(torch.zeros_like(p) if p.grad is None else p.grad for p in self.weights.parameters)
             self.network.zero_grad()
-        self.weights.collect(gradients)
-        self.optimizer.step()
+        self.weights.step(gradients)
         self.losses.add_(losses.detach(), alpha=fraction)
 
     @torch.no_grad()
     def publish(self, steps: int) -> None:
         """Copy weights and statistics, after `steps` steps, to the caller's model."""
-        trained = self.weights.named()
+        trained = self.weights.named
         for name, parameter in self.model.named_parameters():
             if name in trained:
                 parameter.copy_(trained[name])
@@ -173,12 +170,14 @@ class TrainStep:
             elif name.endswith(_COUNTER):
                 buffer.fill_(steps)
 
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The state of the optimizer by name, for a checkpoint."""
+        return optimizer_state(self.weights.optimizer, self.weights.named)
+
     @torch.no_grad()
     def adopt(self, optimizer: dict[str, Tensor], losses: Tensor) -> None:
         """Continue from the caller's model, an optimizer state and the losses of an unfinished epoch."""
-        self.weights.load(self.weights.master, dict(self.model.named_parameters()))
-        self.optimizer.load(optimizer)
-        self.weights.refresh()
+        self.weights.load(dict(self.model.named_parameters()), optimizer)
         statistics = dict(self.model.named_buffers())
         for name, buffer in self.network.named_buffers():
             buffer.copy_(statistics[name])

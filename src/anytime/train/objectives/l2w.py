@@ -22,8 +22,7 @@ from anytime.models.base import MultiExit
 from anytime.policy import exit_shares
 from anytime.train.config import L2W, Centring, Hardware, TrainConfig
 from anytime.train.gpu.graph import Replayed
-from anytime.train.gpu.optimizers import SGD
-from anytime.train.gpu.weights import FlatWeights
+from anytime.train.gpu.weights import load_optimizer_state, optimizer_state, set_lr
 from anytime.train.objectives.losses import Objective, at_least_float32
 from anytime.train.step import TrainStep
 
@@ -126,66 +125,26 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     return flat.view(exits, samples).T
 
 
-class TwoOptimizers(SGD):
-    """SGD for the network, and Adam for the weight network; `state` holds the state of both."""
-
-    def __init__(self, weights: FlatWeights, config: TrainConfig, *, exits: int) -> None:
-        super().__init__(weights, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self.weigher = WeightNetwork(exits).to(weights.master.device)
-        self.meta_lr = torch.tensor(config.l2w.meta_lr, device=weights.master.device)
-        # On a GPU its count of steps and its rate lie there too, so that a captured step can move them.
-        self._steps_at = weights.master.device if weights.master.is_cuda else torch.device("cpu")
-        self.adam = torch.optim.Adam(
-            self.weigher.parameters(),
-            lr=self.meta_lr,
-            weight_decay=config.l2w.meta_weight_decay,
-            capturable=weights.master.is_cuda,
-        )
-
-    def meta_step(self, loss: Tensor) -> None:
-        """Move the weight network down `loss`, at a rate that falls as the network's own does."""
-        parameters = list(self.weigher.parameters())
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient
-        self.adam.step()
-
-    def state(self) -> dict[str, Tensor]:
-        state = super().state()
-        for name, parameter in self.weigher.named_parameters():
-            state[_PREFIX + name] = parameter.detach()
-            for moment, value in self.adam.state.get(parameter, {}).items():
-                state[f"{_PREFIX}{name}.{moment}"] = value
-        return state
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load(state)
-        for name, parameter in self.weigher.named_parameters():
-            own = _PREFIX + name
-            parameter.copy_(state[own])
-            moments = {key.removeprefix(f"{own}."): value for key, value in state.items() if key.startswith(f"{own}.")}
-            self.adam.state[parameter] = {
-                moment: value.to(self._steps_at if moment == "step" else parameter.device, copy=True)
-                for moment, value in moments.items()
-            }
-
-
 class L2WStep(TrainStep):
     """A training step of L2W: two optimizer steps per batch, each on a half, each after a step of the weight network.
 
     The look-ahead differentiates through a gradient, which fused norms and streams do not support.
     """
 
-    optimizer: TwoOptimizers
-
     def __init__(
         self, model: MultiExit, data: Any, objective: Objective, config: TrainConfig, hardware: Hardware, *rest: Any
     ) -> None:
         _check(config, hardware)
         super().__init__(model, data, objective, config, hardware, *rest)
-        self.optimizer = TwoOptimizers(self.weights, config, exits=model.num_exits)
+        device = self.rows.device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.weigher = WeightNetwork(model.num_exits).to(device)
+        # On a GPU the learning rate is a tensor there, so that it can change between replays of a captured step.
+        on_gpu = device.type == "cuda"
+        lr = torch.zeros((), device=device) if on_gpu else 0.0
+        decay = config.l2w.meta_weight_decay
+        self.meta_optimizer = torch.optim.Adam(self.weigher.parameters(), lr, weight_decay=decay, capturable=on_gpu)
         self._meta = True
 
     def minimise(self, objective: Objective) -> None:
@@ -198,7 +157,7 @@ class L2WStep(TrainStep):
         settings = self.config.l2w
         self._meta = index % settings.meta_every == 0
         self._run = self._runs[self._meta]
-        self.optimizer.meta_lr.fill_(settings.meta_lr * lr / self.config.lr)
+        set_lr(self.meta_optimizer, settings.meta_lr * lr / self.config.lr)
         super().__call__(index, lr)
 
     def run(self) -> None:
@@ -206,18 +165,37 @@ class L2WStep(TrainStep):
         first, second = (Half(*parts) for parts in zip(images.chunk(2), labels.chunk(2), strict=True))
         for halves in ((first, second), (second, first)):
             if self._meta:
-                self.optimizer.meta_step(self._meta_loss(halves))
+                self._meta_step(halves)
             self.descend(self._weighted(halves[0]), fraction=0.5)
 
-    def _meta_loss(self, halves: tuple[Half, Half]) -> Tensor:
-        both, weights = self.optimizer, self.weights
-        velocity = weights.named(both.velocity)
-        return meta_loss(self.network, both.weigher, weights.named(), velocity, halves, lr=both.lr, config=self.config)
+    def optimizer_state(self) -> dict[str, Tensor]:
+        weigher = dict(self.weigher.named_parameters())
+        meta = {**{name: p.detach() for name, p in weigher.items()}, **optimizer_state(self.meta_optimizer, weigher)}
+        return {**super().optimizer_state(), **{_PREFIX + name: value for name, value in meta.items()}}
+
+    @torch.no_grad()
+    def adopt(self, optimizer: dict[str, Tensor], losses: Tensor) -> None:
+        meta = {name.removeprefix(_PREFIX): value for name, value in optimizer.items() if name.startswith(_PREFIX)}
+        weigher = dict(self.weigher.named_parameters())
+        for name, parameter in weigher.items():
+            parameter.copy_(meta.pop(name))
+        load_optimizer_state(self.meta_optimizer, weigher, meta)
+        super().adopt({name: value for name, value in optimizer.items() if not name.startswith(_PREFIX)}, losses)
+
+    def _meta_step(self, halves: tuple[Half, Half]) -> None:
+        """One step of the weight network."""
+        weights, parameters = self.weights, list(self.weigher.parameters())
+        states = {name: weights.optimizer.state[weight] for name, weight in weights.named.items()}
+        velocity = {name: state.get("momentum_buffer", weights.named[name].new_zeros(())) for name, state in states.items()}
+        loss = meta_loss(self.network, self.weigher, weights.named, velocity, halves, lr=weights.lr, config=self.config)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        self.meta_optimizer.step()
 
     def _weighted(self, half: Half) -> Tensor:
         losses = cross_entropies(torch.stack(tuple(self.network.exits(half.images))), half.labels)
         with torch.no_grad():
-            weights = sample_weights(self.optimizer.weigher, losses, self.config.l2w)
+            weights = sample_weights(self.weigher, losses, self.config.l2w)
         return (weights * losses).mean(0)
 
 
