@@ -56,11 +56,12 @@ def run_command(command: Command) -> int:
     if command.out is None:
         raise OptionError("no folder for the run was given", expected="--out FOLDER", fix="add --out FOLDER")
     if len(command.seeds) < 2:
-        seed = {"seed": command.seeds[0]} if command.seeds else {}
-        return _run_one(replace(command, settings={**command.settings, **seed}), command.out)
+        settings = {**command.settings, "seed": command.seeds[0]} if command.seeds else command.settings
+        return _run_one(replace(command, settings=settings), command.out)
     start, minutes, code = time.monotonic(), command.settings.get("minutes"), 0
     for seed in command.seeds:
-        settings, folder = {**command.settings, "seed": seed}, command.out / f"seed-{seed}"
+        settings = {**command.settings, "seed": seed}
+        folder = command.out / f"seed-{seed}"
         if isinstance(minutes, int | float):
             settings["minutes"] = minutes - (time.monotonic() - start) / 60
             if settings["minutes"] <= 0:

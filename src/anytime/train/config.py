@@ -6,6 +6,7 @@ Two runs with the same recipe learn the same up to rounding, on any hardware.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
@@ -242,7 +243,7 @@ def _check_known(kind: type[Any], values: Mapping[str, Any]) -> None:
         check_choice(name, "the name of a setting", names)
 
 
-def _numbers(values: Any, name: str, **limits: float) -> tuple[float, ...]:
+def _numbers(values: Any, name: str, *, most: float = sys.float_info.max) -> tuple[float, ...]:
     if not isinstance(values, tuple | list):
         raise OptionError(f"{name} is {values!r}", expected="a list of numbers", fix=f"write it as a list: {name}=[0.5]")
-    return tuple(check_number(value, name, low=0, **limits) for value in values)
+    return tuple(check_number(value, name, low=0, most=most) for value in values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def train_digits(
         on_epoch: Called after each epoch.
     """
     parts = [doubled(part) for part in load_digits(channels=3, seed=seed).values()]
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels", "rows")}
+    joined: Any = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels", "rows")}
     everything = replace(parts[0], split="all", **joined)
     check_count(rows, "rows", low=32, most=len(everything) - 100)
     train, test = everything.take(torch.arange(rows)), everything.take(torch.arange(rows, len(everything)))

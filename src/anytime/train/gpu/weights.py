@@ -57,8 +57,9 @@ class TrainedWeights:
                 parameter.data = parameter.data.to(dtype)
         self._rounded = sum(id(p) in low for p in self.parameters)
         self._weights = list(self.named.values())
-        for weight in self._weights:
-            weight.grad = torch.zeros_like(weight)
+        self._gradients = [torch.zeros_like(weight) for weight in self._weights]
+        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+            weight.grad = gradient
         self.optimizer = _optimizer(self.named, config)
 
     @property
@@ -76,7 +77,7 @@ class TrainedWeights:
         """Take one optimizer step."""
         for part in (slice(None, self._rounded), slice(self._rounded, None)):  # one kernel per element type
             if self._weights[part]:
-                torch._foreach_copy_([weight.grad for weight in self._weights[part]], list(gradients[part]))
+                torch._foreach_copy_(self._gradients[part], list(gradients[part]))
         self.optimizer.step()
         self.refresh()
 
