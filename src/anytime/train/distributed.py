@@ -149,25 +149,28 @@ def launch(
     """
     _fabric_package()
     here = partial(function, **(on_rank_zero or {})) if is_rank_zero() else function
-    if _TORCHRUN in os.environ:
-        return _run_rank(device, here, arguments)
-    with _torchrun_variables(processes), _other_ranks(processes, device, function, arguments) as others:
-        try:
-            result = _run_rank(device, here, arguments)
-        except RuntimeError as error:
-            if not _is_lost_connection(error):
-                raise
-            raise _failure(others) from error
-        for _, pipe in others:
-            pipe.send("done")
-        for process, _ in others:
-            process.join()
-        return result
+    try:
+        if _TORCHRUN in os.environ:
+            return _run_rank(device, here, arguments)
+        with _torchrun_variables(processes), _other_ranks(processes, device, function, arguments) as others:
+            try:
+                result = _run_rank(device, here, arguments)
+            except RuntimeError as error:
+                if not _is_lost_connection(error):
+                    raise
+                raise _failure(others) from error
+            for process, pipe in others:
+                pipe.send("done")
+                process.join()
+            return result
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def is_rank_zero() -> bool:
     """Whether this process is rank 0: always, except under `torchrun` on all ranks but the first."""
-    return os.environ.get("RANK", "0") == "0" if _TORCHRUN in os.environ else True
+    return _TORCHRUN not in os.environ or os.environ["RANK"] == "0"
 
 
 def check_distributed(config: TrainConfig, hardware: Hardware, processes: int) -> None:
@@ -218,12 +221,8 @@ def _run_rank(device: str, function: Callable[..., Any], arguments: tuple[Any, .
         # A static graph also allows parameters that no exit reads.
         strategy=strategies.DDPStrategy(static_graph=True),
     )
-    try:
-        fabric.launch()
-        return function(*arguments, Ranks(fabric))
-    finally:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+    fabric.launch()
+    return function(*arguments, Ranks(fabric))
 
 
 @contextmanager
@@ -289,38 +288,35 @@ def _other_rank(
     pipe.send("started")
     try:
         _run_rank(device, function, arguments)
-        pipe.recv()  # leave after rank 0 has finished its last exchange
+        pipe.recv()  # keep the connections until rank 0 has finished
+        distributed.destroy_process_group()
     except AnytimeError as error:
         if device.startswith("cuda"):  # NCCL aborts rank 0 before it can report this
             print(f"anytime: rank {rank}: {error}", file=sys.stderr, flush=True)
         pipe.send((error.got, error.expected, error.fix))
         sys.exit(2)
-    except EOFError:
-        sys.exit(1)
-    except RuntimeError as error:
-        if not _is_lost_connection(error):
+    except (EOFError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_lost_connection(error):
             raise
         sys.exit(1)
 
 
 def _failure(others: list[tuple[Any, Any]]) -> AnytimeError:
     """The error that ended another rank, in its own words if it sent them."""
-    ended = multiprocessing_wait([process.sentinel for process, _ in others], _SECONDS_TO_REPORT)
-    for rank, (process, pipe) in enumerate(others, 1):
-        while process.sentinel in ended and pipe.poll():
-            with suppress(EOFError):
+    multiprocessing_wait([process.sentinel for process, _ in others], _SECONDS_TO_REPORT)
+    for rank, (_, pipe) in enumerate(others, 1):
+        with suppress(EOFError):
+            while pipe.poll():
                 message = pipe.recv()
                 if isinstance(message, tuple):
                     got, expected, fix = message
                     return AnytimeError(f"rank {rank}: {got}", expected=expected, fix=fix)
-                continue
-            break
     codes = {rank: process.exitcode for rank, (process, _) in enumerate(others, 1) if process.exitcode is not None}
-    ended_ranks = ", ".join(f"rank {rank} with exit code {code}" for rank, code in codes.items()) or "another rank"
+    ended = ", ".join(f"rank {rank} with exit code {code}" for rank, code in codes.items()) or "another rank"
     return AnytimeError(
-        f"{ended_ranks} ended before the training was finished",
+        f"{ended} ended before the training was finished",
         expected="all ranks to run to the end",
-        fix="see the messages above it, then continue with --resume",
+        fix="see the messages above, then continue with --resume",
     )
 
 

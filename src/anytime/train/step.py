@@ -95,7 +95,7 @@ class TrainStep:
         self.draws = no_draws(len(data), device=device)
         self.losses = torch.zeros(model.num_exits, device=device)
         self.exit_weights = torch.ones(model.num_exits, device=device) if config.objective == "sdn" else None
-        self._mean, self._std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
+        self._mean, self._std = (torch.tensor(getattr(data, name, ()), device=device) for name in ("mean", "std"))
         self._exit_losses = ExitLosses(self.network)
         self._forward: nn.Module = self._exit_losses if ranks is None else ranks.wrap(self._exit_losses)
         self.minimise(objective)

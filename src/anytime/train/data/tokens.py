@@ -7,7 +7,6 @@ of the step: a run can continue from any step here too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -51,8 +50,7 @@ class TokenStep(TrainStep):
         *rest: Any,
     ) -> None:
         _check(config, hardware)
-        unscaled: Any = _Unscaled(**{field.name: getattr(data, field.name) for field in fields(TokenData)})
-        super().__init__(model, unscaled, objective, config, hardware, *rest)
+        super().__init__(model, data, objective, config, hardware, *rest)  # type: ignore[arg-type]
         self._lengths = data.lengths.cpu()
         self.width = data.length
 
@@ -110,14 +108,6 @@ class TokenEvaluation(ExitEvaluation):
 
     def _forward_rows(self, rows: Tensor, length: int) -> Tensor:
         return torch.stack(tuple(self.model.exits(self.data.ids[:, :length][rows])))
-
-
-@dataclass(frozen=True, eq=False)
-class _Unscaled(TokenData):
-    """Tokens with the fields of images that `TrainStep` reads; there is nothing to normalise."""
-
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
 
 
 def _check(config: TrainConfig, hardware: Hardware) -> None:
