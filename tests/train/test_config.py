@@ -59,7 +59,7 @@ def test_a_graph_needs_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("values", [{"distillation": {"weight": 2}}, {"distillation": {1: 2}}, {"l2w": {"meta": 1}}])
-def test_what_is_wrong_within_a_setting_is_said_with_its_name(values: dict[str, Any]) -> None:
+def test_an_error_within_a_setting_names_the_setting(values: dict[str, Any]) -> None:
     (name,) = values
     with pytest.raises(OptionError, match=f"{name} has a wrong setting"):
         TrainConfig.from_json(values)

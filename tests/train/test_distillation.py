@@ -31,14 +31,14 @@ def test_the_divergence_by_hand() -> None:
     assert losses[2].item() == pytest.approx(math.log(1 + math.e))  # the last exit learns from the label alone
 
 
-def test_temperature_softens_both_and_is_paid_back_by_its_square() -> None:
+def test_temperature_divides_both_and_its_square_multiplies_the_divergence() -> None:
     losses = distillation(LOGITS, LABELS, 2 * TEACHER, weight=1.0, temperature=2.0)
     student = 1 / (1 + math.exp(-1.0))
     divergence = (0.75 * math.log(0.75 / student) + 0.25 * math.log(0.25 / (1 - student))) / 2
     assert losses[1].item() == pytest.approx(4 * divergence)
 
 
-def test_a_student_like_its_teacher_diverges_by_nothing() -> None:
+def test_a_student_equal_to_its_teacher_has_no_divergence() -> None:
     logits = LOGITS[1:2].repeat(2, 1, 1)
     losses = distillation(logits, LABELS, logits[1], weight=0.25)
     torch.testing.assert_close(losses[0], 0.75 * joint_cross_entropy(logits, LABELS)[0])

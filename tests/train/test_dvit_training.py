@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from anytime.data import load_digits
 from anytime.models.dvit import DViT, DViTConfig
 from anytime.train import ExitEvaluation, TrainConfig, fit
+from anytime.train.data.named import doubled
 
 SMALL = DViTConfig(
     classes=10,
@@ -25,10 +24,7 @@ SMALL = DViTConfig(
 
 
 def test_every_exit_learns_the_digits() -> None:
-    sets = {
-        name: replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))
-        for name, data in load_digits(channels=3).items()
-    }
+    sets = {name: doubled(data) for name, data in load_digits(channels=3).items()}
     torch.manual_seed(0)
     model = DViT(SMALL)
     recipe = TrainConfig(

@@ -12,6 +12,7 @@ from anytime.errors import OptionError
 from anytime.models.imta import IMTA
 from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.train import ExitEvaluation, TrainConfig, distillation, fit, joint_cross_entropy
+from anytime.train.data.named import doubled
 from anytime.train.objectives.losses import equilibrium, one_for_all
 
 NETWORK = MSDNetConfig(
@@ -23,11 +24,8 @@ RECIPE = TrainConfig(epochs=6, batch=32, lr=0.1, schedule="cosine", augment=Fals
 @pytest.fixture(scope="module")
 def large_digits() -> dict[str, ImageData]:
     """The digits in colour and 16 × 16, as MSDNet takes them; few to learn from."""
-    sets = load_digits(channels=3)
-    doubled = {
-        name: replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2)) for name, data in sets.items()
-    }
-    return {"train": doubled["train"].take(torch.arange(384)), "test": doubled["test"]}
+    sets = {name: doubled(data) for name, data in load_digits(channels=3).items()}
+    return {"train": sets["train"].take(torch.arange(384)), "test": sets["test"]}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from anytime.models.base import MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.policy import exit_shares
 from anytime.train import L2W, ExitEvaluation, FitOptions, Hardware, TrainConfig, fit
+from anytime.train.data.named import doubled
 from anytime.train.objectives.l2w import (
     Half,
     L2WStep,
@@ -59,7 +60,7 @@ def test_each_exit_takes_its_fraction_of_the_most_confident_that_are_left() -> N
     assert sorted(rest.tolist()) == [1, 3]
 
 
-def test_shares_are_rounded_down_and_every_sample_leaves_once() -> None:
+def test_fractions_are_rounded_down_and_every_sample_leaves_once() -> None:
     confidence = torch.rand(5, 101, generator=torch.Generator().manual_seed(0))
     groups = assign(confidence, shares(5))
     assert [len(group) for group in groups[:-1]] == [int(101 * share) for share in shares(5)[:-1]]
@@ -68,7 +69,7 @@ def test_shares_are_rounded_down_and_every_sample_leaves_once() -> None:
 
 
 class Smooth(MultiExit):
-    """Two stages with batch norms and no kink, so that finite differences are true."""
+    """Two smooth stages with batch norms, for finite differences."""
 
     num_exits = 2
 
@@ -137,7 +138,7 @@ def test_the_look_ahead_is_a_step_of_sgd() -> None:
     assert scene.loss().item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_looking_ahead_changes_nothing() -> None:
+def test_the_look_ahead_does_not_change_the_network() -> None:
     scene = Scene()
     before = copy.deepcopy(scene.network.state_dict())
     scene.loss().backward()
@@ -145,8 +146,8 @@ def test_looking_ahead_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_looking_ahead_never_looks_at_numbers(dtype: torch.dtype) -> None:
-    """Where there are only shapes, anything that waits for a number (`item`, a branch on data) is an error."""
+def test_the_look_ahead_never_reads_a_value_back(dtype: torch.dtype) -> None:
+    """On the meta device, anything that reads a value (`item`, a branch on data) is an error."""
     with torch.device("meta"):
         network, weigher = MSDNet(NETWORK).train(), WeightNetwork(2)
         images, labels = torch.empty(16, 3, 16, 16, dtype=dtype), torch.empty(16, dtype=torch.int64)
@@ -163,7 +164,7 @@ def test_looking_ahead_never_looks_at_numbers(dtype: torch.dtype) -> None:
     assert {g.device.type for g in gradients} == {"meta"}
 
 
-def test_a_batch_is_two_steps_of_each_optimiser(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+def test_a_batch_is_two_steps_of_each_optimizer(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     torch.manual_seed(0)
     step = L2WStep(tiny.Tiny(), digits["train"], None, RECIPE, Hardware())  # type: ignore[arg-type]
     step.begin(0)
@@ -197,15 +198,11 @@ def test_without_a_meta_step_two_halves_are_two_plain_weighted_steps(digits: dic
 
 
 def larger_digits() -> dict[str, ImageData]:
-    """The digits with each pixel four times, 16 by 16."""
-    return {
-        name: replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))
-        for name, data in load_digits(channels=3).items()
-    }
+    return {name: doubled(data) for name, data in load_digits(channels=3).items()}
 
 
 def all_of(step: L2WStep) -> list[Tensor]:
-    """Every tensor that a step goes on from."""
+    """Every tensor of the state of a step."""
     return [*step.weights.named.values(), *step.network.buffers(), *step.optimizer_state().values()]
 
 
@@ -214,8 +211,8 @@ def flat(step: L2WStep) -> Tensor:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
-def test_the_captured_step_does_what_it_does_operation_by_operation() -> None:
-    # From the same state each time: a network that begins to learn makes much of the last digit of its weights.
+def test_the_captured_step_equals_the_eager_step() -> None:
+    # From the same state each time: training amplifies rounding.
     config, data = replace(RECIPE, l2w=L2W(meta_every=2)), larger_digits()["train"]
     plain, graph = (
         L2WStep(MSDNet(NETWORK), data, None, config, Hardware(device="cuda", graph=captured))  # type: ignore[arg-type]
@@ -262,7 +259,7 @@ def interrupt_second(line: object) -> None:
         raise KeyboardInterrupt
 
 
-def test_what_cannot_be_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+def test_settings_that_l2w_does_not_support_are_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="streams"):
         fit(tiny.Tiny(), digits["train"], RECIPE, hardware=Hardware(device="cuda", streams=True))
     for wrong in (replace(RECIPE, nesterov=True), replace(RECIPE, batch=63)):

@@ -28,7 +28,7 @@ def test_logits_do_not_depend_on_the_batch(digits: dict[str, ImageData], tiny: M
     torch.testing.assert_close(found, expected)
 
 
-def test_an_evaluation_follows_the_model(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+def test_an_evaluation_uses_the_current_weights(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     model = tiny.Tiny()
     evaluation = ExitEvaluation(model, digits["test"])
     before = evaluation.logits()
@@ -40,7 +40,7 @@ def test_an_evaluation_follows_the_model(digits: dict[str, ImageData], tiny: Mod
 
 
 class Precise(MultiExit):
-    """Notes whether factors may be rounded to TF32 while it runs."""
+    """Records whether TF32 is allowed while it runs."""
 
     num_exits = 1
 
@@ -68,7 +68,7 @@ class Stream:
 
 @pytest.fixture
 def rounding() -> Iterator[None]:
-    """TF32 is allowed, as far as torch is asked."""
+    """TF32 is allowed."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield

@@ -18,7 +18,7 @@ CPU = Source("test", {"device": "cpu", "root": "data"})
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_is_whole(name: str) -> None:
+def test_every_recipe_is_complete(name: str) -> None:
     config = resolve(read_recipe(name), CPU)
     assert config.about
     classes = CLASSES[config.data]
@@ -56,7 +56,7 @@ def test_a_short_run_has_a_short_warm_up() -> None:
     assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", {"epochs": 2})).recipe.warmup == 2
 
 
-def test_a_power_of_ten_is_a_number_wherever_it_stands(tmp_path: Path) -> None:
+def test_an_exponent_is_read_as_a_number_everywhere(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("lr: 1e-2\nmilestones: [5e-1]\nl2w: {meta_lr: 1e-3}\noptions: {reduction: 5e-1}\n")
     config = resolve(read_recipe("digits-msdnet"), read_settings(tmp_path / "a.yaml"))
     found = (config.recipe.lr, config.recipe.milestones, config.recipe.l2w.meta_lr, config.options["reduction"])
@@ -70,7 +70,7 @@ def test_later_sources_win_and_another_device_has_its_own_settings() -> None:
     assert not config.hardware.graph
 
 
-def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
+def test_numbers_may_have_exponents(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("data: digits\nmodel: msdnet-cifar\nweight_decay: 1e-4\nlr: 4E-1\n")
     recipe = resolve(read_settings(tmp_path / "a.yaml"), CPU).recipe
     assert (recipe.weight_decay, recipe.lr) == (1e-4, 0.4)
@@ -84,7 +84,7 @@ def test_a_malformed_expected_accuracy_is_refused(expected: object) -> None:
         resolve(read_recipe("digits-msdnet"), Source("flags", {"expected": expected}))
 
 
-def test_the_second_stage_of_imta_begins_from_a_run_of_the_first(tmp_path: Path) -> None:
+def test_the_second_stage_of_imta_starts_from_a_run_of_the_first(tmp_path: Path) -> None:
     from anytime.train.run import begin, train
 
     first, second = tmp_path / "first", tmp_path / "second"
@@ -99,7 +99,7 @@ def test_the_second_stage_of_imta_begins_from_a_run_of_the_first(tmp_path: Path)
             train(begin(bad, tmp_path / f"bad{missing is None}"), tmp_path / f"bad{missing is None}")
 
 
-def test_cascading_heads_begin_from_a_trained_backbone(tmp_path: Path) -> None:
+def test_cascading_heads_start_from_a_trained_backbone(tmp_path: Path) -> None:
     import torch
 
     from anytime.models import save

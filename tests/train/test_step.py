@@ -19,7 +19,7 @@ OBJECTIVE = on_logits(joint_cross_entropy)
 
 
 def plain_loop(model: nn.Module, step: TrainStep, config: TrainConfig, steps: int, lr: float) -> list[torch.Tensor]:
-    """The same batches, trained on as one would without this library."""
+    """The same batches in a plain PyTorch loop."""
     optimizer = torch.optim.SGD(
         model.parameters(), lr, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
     )
@@ -59,7 +59,7 @@ def test_the_step_is_that_of_a_plain_loop(
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_the_callers_model_changes_by_publishing_alone(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+def test_only_publish_changes_the_callers_model(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     model = tiny.Tiny()
     before = copy.deepcopy(model.state_dict())
     step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())

@@ -98,7 +98,7 @@ def test_out_of_scope_queries_get_logits_and_no_labels(root: Path, tmp_path: Pat
         assert set(val["labels"].tolist()) == {0, 1}
 
 
-def test_a_run_that_died_goes_on_to_the_same_bits(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_died_resumes_to_the_same_bits(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(root, tmp_path / "whole") == 0
     calls, plain = 0, TokenStep.__call__
 
@@ -168,7 +168,7 @@ def pretrained(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_begins_from_a_pretrained_encoder(root: Path, pretrained: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_a_pretrained_encoder(root: Path, pretrained: Path, tmp_path: Path) -> None:
     short = [f"root={root}", f"init={pretrained}", "epochs=1", "batch=8", "held_out=6", "length=12", "device=cpu"]
     assert main(["trec-minilm", "--out", str(tmp_path / "run"), *short]) == 0
     assert len(stored(tmp_path / "run")["test_accuracy"]) == 6
@@ -193,7 +193,7 @@ def test_the_network_has_the_exits_of_its_name_and_the_weights_of_the_encoder(pr
         assert torch.equal(model.encoder.state_dict()[name], value)
 
 
-def test_texts_and_encoders_need_each_other(pretrained: Path) -> None:
+def test_texts_need_an_encoder(pretrained: Path) -> None:
     for init in (None, pretrained):
         with pytest.raises(OptionError, match="model is msdnet-cifar"):
             start_network("msdnet-cifar", TrainConfig(), classes=5, init=init, tokens=9)
@@ -205,7 +205,7 @@ def test_without_weights_it_says_what_to_install(root: Path, tmp_path: Path, mon
         main(["trec-minilm", f"root={root}", "--out", str(tmp_path), "device=cpu"])
 
 
-# What is wrong is said.
+# Errors.
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_that_lost_a_line_is_refused(tmp_path: Path) -> None:
-    """Each later piece would have the number of another, and every answer would be one to another text."""
+    """Each later token would have another index."""
     tokenizer = collect_vocabulary(["who was the first", "where is the river"], size=60)
     rest, file = save_tokenizer(tmp_path, tokenizer, length=8), tmp_path / "vocab.txt"
     lines = file.read_text().splitlines(keepends=True)

@@ -36,8 +36,8 @@ class Command:
         settings: Settings from flags, which override the file, which overrides the recipe.
         seeds: Seeds to train with, one run after the other; none for the seed of the settings.
         json: Whether to print the summary as JSON.
-        prepare: Called with the folder and the settings before a run is trained.
-        on_epoch: Called with the folder and the log line after each epoch.
+        prepare: Called with the folder before a run is trained.
+        on_epoch: Called with the folder, the log line and the number of epochs after each epoch.
     """
 
     recipe: str | None

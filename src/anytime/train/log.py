@@ -54,7 +54,12 @@ class CsvLog:
         if self.path is None or not self.path.exists():
             return
         lines = [line for line in read_log(self.path) if int(line["step"]) <= step]
-        write_text(self.path, _table(lines) if lines else "")
+        text = io.StringIO()
+        if lines:
+            writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+        write_text(self.path, text.getvalue())
 
     def add(self, epoch: EpochLog) -> None:
         """Append a line."""
@@ -132,11 +137,3 @@ def _left(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min left"
     return f"{minutes} min left" if minutes else "under 1 min left"
-
-
-def _table(lines: list[dict[str, str]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()

@@ -63,12 +63,8 @@ def open_sets(config: RunConfig) -> Sets:
         return Sets(parts["train"], parts["val"], parts["test"])
     if config.texts:
         return _open_texts(config)
-    root = config.root or "."
-    if config.data == "imagenet":
-        folders = load_imagenet(root, workers=config.workers)
-        return _held_out(folders["train"], folders["test"], config)
-    name: Any = config.data
-    images = load_cifar(name, root)
+    root, name = config.root or ".", config.data
+    images: Any = load_imagenet(root, workers=config.workers) if name == "imagenet" else load_cifar(name, root)  # type: ignore[arg-type]
     return _held_out(images["train"], images["test"], config)
 
 
