@@ -1,11 +1,11 @@
-"""Images a second of the training step against the same network in a plain eager loop, in one run.
+"""Images per second of the training step against the same network in a plain eager loop, in one run.
 
     python benchmarks/train.py                                   on a GPU: MSDNet for CIFAR-100, batch 256 and 512
     python benchmarks/train.py --compile                         the same, and with torch.compile
     python benchmarks/train.py --device cpu --batch 8 --steps 2 --repeats 2
 
-The rival is what one writes first: bfloat16 autocast (on a GPU), channels last, cross-entropies summed, torch's own SGD.
-The pictures are random; both sides crop and mirror them by the same function. A figure is the median over repeats.
+The baseline is a plain PyTorch loop: bfloat16 autocast (on a GPU), channels last, summed cross-entropies, torch.optim.SGD.
+The images are random; both sides crop and mirror them with the same function. Each number is the median over repeats.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main() -> None:
         rival = measure(eager_step(network(options), data, batch, options.device), batch, options)
         results.append({"batch": batch, "step": "plain eager loop", "images_per_second": rival, "ratio": 1.0})
         print(_line(results[-1]), flush=True)
-        for name, machine in machines(options).items():
+        for name, hardware in variants(options).items():
             began = time.monotonic()
             try:
-                rate = measure(our_step(network(options), data, batch, machine), batch, options)
-            except Exception as error:  # one variant's fault must not cost the others
+                rate = measure(our_step(network(options), data, batch, hardware), batch, options)
+            except Exception as error:  # continue with the other variants
                 print(f"batch {batch:>5}  {name}: {type(error).__name__}: {str(error)[:2000]}", flush=True)
                 continue
             seconds = time.monotonic() - began
@@ -57,34 +57,32 @@ def main() -> None:
 
 
 def check(options: argparse.Namespace, data: ImageData) -> None:
-    """How far the losses of each variant are from float32 on the CPU, on the same batches from the same start."""
+    """Print the relative error of each variant's losses against float32 on the CPU, from the same weights."""
     exact = _losses(options, data, Hardware())
-    for name, machine in {
-        "graph, float32": replace(Hardware.best(options.device), precision="float32"),
-        **machines(options),
-    }.items():
+    exact_graph = {"graph, float32": replace(Hardware.best(options.device), precision="float32")}
+    for name, hardware in {**exact_graph, **variants(options)}.items():
         try:
-            off = ((_losses(options, data, machine) - exact).abs() / exact).amax(1)
+            off = ((_losses(options, data, hardware) - exact).abs() / exact).amax(1)
             print(
                 f"{name:<32} off by at most " + " ".join(f"{value:.1e}" for value in off.tolist()) + " in each step", flush=True
             )
-        except Exception as error:  # one variant's fault must not cost the others
+        except Exception as error:  # continue with the other variants
             print(f"{name}: {type(error).__name__}: {str(error)[:2000]}", flush=True)
 
 
-def _losses(options: argparse.Namespace, data: ImageData, machine: Hardware, steps: int = 6) -> torch.Tensor:
-    """Losses `(steps, exits)` of the first steps: the later ones are replays where there is a graph."""
-    training = _training(network(options), data, 64, machine)
+def _losses(options: argparse.Namespace, data: ImageData, hardware: Hardware, steps: int = 6) -> torch.Tensor:
+    """Losses `(steps, exits)` of the first steps; with a graph, the later ones are replays."""
+    training = _training(network(options), data, 64, hardware)
     training.begin(0)
     losses = []
     for index in range(steps):
-        training(index, 0.005)  # small, so that rounding does not grow by itself
+        training(index, 0.005)  # small, so that training does not amplify rounding
         losses.append(training.take_losses())
     return torch.stack(losses)
 
 
 def profile(step: Step) -> None:
-    """The kernels that take most of a step, without a graph so that each is named."""
+    """Print the slowest kernels of a step, without a graph so that each has a name."""
     for _ in range(3):
         step()
     with torch.profiler.profile() as seen:
@@ -95,13 +93,13 @@ def profile(step: Step) -> None:
     print(seen.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=90))
 
 
-def machines(options: argparse.Namespace) -> dict[str, Hardware]:
-    """Our step in its variants, the default first."""
+def variants(options: argparse.Namespace) -> dict[str, Hardware]:
+    """The variants of our step, the default first."""
     if not options.device.startswith("cuda"):
         return {"ours": Hardware(device=options.device, channels_last=True)}
     best = Hardware(device=options.device, precision="bfloat16", channels_last=True, graph=True)
     first = replace(best, channels_last=False)
-    variants = {
+    found = {
         "graph": best,
         "graph, fused": replace(best, fused=True),
         "graph, streams": replace(best, streams=True),
@@ -111,16 +109,16 @@ def machines(options: argparse.Namespace) -> dict[str, Hardware]:
         "no graph": replace(best, graph=False),
     }
     if options.compile:
-        variants |= {
+        found |= {
             "graph, compiled": replace(best, compile=True),
             "graph, channels first, compiled": replace(first, compile=True),
         }
-    return variants
+    return found
 
 
-def our_step(model: MultiExit, data: ImageData, batch: int, machine: Hardware) -> Step:
-    """The trainer's step, on the batches of one epoch in turn."""
-    training = _training(model, data, batch, machine)
+def our_step(model: MultiExit, data: ImageData, batch: int, hardware: Hardware) -> Step:
+    """The trainer's step, on the batches of one epoch repeatedly."""
+    training = _training(model, data, batch, hardware)
     training.begin(0)
     index = 0
 
@@ -132,10 +130,10 @@ def our_step(model: MultiExit, data: ImageData, batch: int, machine: Hardware) -
     return step
 
 
-def _training(model: MultiExit, data: ImageData, batch: int, machine: Hardware) -> TrainStep:
+def _training(model: MultiExit, data: ImageData, batch: int, hardware: Hardware) -> TrainStep:
     config = TrainConfig(batch=batch)
     objective = phases(config, exits=model.num_exits, steps_per_epoch=1)[0].objective
-    return TrainStep(model, data, objective, config, machine)
+    return TrainStep(model, data, objective, config, hardware)
 
 
 def eager_step(model: MultiExit, data: ImageData, batch: int, device: str) -> Step:
@@ -160,7 +158,7 @@ def eager_step(model: MultiExit, data: ImageData, batch: int, device: str) -> St
 
 
 def measure(step: Step, batch: int, options: argparse.Namespace) -> float:
-    """Median images a second, after warming up."""
+    """Median images per second, after a warm-up."""
     for _ in range(options.warm_up):
         step()
     rates = []
@@ -212,10 +210,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--classes", type=int, default=100)
     parser.add_argument("--images", type=int, default=16384)
     parser.add_argument("--batch", type=int, nargs="+", default=[256, 512])
-    parser.add_argument("--steps", type=int, default=30, help="steps a repeat")
+    parser.add_argument("--steps", type=int, default=30, help="steps per repeat")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=6)
-    parser.add_argument("--compile", action="store_true", help="also with torch.compile, which takes minutes to begin")
+    parser.add_argument("--compile", action="store_true", help="also with torch.compile, which takes minutes to start")
     parser.add_argument("--check", action="store_true", help="first compare each variant's losses with float32 on the CPU")
     parser.add_argument("--profile", action="store_true", help="also list the kernels of a step")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,12 +1,11 @@
-"""Keep what is small of a training run: `python results/publish.py RUN results/NAME [--rows TEST VAL] [--weights]`.
+"""Publish the small files of a training run: `python results/publish.py RUN results/NAME [--rows TEST VAL] [--weights]`.
 
-A run is what `anytime train` leaves, `python -m anytime.train.cifar` or `python -m anytime.train.text`. Settings, log, split
-and summary are kept whole, figures are taken on all rows, logits and labels of some rows are drawn by lot
-and kept in float16. Weights, if asked for, have matrices in float16 and come in parts under 3 MB. All of it is one bundle with
-checksums.
+RUN is a folder of `anytime train`, or one of an earlier version with `config.json` and `model.safetensors`. Settings, log,
+split and summary are copied, metrics are computed on all rows, and the logits and labels of a random sample of rows are kept
+in float16. Weights, if requested, have matrices in float16, in parts under 3 MB. All files form one bundle with checksums.
 
-Of texts more rules are measured, among them the product that is fitted on the validation rows, and logits of out-of-scope
-queries are kept too. A network with a single head, which is there for its accuracy, has no logits here.
+For texts more rules are evaluated, such as the product fitted on the validation rows, and logits of out-of-scope queries are
+kept too. A network with a single head, which is published for its accuracy, has no logits here.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from anytime.train.run import stored_config
 _PLAIN = ("log.csv", "split.json", "summary.json", "data.json")
 _PART = 2_300_000
 _SAMPLE = 1_000_000
-"""Bytes of logits that are kept of texts, a split; of a few classes that is all of them."""
+"""Bytes of logits per split that are kept for texts; for a few classes that is all of them."""
 _IMAGE_ROWS = {"test": 2000, "val": 1000}
 
 Stored = dict[str, Any]
-"""The arrays of an .npz file: logits, indices and perhaps labels."""
+"""The arrays of an .npz file: logits, indices and, if there are any, labels."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, nargs=2, metavar=("TEST", "VAL"))
-    parser.add_argument("--costs", type=float, nargs="+", help="cumulative cost up to each exit")
+    parser.add_argument("--costs", type=float, nargs="+", help="MACs up to each exit")
     parser.add_argument("--weights", action="store_true")
     options = parser.parse_args(arguments)
     try:
@@ -64,10 +63,10 @@ def publish(
     """The files of a bundle, by name.
 
     Args:
-        run: The folder that training left.
-        rows: How many test and validation rows to keep logits of.
-        costs: Cumulative cost up to each exit.
-        weights: Whether to keep the network itself.
+        run: The folder of a training run.
+        rows: Numbers of test and validation rows to keep the logits of.
+        costs: Cumulative cost up to each exit, such as MACs.
+        weights: Whether to keep the weights.
     """
     if bundle_kind(run) is not None:
         verify_bundle(run)
@@ -82,13 +81,13 @@ def publish(
         if name not in arrays:
             continue
         if len(arrays[name]["logits"]) == 1:
-            files[f"{name}-metrics.json"] = _written(document_of_one(*_tensors(arrays[name])))
+            files[f"{name}-metrics.json"] = _json(document_of_one(*_tensors(arrays[name])))
             continue
         more = text_rules(*_tensors(arrays["val"])) if texts and name == "test" and "val" in arrays else None
-        # Where a run was packed with fewer rows than it has, its figures lie beside it.
+        # A run that was packed with a part of its rows has the metrics of all rows beside it.
         ready = run / f"{name}-metrics.json"
-        figures = json.loads(ready.read_text()) if ready.is_file() else _figures(arrays[name], more, costs)
-        files[f"{name}-metrics.json"] = _written(figures)
+        metrics = json.loads(ready.read_text()) if ready.is_file() else _metrics(arrays[name], more, costs)
+        files[f"{name}-metrics.json"] = _json(metrics)
         files[f"{name}-sample.npz"] = _sample(arrays[name], asked.get(name))
     if "oos" in arrays and len(arrays["oos"]["logits"]) > 1 and config.get("classes") is None:
         files["oos-sample.npz"] = _sample(arrays["oos"], None)
@@ -96,32 +95,32 @@ def publish(
 
 
 def _config(run: Path) -> tuple[dict[str, Any], bool]:
-    """The settings, without the folders of the machine they were for; and whether the data are texts."""
+    """The settings, without the folders of the machine, and whether the data are texts."""
     if (run / "config.json").is_file():
         return json.loads((run / "config.json").read_text()), False
     config = stored_config(run)
     names = ("model", "init", "data", "classes", "length", "options", "held_out", "split_seed")
     values = {name: getattr(config, name) for name in names if config.texts or name not in ("classes", "length")}
     document = {**values, "init": _name(config.init), "options": dict(config.options)}
-    document |= {"recipe": config.recipe.to_json(), "machine": config.machine.to_json()}
+    document |= {"recipe": config.recipe.to_json(), "hardware": config.hardware.to_json()}
     return document, config.texts
 
 
 def _name(init: str | None) -> str | None:
-    """Weights to begin from by the name of their folder alone, or of the package that they are files of."""
+    """The name of the folder of the initial weights, or of their package."""
     if init is None:
         return None
     path = Path(init)
     return path.parent.name if path.name == "model" else path.name
 
 
-def _figures(stored: Stored, more: Mapping[str, Rule[Any]] | None, costs: list[float] | None) -> dict[str, Any]:
+def _metrics(stored: Stored, more: Mapping[str, Rule[Any]] | None, costs: list[float] | None) -> dict[str, Any]:
     rules: dict[str, Any] = {} if more is None else {"rules": dict(more)}
     return evaluate(*_tensors(stored), costs=costs, **rules).to_json()
 
 
 def _sample(stored: Stored, rows: int | None) -> bytes:
-    """Some rows by lot: of two runs on the same data, those of the one that keeps fewer are among those of the other."""
+    """A random sample of rows, the same for all runs on the same data: a smaller sample is a part of a larger one."""
     exits, count, classes = stored["logits"].shape
     kept = min(count, _SAMPLE // (2 * exits * classes) if rows is None else rows)
     chosen = np.sort(np.random.default_rng(0).permutation(count)[:kept])
@@ -136,12 +135,11 @@ def _tensors(stored: Stored) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _missing(run: Path, name: str) -> MissingFileError:
-    return MissingFileError(
-        f"{run} has no {name}", expected="a folder that training left", fix="name another, or train to the end", path=run / name
-    )
+    fix = f"finish the run with anytime train --resume --out {run}"
+    return MissingFileError(f"{run} has no {name}", expected="the folder of a finished run", fix=fix, path=run / name)
 
 
-def _written(document: dict[str, Any]) -> bytes:
+def _json(document: dict[str, Any]) -> bytes:
     return json.dumps(document, indent=1).encode()
 
 

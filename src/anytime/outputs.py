@@ -79,7 +79,7 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
 def lock_run(folder: str | Path) -> Iterator[None]:
     """Lock a folder against training by other processes; the lock ends with the process.
 
-    It is reentrant, and shared with the processes that this one starts (`join_run`). Without file locks it does nothing.
+    It is reentrant. Without file locks it does nothing.
     """
     with typed_errors(folder):
         place = Path(folder).resolve()
@@ -100,29 +100,11 @@ def lock_run(folder: str | Path) -> Iterator[None]:
         os.close(handle)
 
 
-@contextmanager
-def join_run(folder: str | Path) -> Iterator[None]:
-    """Share the lock of a run with the process that started this one, in case that is killed."""
-    place = Path(folder).resolve()
-    if sys.platform == "win32" or place in _held or not (place / LOCK).exists():
-        yield
-        return
-    handle = os.open(place / LOCK, os.O_RDWR)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
-
-
 def _take(place: Path) -> int:
     while True:
         handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # From here on shared, which `join_run` needs; another run requests it exclusively and fails.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             error = _locked(place, handle)
             os.close(handle)

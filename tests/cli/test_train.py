@@ -19,8 +19,8 @@ import yaml
 from anytime.artifacts import read_bundle, write_bundle
 from anytime.cli import run
 from anytime.cli.curve import curve
-from anytime.cli.train import show
 from anytime.models import load
+from anytime.train.command import show
 from anytime.train.log import Progress
 from anytime.train.run import RunResult, stored_config
 
@@ -119,7 +119,7 @@ def test_all_settings_are_printed_back_before_training(finished: Path, capsys: p
         (["--out", "x", "--model", "msdnet-cifar"], ("no data", "recipe")),
         (["--out", "x", "--config", "nothing.yaml"], ("nothing.yaml", "digits-msdnet")),
         (["--resume", "--out", "x"], ("no run in x",)),
-        (["digits-msdnet", "--resume", "--out", "x"], ("--resume came with digits-msdnet",)),
+        (["digits-msdnet", "--resume", "--out", "x"], ("--resume was given with digits-msdnet",)),
     ],
 )
 def test_a_wrong_call_names_what_is_wrong_and_what_to_do(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,22 +85,6 @@ def test_a_run_that_was_begun_by_a_killed_process_goes_on(tmp_path: Path) -> Non
     assert (tmp_path / "run" / LOCK).exists()
     with lock_run(tmp_path / "run"):
         pass
-
-
-def test_a_process_of_the_run_keeps_the_lock_when_the_first_is_killed(tmp_path: Path) -> None:
-    joins = (
-        "import sys, subprocess\nfrom anytime.outputs import join_run\n"
-        "with join_run(sys.argv[1]):\n    print('in', flush=True)\n    sys.stdin.read()"
-    )
-    with hold(tmp_path) as first, hold(tmp_path, joins) as second:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-        with pytest.raises(LockedError), lock_run(tmp_path):
-            pass
-        second.kill()
-        second.wait()
-        with lock_run(tmp_path):
-            pass
 
 
 def test_a_place_where_no_run_can_be_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

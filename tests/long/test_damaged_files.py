@@ -62,7 +62,7 @@ from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
 from anytime.train.log import CsvLog
 from anytime.train.objectives.losses import joint_cross_entropy, on_logits
-from anytime.train.run import _ended
+from anytime.train.run import _read_result
 from anytime.train.settings import read_pair, read_settings, resolve
 from anytime.train.start import start_network
 from anytime.train.step import TrainStep
@@ -314,7 +314,7 @@ KINDS: dict[str, Kind] = {
     "fitted objects": Kind(make_fitted, ("temperature.json", "product.json", "sets.json"), read_fitted),
     "settings": Kind(make_settings, ("a.yaml",), read_yaml),
     "log": Kind(make_log, ("log.csv",), read_csv),
-    "summary": Kind(make_summary, ("summary.json",), _ended),
+    "summary": Kind(make_summary, ("summary.json",), _read_result),
     "checkpoint": Kind(
         make_checkpoint,
         ("state.json", "model.safetensors", "optimizer.safetensors", "manifest.json"),

@@ -24,7 +24,7 @@ from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models import AttachedExits, CifarResNet, PooledHead, attach_exits, measure_cost
 from anytime.models.attach.heads import MixedPool, pooling
 from anytime.testing import check_model
-from anytime.train import Evaluation, TrainConfig, fit
+from anytime.train import ExitEvaluation, TrainConfig, fit
 
 METHODS = pytest.mark.parametrize("method", ["trace", "thread"])
 IMAGES = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -682,7 +682,7 @@ def test_exits_learn_the_digits(frozen: bool) -> None:
         weights = {name: value.clone() for name, value in body.state_dict().items()}
     model = attach_exits(body, [0.3, 0.6], example=torch.zeros(2, 1, 8, 8), classes=10, frozen=frozen)
     fit(model, digits["train"], recipe)
-    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.85  # chance is 0.1
+    assert min(ExitEvaluation(model, digits["test"]).accuracy()) > 0.85  # chance is 0.1
     if frozen:
         moved = [n for n, value in body.state_dict().items() if not torch.equal(weights[n], value) and "tracked" not in n]
         assert not moved

@@ -9,7 +9,7 @@ from anytime.calibrate.ensembles import fit_geometric
 from anytime.data import load_digits
 from anytime.models import AttachedExits, CascadeHead, CifarResNet, attach_cascade, attach_exits
 from anytime.testing import check_model
-from anytime.train import Evaluation, TrainConfig, exit_accuracy, fit
+from anytime.train import ExitEvaluation, TrainConfig, exit_accuracy, fit
 
 IMAGES = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -70,8 +70,8 @@ def test_heads_on_a_frozen_network_learn_and_it_is_not_changed() -> None:
     model = attach_cascade(body, ["stem", "blocks.0", "blocks.1"], example=IMAGES, classes=10)
     fit(model, digits["train"], recipe)
     assert all(torch.equal(value, body.state_dict()[name]) for name, value in trained.items())
-    logits = Evaluation(model, digits["val"]).logits()
+    logits = ExitEvaluation(model, digits["val"]).logits()
     assert min(exit_accuracy(logits, digits["val"].labels)) > 0.85  # chance is 0.1
     rule = fit_geometric(logits, digits["val"].labels, epochs=50)
-    combined = rule(Evaluation(model, digits["test"]).logits())
+    combined = rule(ExitEvaluation(model, digits["test"]).logits())
     assert (combined.labels == digits["test"].labels).double().mean(-1).min() > 0.85

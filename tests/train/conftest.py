@@ -14,7 +14,7 @@ from anytime.data import ImageData, load_digits
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Sums in one order, so that equal means equal."""
+    """Sums in a fixed order, so that results are equal to the bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -28,7 +28,7 @@ def digits() -> dict[str, ImageData]:
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    """The module beside this file, which is also run as a program."""
+    """The module tiny.py, which is also run as a program."""
     spec = importlib.util.spec_from_file_location("tiny_network", Path(__file__).with_name("tiny.py"))
     assert spec is not None
     assert spec.loader is not None

@@ -66,8 +66,8 @@ class Small(nn.Module):
 
 model, losses = Small(), []
 for fused in (False, True):
-    machine = Hardware(device=device, channels_last=True, fused=fused)
-    step = TrainStep(copy.deepcopy(model), load_digits()["val"], on_logits(joint_cross_entropy), TrainConfig(batch=8), machine)
+    hardware = Hardware(device=device, channels_last=True, fused=fused)
+    step = TrainStep(copy.deepcopy(model), load_digits()["val"], on_logits(joint_cross_entropy), TrainConfig(batch=8), hardware)
     step.begin(0)
     for index in range(3):
         step(index, 0.1)

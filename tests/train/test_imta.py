@@ -11,8 +11,9 @@ from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models.imta import IMTA
 from anytime.models.msdnet import MSDNet, MSDNetConfig
-from anytime.train import Evaluation, TrainConfig, distillation, fit, joint_cross_entropy
-from anytime.train.objectives.imta import equilibrium, one_for_all
+from anytime.train import ExitEvaluation, TrainConfig, distillation, fit, joint_cross_entropy
+from anytime.train.data.named import doubled
+from anytime.train.objectives.losses import equilibrium, one_for_all
 
 NETWORK = MSDNetConfig(
     classes=10, exits=3, base=1, step=1, channels=8, growth=4, growth_factors=(1, 2), bottleneck_factors=(1, 2), image_size=16
@@ -23,11 +24,8 @@ RECIPE = TrainConfig(epochs=6, batch=32, lr=0.1, schedule="cosine", augment=Fals
 @pytest.fixture(scope="module")
 def large_digits() -> dict[str, ImageData]:
     """The digits in colour and 16 × 16, as MSDNet takes them; few to learn from."""
-    sets = load_digits(channels=3)
-    doubled = {
-        name: replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2)) for name, data in sets.items()
-    }
-    return {"train": doubled["train"].take(torch.arange(384)), "test": doubled["test"]}
+    sets = {name: doubled(data) for name, data in load_digits(channels=3).items()}
+    return {"train": sets["train"].take(torch.arange(384)), "test": sets["test"]}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def stage_one(large_digits: dict[str, ImageData]) -> MSDNet:
 
 
 def test_every_exit_learns_the_digits_with_balanced_gradients(stage_one: MSDNet, large_digits: dict[str, ImageData]) -> None:
-    assert min(Evaluation(stage_one, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
+    assert min(ExitEvaluation(stage_one, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
 
 
 @pytest.mark.parametrize("hold", [False, True])
@@ -55,7 +53,7 @@ def test_the_second_stage_trains_new_classifiers_on_a_frozen_network(
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     assert all(name.endswith(statistics) for name in changed)
     assert bool(changed) is not hold
-    assert min(Evaluation(model, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
+    assert min(ExitEvaluation(model, large_digits["test"]).accuracy()) > 0.8  # chance is 0.1
 
 
 def test_stage_one_is_plain_cross_entropy_with_other_gradients(large_digits: dict[str, ImageData]) -> None:
@@ -74,9 +72,9 @@ def test_stage_two_distils_from_the_teacher_of_the_same_pass(stage_one: MSDNet, 
     torch.manual_seed(0)
     network = IMTA.on(stage_one, hold_statistics=True).train()
     images, labels = large_digits["train"].images[:8].float() / 255, large_digits["train"].labels[:8]
-    losses = one_for_all(share=0.4, temperature=3.0)(network, images, labels)
+    losses = one_for_all(weight=0.4, temperature=3.0)(network, images, labels)
     teacher = stage_one.eval()(images)[-1]
-    torch.testing.assert_close(losses, distillation(network(images), labels, teacher, share=0.4, temperature=3.0))
+    torch.testing.assert_close(losses, distillation(network(images), labels, teacher, weight=0.4, temperature=3.0))
     losses.sum().backward()
     assert all(parameter.grad is None for parameter in network.backbone.parameters())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anytime.data import ImageData, normalise
 from anytime.models.base import MultiExit
-from anytime.train import Evaluation
+from anytime.train import ExitEvaluation
 from anytime.train.data.stream import StreamedEvaluation
 from anytime.train.data.tokens import TokenEvaluation
 
@@ -20,7 +20,7 @@ def test_logits_do_not_depend_on_the_batch(digits: dict[str, ImageData], tiny: M
     torch.manual_seed(0)
     model, data = tiny.Tiny(dropout=0.5), digits["test"]
     model.train()
-    found = Evaluation(model, data, batch=batch).logits()
+    found = ExitEvaluation(model, data, batch=batch).logits()
     assert model.training
     with torch.no_grad():
         expected = model.eval()(normalise(data.images, data.mean, data.std))
@@ -28,9 +28,9 @@ def test_logits_do_not_depend_on_the_batch(digits: dict[str, ImageData], tiny: M
     torch.testing.assert_close(found, expected)
 
 
-def test_an_evaluation_follows_the_model(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+def test_an_evaluation_uses_the_current_weights(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     model = tiny.Tiny()
-    evaluation = Evaluation(model, digits["test"])
+    evaluation = ExitEvaluation(model, digits["test"])
     before = evaluation.logits()
     with torch.no_grad():
         model.heads[2][3].bias.add_(1.0)
@@ -40,7 +40,7 @@ def test_an_evaluation_follows_the_model(digits: dict[str, ImageData], tiny: Mod
 
 
 class Precise(MultiExit):
-    """Notes whether factors may be rounded to TF32 while it runs."""
+    """Records whether TF32 is allowed while it runs."""
 
     num_exits = 1
 
@@ -68,7 +68,7 @@ class Stream:
 
 @pytest.fixture
 def rounding() -> Iterator[None]:
-    """TF32 is allowed, as far as torch is asked."""
+    """TF32 is allowed."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield
@@ -80,7 +80,7 @@ def rounding() -> Iterator[None]:
 def test_evaluation_is_in_true_float32(digits: dict[str, ImageData], kind: str) -> None:
     model, data = Precise(), digits["test"]
     if kind == "images":
-        evaluation: Any = Evaluation(model, data)
+        evaluation: Any = ExitEvaluation(model, data)
     elif kind == "stream":
         evaluation = StreamedEvaluation(model, cast(Any, Stream(data)), batch=7)
     else:

@@ -17,7 +17,7 @@ from anytime.artifacts import read_bundle
 from anytime.data import ImageData
 from anytime.errors import InputError, IntegrityError, OptionError
 from anytime.models import create
-from anytime.train import DivergedError, Evaluation, FitOptions, TrainConfig, fit
+from anytime.train import DivergedError, ExitEvaluation, FitOptions, TrainConfig, fit
 from anytime.train.log import Progress
 
 
@@ -28,10 +28,10 @@ def test_every_exit_learns_the_digits(digits: dict[str, ImageData], tiny: Module
     config = TrainConfig(epochs=8, schedule="cosine", warmup=1, augment=False, objective=objective)  # type: ignore[arg-type]
     outcome = fit(model, digits["train"], config)
     assert outcome.finished
-    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.9  # chance is 0.1
+    assert min(ExitEvaluation(model, digits["test"]).accuracy()) > 0.9  # chance is 0.1
 
 
-def test_the_log_has_a_line_an_epoch_and_validates_when_asked(
+def test_the_log_has_one_line_per_epoch_and_validates_when_asked(
     digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path
 ) -> None:
     lines = []
@@ -78,7 +78,7 @@ def uninterrupted(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("after", [1, 7, 18, 31, 80])
-def test_a_stopped_run_goes_on_to_the_same_bits(
+def test_a_stopped_run_resumes_to_the_same_bits(
     tiny: ModuleType, tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """Stopped by Ctrl-C after any step, within an epoch too; 80 lies in the product's phase."""
@@ -100,7 +100,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert timeless_log(tmp_path) == timeless_log(uninterrupted)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path, uninterrupted: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, uninterrupted: Path) -> None:
     command = [sys.executable, str(Path(__file__).with_name("tiny.py")), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -157,7 +157,7 @@ def test_a_damaged_checkpoint_is_refused(digits: dict[str, ImageData], tiny: Mod
         fit(tiny.Tiny(), digits["train"], config, options=replace(options, resume=True))
 
 
-def test_resuming_without_a_checkpoint_begins_anew(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
+def test_resuming_without_a_checkpoint_starts_a_run(digits: dict[str, ImageData], tiny: ModuleType, tmp_path: Path) -> None:
     assert fit(tiny.Tiny(), digits["train"], TrainConfig(epochs=1), options=FitOptions(folder=tmp_path, resume=True)).finished
 
 

@@ -8,46 +8,58 @@ import torch
 from torch import nn
 
 from anytime.train import TrainConfig
-from anytime.train.gpu.optimizers import optimizer_for
-from anytime.train.gpu.weights import FlatWeights
+from anytime.train.gpu.weights import TrainedWeights, optimizer_state
 
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(27, 4)).double()
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(27, 4))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_steps_are_those_of_torch(name: str, nesterov: bool) -> None:
+def test_steps_are_those_of_torch_and_continue_from_a_stored_state(name: str, nesterov: bool) -> None:
     config = TrainConfig(optimizer=name, weight_decay=0.01, nesterov=nesterov)
-    plain = network().float()
+    plain = network()
     ours = copy.deepcopy(plain)
     if name == "adam":
-        rival = torch.optim.Adam(plain.parameters(), 0.02, weight_decay=0.01)
+        rival: torch.optim.Optimizer = torch.optim.Adam(plain.parameters(), 0.02, weight_decay=0.01)
     else:
         rival = torch.optim.SGD(plain.parameters(), 0.02, momentum=0.9, weight_decay=0.01, nesterov=nesterov)
-    weights = FlatWeights(ours)
-    optimizer = optimizer_for(weights, config)
+    weights = TrainedWeights(ours, config)
     for step in range(6):
         images = torch.randn(5, 1, 5, 5, generator=torch.Generator().manual_seed(step))
         rival.zero_grad()
         plain(images).square().sum().backward()
         rival.step()
-        optimizer.lr.fill_(0.02)
-        weights.collect(torch.autograd.grad(ours(images).square().sum(), weights.parameters))
-        optimizer.step()
-        if step == 2:  # what is remembered can be carried over
-            again = optimizer_for(weights, config)
-            again.load({key: value.clone() for key, value in optimizer.state().items()})
-            optimizer = again
+        weights.set_lr(0.02)
+        weights.step(torch.autograd.grad(ours(images).square().sum(), weights.parameters))
+        if step == 2:
+            state = {key: value.clone() for key, value in optimizer_state(weights.optimizer, weights.named).items()}
+            stored = {key: value.clone() for key, value in weights.named.items()}
+            weights = TrainedWeights(ours, config)
+            weights.load(stored, state)
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-5)
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("change", ["missing", "shape", "adam"])
+def test_the_state_of_another_optimizer_is_refused(change: str) -> None:
+    weights = TrainedWeights(network(), TrainConfig())
+    state = optimizer_state(weights.optimizer, weights.named)
+    if change == "missing":
+        state.pop("momentum_buffer.0.bias")
+    elif change == "shape":
+        state["momentum_buffer.0.bias"] = torch.zeros(2)
+    else:
+        state = {name.replace("momentum_buffer", "exp_avg"): value for name, value in state.items()}
+    with pytest.raises(ValueError, match="state of"):
+        weights.load(weights.named, state)
 
 
 def test_heads_on_a_frozen_backbone_learn_with_adam(tiny: ModuleType, digits) -> None:
     from anytime.train import fit
-    from anytime.train.data.logits import Evaluation
+    from anytime.train.data.logits import ExitEvaluation
 
     torch.manual_seed(0)
     model = tiny.Tiny()
@@ -57,4 +69,4 @@ def test_heads_on_a_frozen_backbone_learn_with_adam(tiny: ModuleType, digits) ->
     for name, value in model.stages.state_dict().items():
         if not name.endswith("num_batches_tracked"):
             assert torch.equal(value, kept[name]), name
-    assert min(Evaluation(model, digits["test"]).accuracy()) > 0.7
+    assert min(ExitEvaluation(model, digits["test"]).accuracy()) > 0.7

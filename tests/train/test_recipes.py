@@ -18,7 +18,7 @@ CPU = Source("test", {"device": "cpu", "root": "data"})
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_recipe_is_whole(name: str) -> None:
+def test_every_recipe_is_complete(name: str) -> None:
     config = resolve(read_recipe(name), CPU)
     assert config.about
     classes = CLASSES[config.data]
@@ -43,11 +43,11 @@ def test_the_measured_recipe_is_the_one_that_was_measured() -> None:
 
 
 @pytest.mark.parametrize("change", [{"epochs": 10}, {"lr": 0.1}, {"options": {"exits": 3}}, {"held_out": 0}])
-def test_a_changed_recipe_promises_nothing(change: dict[str, object]) -> None:
+def test_a_changed_recipe_has_no_expected_accuracy(change: dict[str, object]) -> None:
     assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", change)).expected is None
 
 
-def test_seed_and_machine_change_no_promise() -> None:
+def test_seed_and_hardware_keep_the_expected_accuracy() -> None:
     change = Source("flags", {"seed": 3, "device": "cpu", "evaluate_every": 1, "epochs": 270})
     assert resolve(read_recipe("cifar100-msdnet"), CPU, change).expected is not None
 
@@ -56,7 +56,7 @@ def test_a_short_run_has_a_short_warm_up() -> None:
     assert resolve(read_recipe("cifar100-msdnet"), CPU, Source("flags", {"epochs": 2})).recipe.warmup == 2
 
 
-def test_a_power_of_ten_is_a_number_wherever_it_stands(tmp_path: Path) -> None:
+def test_an_exponent_is_read_as_a_number_everywhere(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("lr: 1e-2\nmilestones: [5e-1]\nl2w: {meta_lr: 1e-3}\noptions: {reduction: 5e-1}\n")
     config = resolve(read_recipe("digits-msdnet"), read_settings(tmp_path / "a.yaml"))
     found = (config.recipe.lr, config.recipe.milestones, config.recipe.l2w.meta_lr, config.options["reduction"])
@@ -67,10 +67,10 @@ def test_later_sources_win_and_another_device_has_its_own_settings() -> None:
     stored = Source("file", {"data": "digits", "model": "msdnet-cifar", "device": "cuda", "graph": True, "lr": 0.3})
     config = resolve(stored, Source("flags", {"device": "cpu", "lr": 0.2}))
     assert config.recipe.lr == 0.2
-    assert not config.machine.graph
+    assert not config.hardware.graph
 
 
-def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
+def test_numbers_may_have_exponents(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("data: digits\nmodel: msdnet-cifar\nweight_decay: 1e-4\nlr: 4E-1\n")
     recipe = resolve(read_settings(tmp_path / "a.yaml"), CPU).recipe
     assert (recipe.weight_decay, recipe.lr) == (1e-4, 0.4)
@@ -79,12 +79,12 @@ def test_numbers_may_be_written_as_everybody_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "expected", [{"accuracy": [0.5]}, {"accuracy": 0.5, "tolerance": 0.1}, [1], {"accuracy": [2], "tolerance": 0}]
 )
-def test_a_promise_must_have_its_form(expected: object) -> None:
+def test_a_malformed_expected_accuracy_is_refused(expected: object) -> None:
     with pytest.raises(OptionError, match=r"flags: expected is"):
         resolve(read_recipe("digits-msdnet"), Source("flags", {"expected": expected}))
 
 
-def test_the_second_stage_of_imta_begins_from_a_run_of_the_first(tmp_path: Path) -> None:
+def test_the_second_stage_of_imta_starts_from_a_run_of_the_first(tmp_path: Path) -> None:
     from anytime.train.run import begin, train
 
     first, second = tmp_path / "first", tmp_path / "second"
@@ -99,7 +99,7 @@ def test_the_second_stage_of_imta_begins_from_a_run_of_the_first(tmp_path: Path)
             train(begin(bad, tmp_path / f"bad{missing is None}"), tmp_path / f"bad{missing is None}")
 
 
-def test_cascading_heads_begin_from_a_trained_backbone(tmp_path: Path) -> None:
+def test_cascading_heads_start_from_a_trained_backbone(tmp_path: Path) -> None:
     import torch
 
     from anytime.models import save

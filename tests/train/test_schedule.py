@@ -18,7 +18,7 @@ def test_the_published_schedule_divides_by_ten_at_epochs_150_and_225() -> None:
     assert found[225:] == pytest.approx([0.001] * 75)
 
 
-def test_cosine_falls_from_the_peak_to_nearly_nothing() -> None:
+def test_cosine_decreases_from_the_peak_to_nearly_zero() -> None:
     found = rates(TrainConfig(epochs=10, lr=0.4, schedule="cosine"))
     assert found[0] == 0.4
     assert found[50] == pytest.approx(0.2)
@@ -27,7 +27,7 @@ def test_cosine_falls_from_the_peak_to_nearly_nothing() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["step", "cosine"])
-def test_warm_up_climbs_evenly_to_the_peak(schedule: str) -> None:
+def test_warm_up_increases_evenly_to_the_peak(schedule: str) -> None:
     found = rates(TrainConfig(epochs=10, lr=1.1, schedule=schedule, warmup=1))  # type: ignore[arg-type]
     assert found[:10] == pytest.approx([0.1 * i for i in range(1, 11)])
     assert found[10] == 1.1

@@ -12,13 +12,14 @@ from torch import nn
 from anytime.data import ImageData, normalise
 from anytime.errors import OptionError
 from anytime.train import Hardware, TrainConfig, joint_cross_entropy, on_logits
+from anytime.train.gpu.graph import Replayed, use_streams
 from anytime.train.step import TrainStep
 
 OBJECTIVE = on_logits(joint_cross_entropy)
 
 
 def plain_loop(model: nn.Module, step: TrainStep, config: TrainConfig, steps: int, lr: float) -> list[torch.Tensor]:
-    """The same batches, trained on as one would without this library."""
+    """The same batches in a plain PyTorch loop."""
     optimizer = torch.optim.SGD(
         model.parameters(), lr, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
     )
@@ -58,7 +59,7 @@ def test_the_step_is_that_of_a_plain_loop(
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_the_callers_model_changes_by_publishing_alone(digits: dict[str, ImageData], tiny: ModuleType) -> None:
+def test_only_publish_changes_the_callers_model(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     model = tiny.Tiny()
     before = copy.deepcopy(model.state_dict())
     step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
@@ -98,8 +99,8 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
     model = tiny.Tiny()
     losses = []
     with without_onednn():
-        for machine in (Hardware(), Hardware(precision="bfloat16", channels_last=True)):
-            step = TrainStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), machine)
+        for hardware in (Hardware(), Hardware(precision="bfloat16", channels_last=True)):
+            step = TrainStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), hardware)
             step.begin(0)
             for index in range(6):
                 step(index, 0.05)
@@ -109,7 +110,7 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
     assert step.network.heads[0][3].weight.dtype == torch.bfloat16
     assert step.network.stages[0][1].weight.dtype == torch.float32
     assert {p.dtype for p in step.model.parameters()} == {torch.float32}
-    assert torch.equal(step.model.heads[0][3].weight, step.weights.named()["heads.0.3.weight"])
+    assert torch.equal(step.model.heads[0][3].weight, step.weights.named["heads.0.3.weight"])
 
 
 def test_an_epoch_shows_each_row_once_and_epochs_differ(digits: dict[str, ImageData], tiny: ModuleType) -> None:
@@ -132,3 +133,21 @@ def test_a_batch_larger_than_the_data_is_refused(digits: dict[str, ImageData], t
 def test_a_frozen_network_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="gradient"):
         TrainStep(tiny.Tiny().requires_grad_(False), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
+
+
+def test_streams_need_an_msdnet(tiny: ModuleType) -> None:
+    with pytest.raises(OptionError, match="Tiny"):
+        use_streams(tiny.Tiny())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA graph needs a GPU")
+def test_every_call_of_a_captured_function_runs_it_once() -> None:
+    value = torch.zeros((), device="cuda")
+
+    def add_one() -> None:
+        value.add_(1)
+
+    step = Replayed(add_one)
+    for calls in range(1, 9):
+        step()
+        assert float(value) == calls

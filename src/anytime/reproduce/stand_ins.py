@@ -20,7 +20,7 @@ from anytime.reproduce.needs import Need
 from anytime.reproduce.runs import Run
 from anytime.reproduce.stand_in_texts import on_texts
 from anytime.train.config import L2W, TrainConfig
-from anytime.train.data.logits import Evaluation
+from anytime.train.data.logits import ExitEvaluation
 from anytime.train.digits import NETWORK
 from anytime.train.loop import fit
 
@@ -81,7 +81,7 @@ def _train(network: str, seed: int, size: Size) -> Run:
     for name in ("test", "val"):
         rows = torch.arange(min(len(sets[name]), size.held_out))
         data = _doubled(sets[name].take(rows, split=name))
-        parts[name] = Evaluation(model, data).logits(), data.labels
+        parts[name] = ExitEvaluation(model, data).logits(), data.labels
     costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
     name = f"{network}-digits-seed{seed} (stand-in)"
     return Run(name, network, "digits", seed, stored=parts, costs=tuple(float(cost) for cost in costs))

@@ -1,8 +1,8 @@
-"""Training: one loop over small objectives, the same on a CPU and, as a CUDA graph, on a GPU."""
+"""Training: one loop over small objectives, eager on a CPU and captured as a CUDA graph on a GPU."""
 
 from anytime.errors import DivergedError
 from anytime.train.config import L2W, Distillation, Hardware, TrainConfig
-from anytime.train.data.logits import Evaluation, exit_accuracy
+from anytime.train.data.logits import ExitEvaluation, exit_accuracy
 from anytime.train.log import EpochLog
 from anytime.train.loop import FitOptions, Outcome, fit
 from anytime.train.objectives.losses import distil_from_exit, distillation, joint_cross_entropy, on_logits, product_likelihood
@@ -14,7 +14,7 @@ __all__ = [
     "Distillation",
     "DivergedError",
     "EpochLog",
-    "Evaluation",
+    "ExitEvaluation",
     "FitOptions",
     "Hardware",
     "Outcome",

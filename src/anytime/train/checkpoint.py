@@ -1,7 +1,7 @@
-"""Where a run can go on from: weights, the optimiser's memory, random state and step, in one atomic bundle of files.
+"""Checkpoints: weights, optimizer state, random state and step, in one bundle of files that is replaced atomically.
 
-A run that goes on from a checkpoint on a CPU ends with the same bits as one that was never stopped. A file is
-safetensors or JSON, never a pickle.
+A run that continues from a checkpoint on a CPU ends with the same bits as one that was never stopped. The files are safetensors
+and JSON, never pickles.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,17 +22,16 @@ from anytime.data.text import TokenData
 from anytime.errors import FormatError, OptionError
 from anytime.models import load_weights
 from anytime.reading import json_from, parsing
-from anytime.train.config import TrainConfig
 from anytime.train.step import TrainStep
 
 _STATE, _MODEL, _OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
 _PREFIX = "optimizer."
-_FIX = "remove the folder checkpoint to begin anew, or copy it again"
+_FIX = "remove the folder checkpoint to train from the start, or copy it again"
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """How far a run has come: steps done, and seconds spent on them."""
+    """Progress of a run: steps done, and seconds spent on them."""
 
     step: int = 0
     seconds: float = 0.0
@@ -42,89 +42,99 @@ def exists(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def save(folder: Path, training: TrainStep, place: TrainState) -> None:
-    """Write all that is needed to go on; an earlier checkpoint there is replaced at once or not at all."""
-    training.publish(place.step)
-    state = {
-        "step": place.step,
-        "seconds": place.seconds,
+def save(folder: Path, training: TrainStep, state: TrainState, losses: Tensor | None = None) -> None:
+    """Write a checkpoint. An earlier one in `folder` is replaced as a whole or not at all.
+
+    Args:
+        folder: The folder of the checkpoint.
+        training: The step.
+        state: Its progress.
+        losses: The losses of the unfinished epoch, if they are not those in `training`.
+    """
+    training.publish(state.step)
+    document = {
+        "step": state.step,
+        "seconds": state.seconds,
         "config": training.config.to_json(),
         "data": _identity(training.data),
     }
-    extra = {"losses": training.losses, **_random_state(training.machine.device)}
-    memory = {_PREFIX + name: values for name, values in training.optimizer.state().items()}
+    extra = {"losses": training.losses if losses is None else losses, **_random_state(training.hardware.device)}
+    optimizer = {_PREFIX + name: values for name, values in training.optimizer_state().items()}
     write_bundle(
         folder,
         {
-            _STATE: json.dumps(state, indent=1).encode(),
+            _STATE: json.dumps(document, indent=1).encode(),
             _MODEL: tensors_to_bytes(training.model.state_dict()),
-            _OPTIMIZER: tensors_to_bytes({**memory, **extra}),
+            _OPTIMIZER: tensors_to_bytes({**optimizer, **extra}),
         },
         kind="checkpoint",
     )
 
 
 def load(folder: Path, training: TrainStep) -> TrainState:
-    """Bring `training` to where the checkpoint was taken; refuses one of another recipe or of other data."""
+    """Restore a checkpoint into `training`; one of another recipe or of other data is refused."""
     files = read_bundle(folder)
-    state = _state(files, folder)
-    _check_same(state, training.config, training.data)
+    document = _document(files, folder)
+    for what, now in (("config", training.config.to_json()), ("data", _identity(training.data))):
+        _check_same("recipe" if what == "config" else what, document[what], now)
     weights = tensors_from_bytes(files[_MODEL], path=folder / _MODEL)
     stored = tensors_from_bytes(files[_OPTIMIZER], path=folder / _OPTIMIZER)
-    memory = {name.removeprefix(_PREFIX): values for name, values in stored.items() if name.startswith(_PREFIX)}
-    with parsing(folder / _OPTIMIZER, expected="the memory of this recipe's optimiser", fix=_FIX, kind=FormatError):
+    optimizer = {name.removeprefix(_PREFIX): values for name, values in stored.items() if name.startswith(_PREFIX)}
+    with parsing(folder / _OPTIMIZER, expected="the optimizer state of this recipe", fix=_FIX, kind=FormatError):
         load_weights(training.model, weights)
-        training.adopt(memory, stored["losses"])
-        _set_random_state(stored, training.machine.device)
-    return TrainState(step=state["step"], seconds=state["seconds"])
+        training.adopt(optimizer, stored["losses"])
+        _set_random_state(stored, training, document["step"])
+    return TrainState(step=document["step"], seconds=document["seconds"])
 
 
-def _state(files: dict[str, bytes], folder: Path) -> dict[str, Any]:
+def _document(files: dict[str, bytes], folder: Path) -> dict[str, Any]:
     if not {_STATE, _MODEL, _OPTIMIZER} <= files.keys():
         raise FormatError(
             f"{folder} holds {', '.join(sorted(files))}",
             expected=f"a checkpoint: {_STATE}, {_MODEL}, {_OPTIMIZER}",
-            fix="resume from the folder an earlier run wrote",
+            fix="resume from a folder that a training run wrote",
             path=folder,
         )
     path, expected = folder / _STATE, "step, seconds, config and data, as a training run writes them"
-    state: dict[str, Any] = json_from(files[_STATE], path, expected=expected, fix=_FIX)
+    document: dict[str, Any] = json_from(files[_STATE], path, expected=expected, fix=_FIX)
     with parsing(path, expected=expected, fix=_FIX, kind=FormatError):
-        step, seconds = state["step"], state["seconds"]
+        step, seconds = document["step"], document["seconds"]
         if type(step) is not int or not 0 <= step <= 2**62 or not isinstance(seconds, int | float) or not 0 <= seconds <= 1e18:
-            raise ValueError(f"it has come to step {step!r} in {seconds!r} seconds")
-        if not isinstance(state["config"], dict) or not isinstance(state["data"], dict):
-            raise ValueError("its config or data are not tables")
-    return state
+            raise ValueError(f"step is {step!r} and seconds is {seconds!r}")
+        if not isinstance(document["config"], dict) or not isinstance(document["data"], dict):
+            raise ValueError("config or data is not an object")
+    return document
 
 
-def _check_same(state: dict[str, Any], config: TrainConfig, data: ImageData | TokenData) -> None:
-    for what, stored, now in (("recipe", state["config"], config.to_json()), ("data", state["data"], _identity(data))):
-        other = {name: (stored.get(name), now.get(name)) for name in {**stored, **now} if stored.get(name) != now.get(name)}
-        if other:
-            differences = ", ".join(f"{name} was {was!r} and is {is_!r}" for name, (was, is_) in sorted(other.items()))
-            raise OptionError(
-                f"the checkpoint is of another {what}: {differences}",
-                expected=f"the {what} of the run that is to go on",
-                fix="give the same settings, or begin anew in another folder",
-            )
+def _check_same(what: str, stored: dict[str, Any], now: dict[str, Any]) -> None:
+    different = sorted(name for name in {**stored, **now} if stored.get(name) != now.get(name))
+    if different:
+        changes = ", ".join(f"{name} was {stored.get(name)!r} and is {now.get(name)!r}" for name in different)
+        raise OptionError(
+            f"the checkpoint is of another {what}: {changes}",
+            expected=f"the {what} of the run to continue",
+            fix="give the same settings, or start a new run in another folder",
+        )
 
 
 def _identity(data: ImageData | TokenData) -> dict[str, Any]:
     identity = {"name": data.name, "images": len(data), "rows_crc32": zlib.crc32(data.rows.cpu().numpy().tobytes())}
     if not isinstance(data, TokenData):
         return identity
-    # The same texts are other rows with another vocabulary or cut at another length.
+    # Another vocabulary or another length gives other rows for the same texts.
     return {**identity, "length": data.length, "ids_crc32": zlib.crc32(data.ids.cpu().numpy().tobytes())}
 
 
 def _random_state(device: str) -> dict[str, Tensor]:
-    # Order and crops come from the seed alone; this is for networks that draw, such as those with dropout.
+    # For networks that draw random numbers, as dropout does; order and crops depend on the seed alone.
     state = {"random.cpu": torch.get_rng_state()}
     return {**state, "random.cuda": torch.cuda.get_rng_state(device)} if device.startswith("cuda") else state
 
 
-def _set_random_state(stored: dict[str, Tensor], device: str) -> None:
+def _set_random_state(stored: dict[str, Tensor], training: TrainStep, step: int) -> None:
+    if training.ranks is not None and training.ranks.rank:  # what is stored is the state of rank 0
+        torch.manual_seed(int(np.random.SeedSequence([step, training.ranks.rank]).generate_state(1)[0]))
+        return
     torch.set_rng_state(stored["random.cpu"])
-    if device.startswith("cuda") and "random.cuda" in stored:
-        torch.cuda.set_rng_state(stored["random.cuda"], device)
+    if training.hardware.device.startswith("cuda") and "random.cuda" in stored:
+        torch.cuda.set_rng_state(stored["random.cuda"], training.hardware.device)

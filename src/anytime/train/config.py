@@ -1,12 +1,13 @@
-"""What is trained and how: a recipe, and apart from it the machine it runs on.
+"""What is trained and how: the recipe, and separately the hardware it runs on.
 
-Two runs with the same recipe learn the same thing up to rounding, whatever the machine.
+Two runs with the same recipe learn the same up to rounding, on any hardware.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
@@ -14,12 +15,11 @@ from anytime.checks import check_choice, check_count, check_flag, check_number, 
 from anytime.errors import OptionError
 
 Schedule = Literal["step", "cosine", "linear"]
-Objective = Literal["joint", "product", "joint-then-product", "sdn", "distillation", "equilibrium", "one-for-all", "l2w"]
+ObjectiveName = Literal["joint", "product", "joint-then-product", "sdn", "distillation", "equilibrium", "one-for-all", "l2w"]
 Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
-_MOST = 2**53
-"""More epochs or rows in a batch than these no float counts."""
+_EXACT_IN_FLOAT64 = 2**53
 
 
 @dataclass(frozen=True)
@@ -27,34 +27,36 @@ class Distillation:
     """How exits learn from a teacher; the defaults are IMTA's.
 
     Args:
-        teacher: Which exit `distillation` takes for the teacher, from 0; -1 is the last.
-        share: Of the teacher in a student's loss (γ); the rest is that of the labels.
-        temperature: By which teacher's and student's logits are divided.
+        teacher: The exit that teaches with the objective `distillation`, from 1; -1 is the last.
+        weight: Weight of the teacher in a student's loss (γ); the labels have the rest.
+        temperature: Divides the logits of teacher and student.
     """
 
     teacher: int = -1
-    share: float = 0.1
+    weight: float = 0.1
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.teacher, bool) or not isinstance(self.teacher, int):
-            raise OptionError(f"teacher is {self.teacher!r}", expected="the number of an exit", fix="-1 is the last")
-        check_number(self.share, "share", low=0, most=1)
+        if type(self.teacher) is not int or self.teacher == 0:
+            raise OptionError(
+                f"teacher is {self.teacher!r}", expected="the number of an exit", fix="set teacher=-1 for the last exit"
+            )
+        check_number(self.weight, "weight", low=0, most=1)
         check_number(self.temperature, "temperature", above=0)
 
 
 @dataclass(frozen=True)
 class L2W:
-    """How a network learns to weigh samples (L2W); the defaults are those for CIFAR.
+    """How a network learns to weight samples (L2W); the defaults are those for CIFAR.
 
     Args:
-        strength: How far weights go from 1 (ε).
-        centring: What is subtracted from the predicted weights: their mean over all (`mat`), over a sample's exits (`col`) or
-            over an exit's samples (`row`).
-        ratio: Of the share of samples that leave at an exit to that at the exit before (q).
-        meta_every: Batches from one step of the weight network to the next, counted in each epoch.
-        meta_lr: The weight network's highest learning rate; it falls as `lr` does.
-        meta_weight_decay: Its L2 decay.
+        strength: Scale of the weights' deviation from 1 (ε).
+        centring: Which mean is subtracted from the predicted weights: of all (`mat`), of each sample over the exits (`col`) or
+            of each exit over the samples (`row`).
+        ratio: Fraction of samples that leave at an exit, divided by that of the exit before (q).
+        meta_every: Batches between steps of the weight network, counted in each epoch.
+        meta_lr: The weight network's highest learning rate; it follows the schedule of `lr`.
+        meta_weight_decay: The weight network's L2 decay.
     """
 
     strength: float = 0.8
@@ -65,42 +67,41 @@ class L2W:
     meta_weight_decay: float = 1e-4
 
     def __post_init__(self) -> None:
-        check_number(self.strength, "strength", low=0)
+        for name in ("strength", "meta_lr", "meta_weight_decay"):
+            check_number(getattr(self, name), name, low=0)
         check_choice(self.centring, "centring", get_args(Centring))
         check_number(self.ratio, "ratio", above=0)
         check_count(self.meta_every, "meta_every")
-        check_number(self.meta_lr, "meta_lr", low=0)
-        check_number(self.meta_weight_decay, "meta_weight_decay", low=0)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A recipe. The defaults are those of MSDNet on CIFAR: batch 64, 300 epochs, the rate divided by 10 twice.
+    """A recipe. The defaults are those of MSDNet on CIFAR: batch 64, 300 epochs, learning rate divided by 10 twice.
 
     Args:
         epochs: Passes over the training rows.
-        batch: Images or texts a step; rows that do not fill a batch are left out of an epoch, others in each epoch.
-        lr: The learning rate at its highest.
-        head_rate: By how much the rate of exits' heads, and of what they mix, is higher than that of the rest.
+        batch: Rows per step. Rows that do not fill a batch are left out of an epoch, different ones in each.
+        lr: The highest learning rate.
+        head_rate: Factor on the learning rate of the exits' heads, and of what they mix.
         optimizer: `sgd`, `adam` for heads on a frozen backbone, or `adamw` for pretrained encoders.
-        momentum: Of stochastic gradient descent.
-        nesterov: Whether to look ahead by Nesterov's rule.
-        weight_decay: L2, on all parameters; with `adamw` apart from the gradient, and on matrices alone.
-        schedule: `step` divides the rate by 10 at each of the `milestones`, `cosine` and `linear` go down to 0.
-        milestones: Shares of the epochs.
-        warmup: Epochs over which the rate first climbs.
+        momentum: Momentum of SGD.
+        nesterov: Whether to use Nesterov momentum.
+        weight_decay: L2 decay of all parameters; with `adamw` decoupled, and of matrices alone.
+        schedule: `step` divides the learning rate by 10 at each milestone, `cosine` and `linear` decrease it to 0.
+        milestones: Fractions of the epochs.
+        warmup: Epochs over which the learning rate first increases.
         objective: `joint` is the sum of the exits' cross-entropies (Eq. 1), `product` the likelihood of Product Anytime,
-            `joint-then-product` the paper's finetuning: the first, and for the last part of the epochs the second. `sdn` is
-            `joint` with weights that grow over the epochs, `distillation` lets one exit teach the others, `equilibrium` and
-            `one-for-all` are the two stages of IMTA, `l2w` learns a weight for each sample and exit.
-        product_from: At which share of the epochs `joint-then-product` changes over.
-        exit_weights: One weight an exit, or none for all ones; for `sdn`, what they grow to.
-        frozen: Names of modules whose parameters stay as they are, such as `blocks` for the heads of an MSDNet alone.
-        hold_statistics: Whether frozen modules compute as in evaluation: batch norms keep their statistics, nothing is dropped.
+            `joint-then-product` the paper's finetuning: the first, then the second for the last part of the epochs. `sdn` is
+            `joint` with weights that grow over the epochs, in `distillation` one exit teaches the others, `equilibrium` and
+            `one-for-all` are the two stages of IMTA, `l2w` learns a weight per sample and exit.
+        product_from: Fraction of the epochs after which `joint-then-product` switches to the product.
+        exit_weights: One weight per exit, or None for all ones; for `sdn`, the final weights.
+        frozen: Names of modules whose parameters do not change, such as `blocks` to train only the heads of an MSDNet.
+        hold_statistics: Whether frozen modules run in evaluation mode: batch norms keep their statistics, dropout is off.
         distillation: Settings of `distillation` and `one-for-all`.
         l2w: Settings of `l2w`.
-        augment: Whether training images are cropped (padding 4) and mirrored at random; texts are not changed.
-        seed: Of the order, the crops and what is dropped. The network's own start is the caller's.
+        augment: Whether training images are randomly cropped (padding 4) and mirrored; texts are not changed.
+        seed: Seed of the order, the crops and dropout. The network's initial weights are the caller's.
     """
 
     epochs: int = 300
@@ -114,7 +115,7 @@ class TrainConfig:
     schedule: Schedule = "step"
     milestones: tuple[float, ...] = (0.5, 0.75)
     warmup: float = 0.0
-    objective: Objective = "joint"
+    objective: ObjectiveName = "joint"
     product_from: float = 2 / 3
     exit_weights: tuple[float, ...] | None = None
     frozen: tuple[str, ...] = ()
@@ -125,29 +126,32 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_count(self.epochs, "epochs", most=_MOST)
-        check_count(self.batch, "batch", most=_MOST)
+        for name in ("epochs", "batch"):
+            check_count(getattr(self, name), name, most=_EXACT_IN_FLOAT64)
         check_seed(self.seed)
         for name in ("lr", "head_rate"):
             check_number(getattr(self, name), name, above=0)
-        check_number(self.momentum, "momentum", low=0, most=1)
         check_number(self.weight_decay, "weight_decay", low=0)
-        check_number(self.warmup, "warmup", low=0, most=self.epochs)
-        check_number(self.product_from, "product_from", low=0, most=1)
-        check_choice(self.optimizer, "optimizer", get_args(OptimizerName))
-        check_choice(self.schedule, "schedule", get_args(Schedule))
-        check_choice(self.objective, "objective", get_args(Objective))
+        for name, most in (("momentum", 1), ("warmup", self.epochs), ("product_from", 1)):
+            check_number(getattr(self, name), name, low=0, most=most)
+        for name, choices in (("optimizer", OptimizerName), ("schedule", Schedule), ("objective", ObjectiveName)):
+            check_choice(getattr(self, name), name, get_args(choices))
         for name in ("nesterov", "augment", "hold_statistics"):
             check_flag(getattr(self, name), name)
         if self.exit_weights is not None:
-            object.__setattr__(self, "exit_weights", _numbers("exit_weights", self.exit_weights, 0, sys.float_info.max))
-        object.__setattr__(self, "milestones", _numbers("milestones", self.milestones, 0, 1))
+            object.__setattr__(self, "exit_weights", _numbers(self.exit_weights, "exit_weights"))
+        object.__setattr__(self, "milestones", _numbers(self.milestones, "milestones", most=1))
         if not isinstance(self.frozen, tuple | list) or not all(isinstance(name, str) for name in self.frozen):
-            raise OptionError(f"frozen is {self.frozen!r}", expected="a tuple of names of modules", fix="('blocks',)")
+            raise OptionError(
+                f"frozen is {self.frozen!r}", expected="a list of module names", fix="write it as a list: frozen=[blocks]"
+            )
         object.__setattr__(self, "frozen", tuple(self.frozen))
         for name, kind in (("distillation", Distillation), ("l2w", L2W)):
             if not isinstance(getattr(self, name), kind):
-                raise OptionError(f"{name} is {getattr(self, name)!r}", expected=f"a {kind.__name__}", fix=f"correct {name}")
+                known = ", ".join(part.name for part in fields(kind))
+                raise OptionError(
+                    f"{name} is {getattr(self, name)!r}", expected=f"some of {known}", fix=f"write {name} as NAME: VALUE pairs"
+                )
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -155,32 +159,32 @@ class TrainConfig:
         return plain
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Read back what `to_json` gave; unknown names are refused."""
-        _known(cls, values)
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned; unknown names are refused."""
+        _check_known(cls, values)
         read = dict(values)
-        for name in ("exit_weights", "frozen", "milestones"):
-            if isinstance(read.get(name), list):
-                read[name] = tuple(read[name])
+        distillation = read.get("distillation")
+        if isinstance(distillation, dict) and "share" in distillation:  # its former name
+            read["distillation"] = {"weight" if name == "share" else name: value for name, value in distillation.items()}
         for name, kind in (("distillation", Distillation), ("l2w", L2W)):
             if isinstance(read.get(name), dict):
-                read[name] = _part(name, kind, read[name])
+                read[name] = _nested(name, kind, read[name])
         return cls(**read)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Where and with which arithmetic a recipe runs.
+    """Where a recipe runs, and with which arithmetic.
 
     Args:
         device: `cpu`, `cuda`, `cuda:1`.
-        precision: `bfloat16` computes convolutions and linear layers in bfloat16; weights, batch norm's statistics and the
-            loss stay float32.
-        channels_last: Whether images and weights have their channels innermost in memory.
-        graph: Whether the whole step is captured as a CUDA graph.
+        precision: `bfloat16` computes convolutions and linear layers in bfloat16; weights, batch norm statistics and the loss
+            stay float32.
+        channels_last: Whether images and weights use the channels-last memory format.
+        graph: Whether the step is captured as a CUDA graph.
         compile: Whether `torch.compile` fuses the forward and backward pass.
         fused: Whether batch norm and ReLU are one operation, by Triton kernels for channels-last maps.
-        streams: Whether independent parts of an MSDNet run side by side on a GPU.
+        streams: Whether independent parts of an MSDNet run on parallel CUDA streams.
     """
 
     device: str = "cpu"
@@ -197,25 +201,23 @@ class Hardware:
             check_flag(getattr(self, name), name)
         if (self.graph or self.streams) and not self.device.startswith("cuda"):
             raise OptionError(
-                f"a CUDA graph or streams were asked for on {self.device}",
-                expected="device='cuda'",
-                fix="leave graph and streams off on a CPU",
+                f"graph or streams is true with device {self.device}",
+                expected="device=cuda",
+                fix="set graph=false and streams=false",
             )
         if self.compile and (self.streams or self.fused):
-            raise OptionError(
-                "compile was asked for with streams or fused", expected="one or the other", fix="leave compile off"
-            )
+            raise OptionError("compile is true with streams or fused", expected="one of them", fix="set compile=false")
         if self.fused and not self.channels_last:
-            raise OptionError("fused was asked for without channels_last", expected="both", fix="set channels_last too")
+            raise OptionError("fused is true without channels_last", expected="both", fix="set channels_last=true")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Read back what `to_json` gave; unknown names are refused."""
-        _known(cls, values)
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned; unknown names are refused."""
+        _check_known(cls, values)
         return cls(**values)
 
     @classmethod
@@ -226,27 +228,22 @@ class Hardware:
         return cls(device=device)
 
 
-def _part(name: str, kind: type[Any], values: dict[str, Any]) -> Any:
-    """Settings within a setting; what is wrong in them is said with its name."""
+def _nested(name: str, kind: type[Any], values: dict[str, Any]) -> Any:
+    """Settings within the setting `name`, which errors mention."""
     try:
-        _known(kind, values)
+        _check_known(kind, values)
         return kind(**values)
     except OptionError as error:
         raise OptionError(f"{name} has a wrong setting: {error.got}", expected=error.expected, fix=error.fix) from error
 
 
-def _known(kind: type[Any], values: dict[str, Any]) -> None:
-    names = {field.name for field in fields(kind)}
-    unknown = sorted(str(name) for name in values if name not in names)
-    if unknown:
-        raise OptionError(
-            f"unknown settings {', '.join(unknown)}", expected=f"some of {', '.join(sorted(names))}", fix="correct the name"
-        )
+def _check_known(kind: type[Any], values: Mapping[str, Any]) -> None:
+    names = sorted(part.name for part in fields(kind))
+    for name in values:
+        check_choice(name, "the name of a setting", names)
 
 
-def _numbers(name: str, values: Any, low: float, high: float) -> tuple[float, ...]:
+def _numbers(values: Any, name: str, *, most: float = sys.float_info.max) -> tuple[float, ...]:
     if not isinstance(values, tuple | list):
-        raise OptionError(f"{name} is {values!r}", expected="a list of numbers", fix=f"write {name} as a list")
-    for value in values:
-        check_number(value, name, low=low, most=high)
-    return tuple(float(value) for value in values)
+        raise OptionError(f"{name} is {values!r}", expected="a list of numbers", fix=f"write it as a list: {name}=[0.5]")
+    return tuple(check_number(value, name, low=0, most=most) for value in values)

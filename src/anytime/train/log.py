@@ -1,4 +1,4 @@
-"""What a run says: one CSV line an epoch, and a bar of progress on a terminal."""
+"""The log of a run, one CSV line per epoch, and a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 1e100
 
 @dataclass(frozen=True)
 class EpochLog:
-    """One epoch: `epoch` counts from 1, `step` from the beginning of the run; losses are means over the epoch."""
+    """One epoch: `epoch` counts from 1, `step` from the start of the run; losses are means over the epoch."""
 
     epoch: int
     step: int
@@ -30,34 +30,39 @@ class EpochLog:
     seconds: float
 
     def columns(self) -> dict[str, str]:
-        """Names and values of the CSV line; accuracies are empty where none were measured."""
+        """Names and values of the CSV line; accuracies that were not measured are empty."""
         val = self.val_accuracy or ("",) * len(self.losses)
         return {
             "epoch": str(self.epoch),
             "step": str(self.step),
             "lr": f"{self.lr:.6g}",
             **{f"loss_{exit}": f"{loss:.6g}" for exit, loss in enumerate(self.losses, 1)},
-            **{f"val_accuracy_{exit}": f"{share:.6g}" if share != "" else "" for exit, share in enumerate(val, 1)},
+            **{f"val_accuracy_{exit}": f"{value:.6g}" if value != "" else "" for exit, value in enumerate(val, 1)},
             "images_per_second": f"{self.images_per_second:.6g}",
             "seconds": f"{self.seconds:.6g}",
         }
 
 
 class CsvLog:
-    """The log of a run; `start` keeps what an earlier part of the run wrote up to a step."""
+    """The file `log.csv` of a run; without a path nothing is written."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
     def start(self, step: int) -> None:
-        """Drop lines of epochs that ended after `step`: they will be run again."""
+        """Keep the lines of epochs that ended by `step`; later ones will be repeated."""
         if self.path is None or not self.path.exists():
             return
         lines = [line for line in read_log(self.path) if int(line["step"]) <= step]
-        write_text(self.path, _table(lines) if lines else "")
+        text = io.StringIO()
+        if lines:
+            writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+        write_text(self.path, text.getvalue())
 
     def add(self, epoch: EpochLog) -> None:
-        """Write one more line."""
+        """Append a line."""
         if self.path is None:
             return
         columns = epoch.columns()
@@ -70,31 +75,24 @@ class CsvLog:
 
 
 def read_log(path: Path) -> list[dict[str, str]]:
-    """The lines of a log that are whole: one cut short by a kill lacks values, and its epoch will be run again."""
-    expected, fix = "the log of a training run", f"move {path.name} away: the run goes on with a new one"
+    """The complete lines of a log: a line cut short by a kill is left out, and its epoch will be repeated."""
+    expected, fix = "the log of a training run", f"remove {path.name}: the run continues with a new one"
     with parsing(path, expected=expected, fix=fix, kind=FormatError):
         text = read_file(path, expected=expected).decode()
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         names = set(reader.fieldnames or ())
         if names and not {"epoch", "step", "loss_1"} <= names:
-            raise ValueError("it has no column epoch, step or loss_1")
+            raise ValueError("column epoch, step or loss_1 is missing")
         lines = [line for line in reader if set(line) == names and all(isinstance(value, str) for value in line.values())]
         for line in lines:
-            if (
-                int(line["epoch"]) < 0
-                or int(line["step"]) < 0
-                or not all(_is_number(value) for value in line.values() if value)
-            ):
+            good = all(abs(float(value)) < _LARGEST for value in line.values() if value)
+            if not good or int(line["epoch"]) < 0 or int(line["step"]) < 0:
                 raise ValueError(f"the line of step {line['step'][:20]} has a value that is not a number")
         return lines
 
 
-def _is_number(text: str) -> bool:
-    return abs(float(text)) < _LARGEST
-
-
 class Progress:
-    """`step 1200/52500  █░░░░░  2 %  17,012 inputs/s  4 min left`, rewritten in place; silent where stderr is no terminal."""
+    """`step 1200/52500  █░░░░░  2 %  17,012 inputs/s  4 min left`, rewritten in place; silent unless stderr is a terminal."""
 
     def __init__(self, steps: int, batch: int, *, stream: TextIO | None = None) -> None:
         self.steps, self.batch = steps, batch
@@ -103,7 +101,7 @@ class Progress:
         self._shown = 0.0
 
     def show(self, step: int) -> None:
-        """Say that `step` steps are done, at most a few times a second."""
+        """Show that `step` steps are done, at most four times per second."""
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
@@ -112,25 +110,25 @@ class Progress:
         self._shown = now
         done, since = step - self._first[0], now - self._first[1]
         rate = done / since if done and since > 0 else 0.0
-        share = step / self.steps
+        done_fraction = step / self.steps
         speed = f"  {rate * self.batch:,.0f} inputs/s  {_left((self.steps - step) / rate)}" if rate else ""
-        self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {_bar(share)}  {100 * share:.0f} %{speed}")
+        self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {_bar(done_fraction)}  {100 * done_fraction:.0f} %{speed}")
         self.stream.flush()
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self.stream.isatty() and self._shown:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
 
 
-def _bar(share: float, width: int = 24) -> str:
-    filled = round(share * width)
+def _bar(fraction: float, width: int = 24) -> str:
+    filled = round(fraction * width)
     return "█" * filled + "░" * (width - filled)
 
 
 def _left(seconds: float) -> str:
-    """How long it still takes, in words.
+    """The remaining time in words.
 
     >>> _left(20), _left(250), _left(4000)
     ('under 1 min left', '4 min left', '1 h 07 min left')
@@ -139,11 +137,3 @@ def _left(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes:02} min left"
     return f"{minutes} min left" if minutes else "under 1 min left"
-
-
-def _table(lines: list[dict[str, str]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()

@@ -1,4 +1,4 @@
-"""The loop: epochs of steps, with a log, validation, checkpoints and an early end where one is asked for."""
+"""The training loop: epochs of steps, with a log, validation, checkpoints and an early stop on request."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from anytime.models.base import MultiExit
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
-from anytime.train.data.logits import Evaluation
-from anytime.train.data.named import measure
+from anytime.train.data.logits import ExitEvaluation
+from anytime.train.data.named import Rows, measure
+from anytime.train.data.stream import StreamedStep
 from anytime.train.data.tokens import TokenStep
+from anytime.train.distributed import Ranks
 from anytime.train.log import CsvLog, EpochLog, Progress
-from anytime.train.objectives.l2w import WeighedStep
-from anytime.train.objectives.losses import Objective
+from anytime.train.objectives.l2w import L2WStep
 from anytime.train.objectives.plan import Phase, learnt_rule, phases
 from anytime.train.schedule import learning_rate
 from anytime.train.step import TrainStep
 from anytime.train.stopping import Stopping
 
-# Steps between looks at the loss and the clock: a look waits for the device.
-_LOOK_EVERY = 50
+# Steps between readings of the loss and the clock: reading the loss waits for the device.
+_CHECK_EVERY = 50
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a run does beside learning.
+    """Settings of a run that do not affect what is learnt.
 
     Args:
-        folder: Where `log.csv` and the folder `checkpoint` go; none for neither.
-        resume: Whether to go on from the checkpoint there, if there is one.
-        checkpoint_every: Epochs between checkpoints; one is also written at the end and at an early end.
-        evaluate_every: Epochs between validations; the last epoch is always validated.
-        seconds: Stop, with a checkpoint, after this many.
+        folder: Folder for `log.csv` and `checkpoint/`; None to write neither.
+        resume: Whether to continue from the checkpoint in `folder`, if there is one.
+        checkpoint_every: Epochs between checkpoints. One is also written at the end and when the run is stopped.
+        evaluate_every: Epochs between validations. The last epoch is always validated.
+        seconds: Stop, with a checkpoint, after this many seconds.
         on_epoch: Called with the log line of each epoch.
     """
 
@@ -55,7 +56,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: after `step` of `steps` steps and `seconds`; `stopped` says why, if before its end."""
+    """How a run ended: after `step` of `steps` steps and `seconds`; `stopped` says why, if it ended early."""
 
     step: int
     steps: int
@@ -71,112 +72,113 @@ class Outcome:
 
 def fit(
     model: MultiExit,
-    data: ImageData | TokenData,
+    data: Rows,
     config: TrainConfig,
     *,
-    val: ImageData | TokenData | None = None,
-    machine: Hardware | None = None,
+    val: Rows | None = None,
+    hardware: Hardware | None = None,
     options: FitOptions | None = None,
+    ranks: Ranks | None = None,
 ) -> Outcome:
-    """Train `model` on `data` by a recipe; it is changed in place and ends on the machine's device, in float32.
+    """Train `model` in place on `data` by a recipe; it ends on the hardware's device, in float32.
 
     Args:
         model: A network with exits.
-        data: Training images, or texts as word pieces.
+        data: Training images or tokens.
         config: The recipe.
-        val: What to measure accuracy on, without augmentation; nothing is chosen by them.
-        machine: Where it runs; a CPU by default.
+        val: Rows to measure accuracy on, without augmentation; nothing is selected by it.
+        hardware: Where and how to compute; a CPU by default.
         options: Log, checkpoints, validation, time limit.
+        ranks: The process group, if several processes train together.
     """
-    machine, options = machine or Hardware(), options or FitOptions()
+    hardware, options = hardware or Hardware(), options or FitOptions()
     plan = phases(config, exits=model.num_exits, steps_per_epoch=max(1, len(data) // config.batch))
-    training = _step(model, data, plan[0].objective, config, machine)
-    evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
-    return run_loop(training, plan, evaluation, options)
+    training = _step_type(data, config)(model, data, plan[0].objective, config, hardware, ranks)
+    rank_zero = ranks is None or ranks.rank == 0
+    evaluation = measure(training.model, val, graph=hardware.graph) if val is not None and rank_zero else None
+    with _fastest_kernels():
+        return _Loop(training, plan, evaluation, options).run()
 
 
-def _step(
-    model: MultiExit, data: ImageData | TokenData, objective: Objective, config: TrainConfig, machine: Hardware
-) -> TrainStep:
-    """The step that fits data and objective."""
+def _step_type(data: Rows, config: TrainConfig) -> Callable[..., TrainStep]:
     if isinstance(data, TokenData):
-        return TokenStep(model, data, objective, config, machine)
-    return (WeighedStep if config.objective == "l2w" else TrainStep)(model, data, objective, config, machine)
+        return TokenStep
+    if not isinstance(data, ImageData):
+        return StreamedStep
+    return L2WStep if config.objective == "l2w" else TrainStep
 
 
-def run_loop(training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, options: FitOptions) -> Outcome:
-    """The loop itself, for a step made by the caller."""
-    with _chosen_kernels():
-        return _Run(training, plan, evaluation, options).run()
-
-
-class _Run:
-    """The state of a loop."""
+class _Loop:
+    """The loop and its state. All ranks run it; rank 0 writes the files."""
 
     def __init__(
-        self, training: TrainStep, plan: tuple[Phase, ...], evaluation: Evaluation | None, options: FitOptions
+        self, training: TrainStep, plan: tuple[Phase, ...], evaluation: ExitEvaluation | None, options: FitOptions
     ) -> None:
         self.training, self.plan, self.evaluation, self.options = training, plan, evaluation, options
-        self.config = training.config
+        self.config, self.ranks = training.config, training.ranks
+        self.rank_zero = self.ranks is None or self.ranks.rank == 0
         self.per_epoch = training.steps_per_epoch
         self.steps = self.config.epochs * self.per_epoch
+        self.phase = plan[0]
         self.checkpoints = None if options.folder is None else options.folder / "checkpoint"
-        self.log = CsvLog(None if options.folder is None else options.folder / "log.csv")
+        self.log = CsvLog(options.folder / "log.csv" if options.folder is not None and self.rank_zero else None)
         self.progress = Progress(self.steps, self.config.batch)
 
     def run(self) -> Outcome:
-        begun = self._begin()
+        begun = self._resume()
         step, saved, stopped = begun.step, begun.step, None
-        with Stopping(self.options.seconds) as stopping:
+        agree = {} if self.ranks is None else {"agree": self.ranks.maximum}
+        with Stopping(self.options.seconds, **agree) as stopping:
             while step < self.steps and stopped is None:
-                epoch_began, first = stopping.elapsed, step
+                epoch_start, first = stopping.elapsed, step
                 step = self._epoch(step, stopping)
-                spent = begun.seconds + stopping.elapsed
-                rate = (step - first) * self.config.batch / (stopping.elapsed - epoch_began)
+                seconds = begun.seconds + stopping.elapsed
+                rate = (step - first) * self.config.batch / (stopping.elapsed - epoch_start)
                 if step % self.per_epoch == 0:
-                    self._end_epoch(step, rate, spent)
-                stopped = stopping.reason if step < self.steps and stopping.asked() else None
+                    self._end_epoch(step, rate, seconds)
+                stopped = stopping.reason if step < self.steps and stopping.requested() else None
                 if stopped or step == self.steps or step - saved >= self.options.checkpoint_every * self.per_epoch:
-                    self._save(TrainState(step, spent))
+                    self._save(TrainState(step, seconds))
                     saved = step
             seconds = stopping.elapsed
         self.progress.clear()
         images = (step - begun.step) * self.config.batch
         return Outcome(step, self.steps, begun.seconds + seconds, images / seconds if images else 0.0, stopped)
 
-    def _begin(self) -> TrainState:
-        place = TrainState()
+    def _resume(self) -> TrainState:
+        state = TrainState()
         if self.checkpoints is not None and self.options.resume and checkpoint.exists(self.checkpoints):
-            place = checkpoint.load(self.checkpoints, self.training)
-        self.log.start(place.step)
-        return place
+            state = checkpoint.load(self.checkpoints, self.training)
+        self.log.start(state.step)
+        return state
 
     def _epoch(self, step: int, stopping: Stopping) -> int:
-        """Run to the end of the epoch that `step` lies in, or to an early end; gives the steps done by then."""
+        """Run to the end of the epoch of `step`, or until a stop is requested; returns the steps done by then."""
         epoch = step // self.per_epoch
         self.training.begin(epoch)
-        self._follow_plan(step)
+        self._select_phase(step)
         while step < (epoch + 1) * self.per_epoch:
             lr = learning_rate(step, steps_per_epoch=self.per_epoch, config=self.config)
             self.training(step % self.per_epoch, lr)
             step += 1
-            self.progress.show(step)
-            if step % _LOOK_EVERY == 0:
-                self._check(step)
-            if (step % _LOOK_EVERY == 0 or stopping.reason) and stopping.asked():
+            if self.rank_zero:
+                self.progress.show(step)
+            check = step % _CHECK_EVERY == 0
+            if check:
+                self._check_losses(step)
+            if stopping.requested(check_time=check):
                 break
-        self._check(step)
+        self._check_losses(step)
         return step
 
-    def _follow_plan(self, step: int) -> None:
-        """Change the objective where this epoch begins another phase, or a run goes on in one."""
-        current = max((phase for phase in self.plan if phase.start <= step), key=lambda phase: phase.start)
-        if current.start and current is not getattr(self, "_phase", None):
-            self.training.minimise(current.objective)
-        self._phase = current
+    def _select_phase(self, step: int) -> None:
+        phase = max((phase for phase in self.plan if phase.start <= step), key=lambda phase: phase.start)
+        if phase is not self.phase:
+            self.training.minimise(phase.objective)
+        self.phase = phase
 
-    def _check(self, step: int) -> None:
-        losses = self.training.losses.tolist()
+    def _check_losses(self, step: int) -> None:
+        losses = self.training.mean_losses().tolist()
         bad = [exit for exit, loss in enumerate(losses, 1) if not math.isfinite(loss)]
         if bad:
             kept = self.checkpoints is not None and checkpoint.exists(self.checkpoints)
@@ -184,12 +186,14 @@ class _Run:
             raise DivergedError(
                 f"the loss of exit {bad[0]} is {losses[bad[0] - 1]} by step {step} (epoch {(step - 1) // self.per_epoch + 1})",
                 expected="finite losses",
-                fix=f"lower lr (now {self.config.lr:g}) or add warmup epochs, and begin anew{where}",
+                fix=f"lower lr (now {self.config.lr:g}) or add warmup epochs, and start a new run{where}",
             )
 
     def _end_epoch(self, step: int, rate: float, seconds: float) -> None:
         epoch = step // self.per_epoch
         losses = (self.training.take_losses() / self.per_epoch).tolist()
+        if not self.rank_zero:
+            return
         lr = learning_rate(step - 1, steps_per_epoch=self.per_epoch, config=self.config)
         line = EpochLog(epoch, step, lr, tuple(losses), self._validate(epoch, step), rate, seconds)
         self.log.add(line)
@@ -202,15 +206,16 @@ class _Run:
         self.training.publish(step)
         return self.evaluation.accuracy(learnt_rule(self.config))
 
-    def _save(self, place: TrainState) -> None:
-        self.training.publish(place.step)
-        if self.checkpoints is not None:
-            checkpoint.save(self.checkpoints, self.training, place)
+    def _save(self, state: TrainState) -> None:
+        self.training.publish(state.step)
+        losses = self.training.mean_losses()
+        if self.checkpoints is not None and self.rank_zero:
+            checkpoint.save(self.checkpoints, self.training, state, losses)
 
 
 @contextmanager
-def _chosen_kernels() -> Iterator[None]:
-    """Let cuDNN try its kernels on each shape and keep the fastest, for the time being."""
+def _fastest_kernels() -> Iterator[None]:
+    """Let cuDNN time its kernels for each shape and use the fastest, within the block."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:

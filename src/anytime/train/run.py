@@ -1,32 +1,33 @@
-"""A training run from its settings to a folder that has everything: what was asked for, what happened, what came out.
+"""A training run from its settings to a folder with everything: settings, log, results.
 
-| file | what |
+| file | content |
 | --- | --- |
-| `config.yaml` | all settings; enough to go on, or to do it again |
+| `config.yaml` | all settings; enough to resume or to repeat the run |
 | `split.json` | which training rows were held out |
-| `log.csv` | a line an epoch |
-| `checkpoint/` | where to go on from |
+| `log.csv` | one line per epoch |
+| `checkpoint/` | the state to resume from |
 | `model/` | the network, for `anytime.models.load` |
-| `data.json` | how its images were normalised or its texts cut, and what the classes are called, for `anytime predict` |
-| `vocab.txt` | the word pieces of texts |
+| `data.json` | normalisation of the images or length of the texts, and the class names, for `anytime predict` |
+| `vocab.txt` | the tokens of texts |
 | `val.npz`, `test.npz` | logits and labels, for `anytime evaluate` |
 | `oos.npz` | logits of the out-of-scope queries of CLINC150, which have no label |
 | `summary.json` | accuracy of each exit, time, and whether the expected accuracy was reached |
-| `manifest.json` | checksums of all of these but the folders, which have their own; written last |
+| `manifest.json` | checksums of all of these except the folders, which have their own; written last |
 
-A process that trains holds a lock on the folder. A run that is finished is not trained again.
+A process that trains holds a lock on the folder. A finished run is not trained again.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from anytime.artifacts import bundle_kind, seal, verify_bundle, write_bytes, write_json, write_text
@@ -34,27 +35,24 @@ from anytime.data.text import TokenData, save_tokenizer
 from anytime.errors import AnytimeError, FormatError, MissingFileError, OptionError
 from anytime.models import save
 from anytime.models.base import MultiExit
-from anytime.outputs import check_new_folder, exists, join_run, lock_run
+from anytime.outputs import check_new_folder, exists, lock_run
 from anytime.reading import parsing, read_json
-from anytime.train.config import Hardware
 from anytime.train.data.logits import exit_accuracy
 from anytime.train.data.named import Rows, Sets, measure, open_sets
-from anytime.train.data.stream import StreamedStep
+from anytime.train.distributed import Ranks, check_distributed, is_rank_zero, launch
 from anytime.train.log import EpochLog
-from anytime.train.loop import FitOptions, Outcome, fit, run_loop
-from anytime.train.objectives.plan import learnt_rule, phases
-from anytime.train.parallel import StreamedTeamStep, TeamStep, launch, leads
+from anytime.train.loop import FitOptions, Outcome, fit
+from anytime.train.objectives.plan import learnt_rule
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
 from anytime.train.start import MINILM, start_network
-from anytime.train.step import TrainStep, usable_device
-from anytime.train.stopping import CTRL_C
+from anytime.train.step import usable_device
 
-_CONFIG, _SPLIT, _DATA, _SUMMARY = "config.yaml", "split.json", "data.json", "summary.json"
+_CONFIG, _ENVIRONMENT, _SPLIT, _LOG, _SUMMARY = "config.yaml", "environment.json", "split.json", "log.csv", "summary.json"
+_DATA = "data.json"
 _SEALED = (
-    *(_CONFIG, "environment.json", _SPLIT, "log.csv", "curve.svg", _DATA, "vocab.txt"),
+    *(_CONFIG, _ENVIRONMENT, _SPLIT, _LOG, "curve.svg", _DATA, "vocab.txt"),
     *("val.npz", "test.npz", "oos.npz", _SUMMARY),
 )
-KIND = "run"
 OnEpoch = Callable[[EpochLog], None]
 
 
@@ -63,11 +61,11 @@ class RunResult:
     """How a run ended.
 
     Attributes:
-        folder: Where its files are.
+        folder: The folder of the run.
         step: Steps done.
-        steps: Steps there are.
-        stopped: Why it ended before its end, or none.
-        summary: What `summary.json` holds; none for a run that has not come to its end.
+        steps: Steps in total.
+        stopped: Why it ended early, or None.
+        summary: The content of `summary.json`; None for an unfinished run.
     """
 
     folder: Path
@@ -78,165 +76,97 @@ class RunResult:
 
 
 def begin(config: RunConfig, folder: str | Path) -> RunConfig:
-    """Make a folder for a new run; refuses one that holds anything already."""
+    """Create the folder of a new run; one that is not empty is refused. Returns the settings as they are stored."""
     folder, config = Path(folder), _settled(config)
-    if leads():
-        check_new(folder)
+    if is_rank_zero():
+        _check_new(folder)
         with lock_run(folder):
-            check_new(folder)  # another process may have been quicker
+            _check_new(folder)  # again: another process may have started a run meanwhile
             config.save(folder / _CONFIG)
     return config
 
 
 @contextmanager
 def claim(config: RunConfig, folder: str | Path, *, resume: bool) -> Iterator[RunConfig]:
-    """Hold the folder of a run, a new one unless it is to go on, until the run ends; gives the run's settings."""
+    """Hold the folder of a run, a new one unless `resume`, until the run ends; gives the run's settings."""
     folder = Path(folder)
-    if not leads():
+    if not is_rank_zero():
         yield _settled(config)
         return
     if not resume:
-        check_new(folder)
+        _check_new(folder)
     with lock_run(folder):
         try:
             yield config if resume else begin(config, folder)
         except AnytimeError:
-            # What failed before it began is in nobody's way; all that is here was written by this run.
-            if not resume and not any((folder / name).exists() for name in ("log.csv", "checkpoint", _SUMMARY)):
-                for name in (_CONFIG, "environment.json", _SPLIT):
+            # A new run that failed before its first epoch leaves an empty folder.
+            if not resume and not any((folder / name).exists() for name in (_LOG, "checkpoint", _SUMMARY)):
+                for name in (_CONFIG, _ENVIRONMENT, _SPLIT):
                     (folder / name).unlink(missing_ok=True)
             raise
 
 
-def check_new(folder: Path) -> None:
-    """Refuse a folder that is not new or empty."""
-    begun = exists(folder / _CONFIG) or exists(folder / "config.json")
-    fix = f"go on with --resume --out {folder}, or choose another folder" if begun else "choose another folder with --out"
-    check_new_folder(folder, fix=fix)
-
-
 def is_finished(folder: str | Path) -> bool:
-    """Whether the run in a folder has come to its end."""
+    """Whether the run in a folder is finished."""
     return exists(Path(folder) / _SUMMARY)
 
 
-def finish(folder: Path, names: Iterable[str] = _SEALED) -> None:
-    """Write the manifest of a run that has come to its end, over those of its files that are there."""
-    seal(folder, [name for name in names if (folder / name).is_file()], kind=KIND)
-
-
-def check_finished(folder: Path, names: Iterable[str] = _SEALED) -> None:
-    """Compare a finished run with its manifest; one that was killed just before it was written gets it now."""
-    if bundle_kind(folder) is None:
-        finish(folder, names)
-    verify_bundle(folder)
-
-
 def stored_config(folder: str | Path, changes: Source | None = None) -> RunConfig:
-    """The settings of the run in a folder; `changes` may move it to another machine."""
+    """The settings of the run in a folder, with `changes`, such as another device."""
     path = Path(folder) / _CONFIG
     if not path.is_file():
-        fix = "give the --out of the run that is to go on"
-        raise MissingFileError(f"there is no run in {folder}", expected=f"a folder with {_CONFIG}", fix=fix, path=folder)
+        raise MissingFileError(
+            f"there is no run in {folder}",
+            expected=f"a folder with {_CONFIG}",
+            fix="give --out the folder of the run to resume",
+            path=folder,
+        )
     stored = read_settings(path)
     return _settled(resolve(stored) if changes is None else resolve(stored, changes))
 
 
 def train(config: RunConfig, folder: str | Path, *, on_epoch: OnEpoch = lambda line: None) -> RunResult:
-    """Train by `config`, from the checkpoint in `folder` where there is one, and leave all files of the run there.
+    """Train by `config`, from the checkpoint in `folder` if there is one, and write all files of the run there.
 
     Args:
         config: The settings.
-        folder: Of the run.
-        on_epoch: Called after each epoch; at the top of a module where there are several processes.
+        folder: The folder of the run.
+        on_epoch: Called after each epoch, on rank 0.
     """
     folder = Path(folder)
-    with lock_run(folder) if leads() else nullcontext():
+    with lock_run(folder) if is_rank_zero() else nullcontext():
         if is_finished(folder):
-            if leads():
-                check_finished(folder)
-            return _ended(folder)
+            if is_rank_zero():
+                _check_finished(folder)
+            return _read_result(folder)
+        usable_device(config.hardware.device)
         if config.processes == 1:
-            return _train(config, folder, on_epoch)
-        usable_device(config.machine.device)
-        options: Any = {"device": config.machine.device, "after_ctrl_c": _after_ctrl_c}
-        found: RunResult = launch(config.processes, _train, config, folder, on_epoch, **options)
-        return found
+            return _train(config, folder, on_epoch=on_epoch)
+        check_distributed(config.recipe, config.hardware, config.processes)
+        device, hook = config.hardware.device, {"on_epoch": on_epoch}
+        result: RunResult = launch(config.processes, _train, config, folder, device=device, on_rank_zero=hook)
+        return result
 
 
-def _after_ctrl_c(found: RunResult) -> RunResult:
-    return replace(found, stopped=found.stopped and CTRL_C)
-
-
-def _ended(folder: Path) -> RunResult:
-    """What a run that came to its end left behind."""
-    path, fix = folder / _SUMMARY, f"remove {_SUMMARY} to train the rest again from the checkpoint"
-    summary = read_json(path, expected="the summary that a training run writes", fix=fix)
-    with parsing(path, expected="steps, test_accuracy and the like, as a training run writes them", fix=fix, kind=FormatError):
-        steps, shares = summary["steps"], summary["test_accuracy"]
-        if type(steps) is not int or not all(isinstance(share, int | float) for share in shares):
-            raise ValueError("its steps or accuracies are not numbers")
-        if "missed_exits" in summary:
-            missed, expected, tolerance = summary["missed_exits"], summary["expected_accuracy"], summary["tolerance"]
-            if not all(isinstance(number, int | float) for number in (*missed, *expected, tolerance)):
-                raise ValueError("what was expected of it is not in numbers")
-    return RunResult(folder, steps, steps, None, summary)
-
-
-def _train(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any = None) -> RunResult:
-    """A run, or this process's part in it."""
-    with nullcontext() if team is None else join_run(folder):
-        return _train_locked(config, folder, on_epoch, team)
-
-
-def _train_locked(config: RunConfig, folder: Path, on_epoch: OnEpoch, team: Any) -> RunResult:
-    sets, machine = open_sets(config), config.machine
-    if team is not None:
-        machine = replace(machine, device=str(team.device))
+def _train(config: RunConfig, folder: Path, ranks: Ranks | None = None, *, on_epoch: OnEpoch = lambda line: None) -> RunResult:
+    if ranks is not None:
+        config = replace(config, hardware=replace(config.hardware, device=str(ranks.device)))
+    sets = open_sets(config)
     model = start_network(
         config.model,
         config.recipe,
         classes=sets.train.classes,
         init=config.init,
         options=_options(config),
-        pieces=None if sets.tokenizer is None else len(sets.tokenizer),
+        tokens=None if sets.tokenizer is None else len(sets.tokenizer),
     )
     _check_expected(config, model.num_exits)
-    leads = team is None or team.rank == 0
-    if leads and sets.split is not None:
+    if ranks is not None:  # each rank has its own dropout
+        torch.manual_seed(config.recipe.seed + ranks.rank)
+    rank_zero = ranks is None or ranks.rank == 0
+    if rank_zero and sets.split is not None:
         write_text(folder / _SPLIT, sets.split.to_json() + "\n")
-    outcome = _fit(model, sets, config, machine, _habits(config, folder, on_epoch), team)
-    summary = _finish(model, sets, config, outcome, folder) if leads and outcome.finished else None
-    return RunResult(folder, outcome.step, outcome.steps, outcome.stopped, summary)
-
-
-def _fit(model: MultiExit, sets: Sets, config: RunConfig, machine: Hardware, options: FitOptions, team: Any) -> Outcome:
-    train: Any = sets.train
-    val: Any = sets.val
-    if team is None and not sets.streamed:
-        return fit(model, train, config.recipe, val=val, machine=machine, options=options)
-    plan = phases(config.recipe, exits=model.num_exits, steps_per_epoch=max(1, len(train) // config.recipe.batch))
-    training = _step(team, sets.streamed)(model, train, plan[0].objective, config.recipe, machine)
-    if team is not None and team.rank:
-        training.follow(plan)
-        return Outcome(0, 0, 0.0, 0.0, None)
-    evaluation = None if val is None else measure(training.model, val, graph=machine.graph)
-    try:
-        return run_loop(training, plan, evaluation, options)
-    finally:
-        if team is not None:
-            training.end()
-
-
-def _step(team: Any, streamed: bool) -> Callable[..., Any]:
-    if team is None:
-        return StreamedStep if streamed else TrainStep
-    kind: Callable[..., TrainStep] = StreamedTeamStep if streamed else TeamStep
-    return lambda *arguments: kind(*arguments, team)
-
-
-def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> FitOptions:
-    return FitOptions(
+    options = FitOptions(
         folder=folder,
         resume=True,
         checkpoint_every=config.checkpoint_every,
@@ -244,10 +174,13 @@ def _habits(config: RunConfig, folder: Path, on_epoch: OnEpoch) -> FitOptions:
         seconds=None if config.minutes is None else 60 * config.minutes,
         on_epoch=on_epoch,
     )
+    outcome = fit(model, sets.train, config.recipe, val=sets.val, hardware=config.hardware, options=options, ranks=ranks)
+    summary = _finish(model, sets, config, outcome, folder) if rank_zero and outcome.finished else None
+    return RunResult(folder, outcome.step, outcome.steps, outcome.stopped, summary)
 
 
 def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Write logits, what the data are, the network, the summary and, last of all, the manifest."""
+    """Write logits, the description of the data, the network, the summary and, last, the manifest."""
     summary: dict[str, Any] = {
         "data": config.data,
         "model": config.model,
@@ -257,29 +190,28 @@ def _finish(model: MultiExit, sets: Sets, config: RunConfig, outcome: Outcome, f
         "seconds": round(outcome.seconds, 1),
         "images_per_second": round(outcome.images_per_second),
     }
-    parts: dict[str, Rows | None] = {"val": sets.val, "test": sets.test}
-    for name, data in parts.items():
+    measured: dict[str, Rows | None] = {"val": sets.val, "test": sets.test}
+    for name, data in measured.items():
         if data is not None:
             logits = _write_logits(folder / f"{name}.npz", model, data, config)
-            shares = exit_accuracy(logits, data.labels.cpu(), learnt_rule(config.recipe))
-            summary[f"{name}_accuracy"] = [round(share, 5) for share in shares]
+            accuracy = exit_accuracy(logits, data.labels.cpu(), learnt_rule(config.recipe))
+            summary[f"{name}_accuracy"] = [round(value, 5) for value in accuracy]
     for name, data in sets.others.items():
         _write_logits(folder / f"{name}.npz", model, data, config, labelled=False)
     if config.expected is not None:
-        missed = config.expected.missed(summary["test_accuracy"])
         summary["expected_accuracy"] = list(config.expected.accuracy)
         summary["tolerance"] = config.expected.tolerance
-        summary["missed_exits"] = list(missed)
+        summary["missed_exits"] = list(config.expected.missed(summary["test_accuracy"]))
     write_json(folder / _DATA, _description(sets, folder))
     save(model.cpu(), folder / "model")
     write_json(folder / _SUMMARY, summary)
-    finish(folder)
+    _seal(folder)
     return summary
 
 
 def _write_logits(path: Path, model: MultiExit, data: Rows, config: RunConfig, *, labelled: bool = True) -> Tensor:
-    """Write what `anytime evaluate` reads; gives the logits as they were written."""
-    logits = measure(model, data, graph=config.machine.graph).logits().half()
+    """Write a file that `anytime evaluate` reads; returns the logits as written."""
+    logits = measure(model, data, graph=config.hardware.graph).logits().half()
     arrays: dict[str, Any] = {"logits": logits.numpy(), "indices": data.rows.cpu().numpy()}
     if labelled:
         arrays["labels"] = data.labels.cpu().numpy()
@@ -290,33 +222,62 @@ def _write_logits(path: Path, model: MultiExit, data: Rows, config: RunConfig, *
 
 
 def _description(sets: Sets, folder: Path) -> dict[str, Any]:
-    """What the network's inputs are; the word pieces of texts get a file of their own."""
-    seen = sets.train
-    words: dict[str, Any] = {"name": seen.name, "class_names": list(seen.class_names)}
-    if not isinstance(seen, TokenData):
-        return {**words, "mean": list(seen.mean), "std": list(seen.std)}
+    """What the network's inputs are; the tokens of texts are written to a file of their own."""
+    data = sets.train
+    names: dict[str, Any] = {"name": data.name, "class_names": list(data.class_names)}
+    if not isinstance(data, TokenData):
+        return {**names, "mean": list(data.mean), "std": list(data.std)}
     assert sets.tokenizer is not None
-    return {**words, "mean": [], "std": [], **save_tokenizer(folder, sets.tokenizer, length=seen.length)}
+    return {**names, "mean": [], "std": [], **save_tokenizer(folder, sets.tokenizer, length=data.length)}
+
+
+def _read_result(folder: Path) -> RunResult:
+    """The result of a finished run."""
+    path, fix = folder / _SUMMARY, f"remove {_SUMMARY} and resume: the end of the run is repeated from the checkpoint"
+    summary = read_json(path, expected="the summary of a training run", fix=fix)
+    with parsing(path, expected="steps, test_accuracy and so on, as a training run writes them", fix=fix, kind=FormatError):
+        steps, numbers = summary["steps"], [*summary["test_accuracy"]]
+        if "missed_exits" in summary:
+            numbers += [*summary["missed_exits"], *summary["expected_accuracy"], summary["tolerance"]]
+        if type(steps) is not int or not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError("steps, an accuracy or an expected accuracy is not a number")
+    return RunResult(folder, steps, steps, None, summary)
+
+
+def _check_new(folder: Path) -> None:
+    choose = "choose another folder with --out"
+    check_new_folder(folder, fix=f"resume it with --resume --out {folder}, or {choose}" if exists(folder / _CONFIG) else choose)
+
+
+def _check_finished(folder: Path) -> None:
+    """Compare a finished run with its manifest; a run that was killed just before writing it gets one now."""
+    if bundle_kind(folder) is None:
+        _seal(folder)
+    verify_bundle(folder)
+
+
+def _seal(folder: Path) -> None:
+    seal(folder, [name for name in _SEALED if (folder / name).is_file()], kind="run")
 
 
 def _check_expected(config: RunConfig, exits: int) -> None:
-    """Before training, as it would else be known when all is done."""
+    """Before training, not after it."""
     if config.expected is not None and len(config.expected.accuracy) != exits:
         raise OptionError(
             f"expected has {len(config.expected.accuracy)} accuracies for a network with {exits} exits",
-            expected="one accuracy an exit",
-            fix="correct expected, or leave it out",
+            expected="one accuracy per exit",
+            fix="give one per exit, or remove expected with --set expected=null",
         )
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
-    """The network's options as Python has them: YAML knows lists, the networks' settings tuples."""
+    """The network's options with tuples in place of YAML's lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in config.options.items()}
 
 
 def _settled(config: RunConfig) -> RunConfig:
-    """Paths in full, so that a run goes on from any folder; the plain step where several processes share it."""
-    machine = config.machine if config.processes == 1 else replace(config.machine, graph=False, fused=False, streams=False)
-    paths = (config.root, config.init)
-    root, init = (path if path in (None, MINILM) else str(Path(path).resolve()) for path in paths)
-    return replace(config, root=root, init=init, machine=machine)
+    """Absolute paths, so that a run can be resumed from anywhere; the plain step with several processes."""
+    several = config.processes > 1
+    hardware = replace(config.hardware, graph=False, fused=False, streams=False) if several else config.hardware
+    root, init = (path if path in (None, MINILM) else str(Path(path).resolve()) for path in (config.root, config.init))
+    return replace(config, root=root, init=init, hardware=hardware)

@@ -1,4 +1,4 @@
-"""The network a run begins with: new, with pretrained weights or those of a run, or IMTA's second stage on its first."""
+"""The initial network of a run: new, with pretrained weights or those of a run, or IMTA's second stage on its first."""
 
 from __future__ import annotations
 
@@ -30,61 +30,61 @@ def start_network(
     classes: int,
     init: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
-    pieces: int | None = None,
+    tokens: int | None = None,
 ) -> MultiExit:
     """The network that `recipe` trains.
 
     Args:
-        name: Of the network; for `one-for-all`, of the MSDNet that was trained with `equilibrium`.
-        recipe: Its seed decides the start, its objective whether this is IMTA's second stage.
-        classes: How many classes there are.
-        init: Weights to begin from: a safetensors file, a folder that `anytime.models.save` made, or one of a run. A network
-            with attached exits also takes those of its backbone alone; its heads then are new. An encoder of texts takes
-            those of one with other exits, or pretrained ones: `minilm`, or a folder as Hugging Face writes it.
+        name: Name of the network; for `one-for-all`, of the MSDNet that was trained with `equilibrium`.
+        recipe: Its seed is that of the initial weights; its objective decides whether this is IMTA's second stage.
+        classes: Number of classes.
+        init: Initial weights: a safetensors file, a folder of `anytime.models.save`, or the folder of a run. For a network with
+            attached exits, the weights of its backbone alone are enough; its heads are new then. An encoder of texts also takes
+            the weights of one with other exits, or pretrained ones: `minilm`, or a folder in Hugging Face's format.
         options: Fields of the network's config to change.
-        pieces: How many word pieces there are, where the data are texts.
+        tokens: Size of the vocabulary, if the data are texts.
     """
     torch.manual_seed(recipe.seed)
     pretrained, settings = None if init is None else find_pretrained(init), {"classes": classes, **(options or {})}
-    if (pretrained is not None or pieces is not None) and name not in ENCODERS:
+    if (pretrained is not None or tokens is not None) and name not in ENCODERS:
         raise OptionError(
-            f"texts, or the weights of an encoder, came with model {name}",
+            f"model is {name} with texts or the weights of an encoder",
             expected=f"one of {', '.join(ENCODERS)}",
             fix="give --model minilm-l6",
         )
     if pretrained is not None:
         return _on_pretrained(name, pretrained, settings)
-    model = create(name, **(settings if pieces is None else {"vocabulary": pieces, **settings}))
+    model = create(name, **(settings if tokens is None else {"vocabulary": tokens, **settings}))
     if init is not None:
         _take(model, _weights(Path(init)))
     if recipe.objective != "one-for-all":
         return model
     if init is None or not isinstance(model, MSDNet):
         raise OptionError(
-            f"one-for-all came with model {name} and init {init}",
+            f"objective is 'one-for-all' with model {name} and init {init}",
             expected="an MSDNet and its weights, trained with the objective equilibrium",
-            fix="give the run of the first stage: --init FOLDER",
+            fix="give the folder of the first stage's run: --init FOLDER",
         )
     return IMTA.on(model, hold_statistics=recipe.hold_statistics)
 
 
 def find_pretrained(init: str | Path) -> Pretrained | None:
-    """The pretrained encoder that `init` names: MiniLM-L6 by its name, or one in a folder; none where it is something else."""
+    """The pretrained encoder that `init` names, `minilm` or a folder; None if `init` is something else."""
     if str(init) == MINILM:
         return load_minilm()
     for place in (Path(init), Path(init) / "model"):
         config = place / "config.json"
-        # Runs and networks of this library have such a file as well.
+        # Runs and networks of this library have such a file too.
         if is_file(config) and b'"model_type"' in read_file(config, most=1 << 24):
             return load_pretrained(place)
     return None
 
 
 def _on_pretrained(name: str, pretrained: Pretrained, options: Mapping[str, Any]) -> MultiExit:
-    """A network by name with its exits and its way to pool, and with the shape and the weights of a pretrained encoder."""
+    """A network by name with its own exits and pooling, and the shape and weights of a pretrained encoder."""
     shape = {setting: value for setting, value in pretrained.settings.items() if setting not in ("layers", "pool")}
     config = replace(ENCODERS[name], **{**shape, **options})
-    with torch.device("meta"):  # weights that do not fit are refused before there is memory for what the settings claim
+    with torch.device("meta"):  # refuse weights that do not fit before memory is allocated
         take_encoder(EncoderExits(config), pretrained.weights, first_position=pretrained.first_position)
     model = EncoderExits(config)
     take_encoder(model, pretrained.weights, first_position=pretrained.first_position)
@@ -108,5 +108,5 @@ def _weights(path: Path) -> dict[str, Tensor]:
         if place.is_dir() and _WEIGHTS in bundle_names(place):
             return tensors_from_bytes(read_sealed(place, _WEIGHTS), path=place / _WEIGHTS)
     file = path / _WEIGHTS if path.is_dir() else path
-    data = read_file(file, expected="the weights of an earlier run", fix="give a run's folder or file")
+    data = read_file(file, expected="the weights of a network", fix="give --init the folder of a run or a safetensors file")
     return tensors_from_bytes(data, path=file)

@@ -1,4 +1,4 @@
-"""The logits of all exits over a data set, and how often each exit is right."""
+"""The logits of all exits over a data set, and the accuracy of each exit."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from anytime.models.base import MultiExit
 from anytime.train.gpu.graph import Replayed
 
 
-class Evaluation:
-    """A network and the images it is measured on, kept on the device for use again and again.
+class ExitEvaluation:
+    """A network and the images it is measured on, kept on the device for repeated use.
 
-    The network computes in float32, as it lies, in evaluation mode and without augmentation.
+    The network runs in float32, in evaluation mode and without augmentation.
 
     Args:
-        model: On the device where it is to run.
+        model: The network, on the device where it is to run.
         data: The images.
-        batch: How many at a time.
+        batch: Images per batch.
         graph: Whether to capture a batch as a CUDA graph.
     """
+
+    data: Any
 
     def __init__(self, model: MultiExit, data: ImageData, *, batch: int = 500, graph: bool = False) -> None:
         self.model = model
@@ -39,19 +41,19 @@ class Evaluation:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """`(exits, N, classes)`, float32, on the host."""
+        """`(exits, N, classes)`, float32, on the CPU."""
         size, count = len(self._rows), len(self.data)
-        pieces = []
+        blocks = []
         with measuring(self.model):
             for start in range(0, count, size):
-                # The last batch is filled up with the last row: shapes stay, and rows do not see each other.
+                # The last batch is filled with copies of the last row, so that all batches have one shape.
                 self._rows.copy_(torch.arange(start, start + size).clamp(max=count - 1))
                 self._run()
-                pieces.append(self._out[:, : count - start].to("cpu", copy=True))
-        return torch.cat(pieces, 1)
+                blocks.append(self._out[:, : count - start].to("cpu", copy=True))
+        return torch.cat(blocks, 1)
 
     def accuracy(self, rule: Rule[Any] | None = None) -> tuple[float, ...]:
-        """The share of images that a rule, `Latest` by default, is right on at each exit."""
+        """The accuracy of a rule, `Latest` by default, at each exit."""
         return exit_accuracy(self.logits(), self.data.labels.cpu(), rule)
 
     def _forward(self) -> None:
@@ -61,7 +63,7 @@ class Evaluation:
 
 
 def exit_accuracy(logits: Tensor, labels: Tensor, rule: Rule[Any] | None = None) -> tuple[float, ...]:
-    """The share of rows that a rule, `Latest` by default, is right on at each exit.
+    """The accuracy of a rule, `Latest` by default, at each exit.
 
     >>> exit_accuracy(torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]]), torch.tensor([0, 1]))
     (0.5, 1.0)
@@ -72,13 +74,13 @@ def exit_accuracy(logits: Tensor, labels: Tensor, rule: Rule[Any] | None = None)
 
 @contextmanager
 def measuring(model: MultiExit) -> Iterator[None]:
-    """Evaluation mode, and true float32 in convolutions and matrix products, for the time being."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = model.training, convolutions.allow_tf32, products.allow_tf32
+    """Evaluation mode, and float32 without TF32 in convolutions and matrix products, within the block."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = model.training, cudnn.allow_tf32, matmul.allow_tf32
     model.eval()
-    convolutions.allow_tf32 = products.allow_tf32 = False
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
     try:
         yield
     finally:
         model.train(before[0])
-        convolutions.allow_tf32, products.allow_tf32 = before[1:]
+        cudnn.allow_tf32, matmul.allow_tf32 = before[1:]

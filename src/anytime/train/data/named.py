@@ -1,4 +1,4 @@
-"""The data of a run by name: training rows, validation rows split off them, test rows."""
+"""The data of a run by name: training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from anytime.data.text import (
 )
 from anytime.data.wordpiece import WordPiece
 from anytime.models.base import MultiExit
-from anytime.train.data.logits import Evaluation
+from anytime.train.data.logits import ExitEvaluation
 from anytime.train.data.stream import StreamedEvaluation
 from anytime.train.data.tokens import TokenEvaluation
 from anytime.train.settings import RunConfig
 from anytime.train.start import find_pretrained
 
 Rows = ImageData | StreamedImages | TokenData
-# Pieces of an encoder that begins new: most words of the smaller sets.
-_PIECES = 8192
+# Tokens of a new encoder: most words of the smaller data sets.
+_TOKENS = 8192
 
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """What a run learns from and is measured on.
+    """The rows of a run.
 
     Attributes:
-        train: Rows to learn from.
-        val: Rows held out; none where none are.
-        test: Rows nothing is chosen by.
-        split: Which of the training rows are held out; none where the data set comes in three parts.
-        tokenizer: What texts are cut by.
-        others: Rows of none of the classes, by name: `oos`, the out-of-scope queries of CLINC150.
+        train: Training rows.
+        val: Validation rows, or None.
+        test: Test rows.
+        split: Which training rows are held out; None for a data set with a validation split.
+        tokenizer: The tokenizer of texts.
+        others: Rows that belong to no class, by name: `oos`, the out-of-scope queries of CLINC150.
     """
 
     train: Rows
@@ -55,37 +55,28 @@ class Sets:
     tokenizer: WordPiece | None = None
     others: Mapping[str, TokenData] = field(default_factory=dict)
 
-    @property
-    def streamed(self) -> bool:
-        """Whether the images are read as they are needed."""
-        return not isinstance(self.train, ImageData | TokenData)
-
 
 def open_sets(config: RunConfig) -> Sets:
-    """The data that a run's settings name."""
+    """Load the data of a run."""
     if config.data == "digits":
-        parts = {name: _doubled(part) for name, part in load_digits(channels=3, seed=config.split_seed).items()}
+        parts = {name: doubled(part) for name, part in load_digits(channels=3, seed=config.split_seed).items()}
         return Sets(parts["train"], parts["val"], parts["test"])
     if config.texts:
         return _open_texts(config)
-    root = config.root or "."
-    if config.data == "imagenet":
-        folders = load_imagenet(root, workers=config.workers)
-        return _held_out(folders["train"], folders["test"], config)
-    name: Any = config.data
-    images = load_cifar(name, root)
+    root, name = config.root or ".", config.data
+    images: Any = load_imagenet(root, workers=config.workers) if name == "imagenet" else load_cifar(name, root)  # type: ignore[arg-type]
     return _held_out(images["train"], images["test"], config)
 
 
-def measure(model: MultiExit, data: Rows, *, graph: bool = False) -> Evaluation:
-    """The evaluation that fits a data set."""
+def measure(model: MultiExit, data: Rows, *, graph: bool = False) -> ExitEvaluation:
+    """The evaluation for this type of data."""
     if isinstance(data, TokenData):
         return TokenEvaluation(model, data)
-    return Evaluation(model, data, graph=graph) if isinstance(data, ImageData) else StreamedEvaluation(model, data)
+    return ExitEvaluation(model, data, graph=graph) if isinstance(data, ImageData) else StreamedEvaluation(model, data)
 
 
 def _open_texts(config: RunConfig) -> Sets:
-    """Texts as word pieces. Those that stand twice are left out where they are learnt from, so that no test row is known."""
+    """Texts as tokens. Duplicates, also of test texts, are removed from the training texts."""
     name: Any = config.data
     parts = load_text(name, config.root, distinct=True)
     outside = parts.get("oos_test")
@@ -101,9 +92,9 @@ def _open_texts(config: RunConfig) -> Sets:
 
 
 def _tokenizer(config: RunConfig, train: TextData) -> WordPiece:
-    """That of the weights a run begins from; for a network that begins new, one made of the training texts."""
+    """The tokenizer of the initial weights; for a new network, one built from the training texts."""
     if config.init is None:
-        return collect_vocabulary(train.texts, size=_PIECES)
+        return collect_vocabulary(train.texts, size=_TOKENS)
     pretrained = find_pretrained(config.init)
     if pretrained is not None:
         return WordPiece.load(pretrained.vocabulary)
@@ -117,6 +108,6 @@ def _held_out(train: Any, test: Any, config: RunConfig) -> Sets:
     return Sets(kept, val if len(val) else None, test, split)
 
 
-def _doubled(data: ImageData) -> ImageData:
-    """Each pixel twice in both directions: 8 × 8 is too small for a network with two scales."""
+def doubled(data: ImageData) -> ImageData:
+    """Each pixel repeated in both directions: 8 × 8 is too small for a network with two scales."""
     return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))

@@ -1,13 +1,12 @@
-"""Training and evaluation on texts, as rows of word pieces: batches of similar length, cut to one of a few widths.
+"""Training and evaluation on texts as rows of tokens: batches of similar length, cut to one of a few widths.
 
-Rows are filled up to one length only where they lie; a batch is read up to the width that its longest row needs. On a GPU
-each width is a CUDA graph of its own. Encoders drop at random, so each step begins from random numbers of its own, drawn from
-the seed, the epoch and the place of the step alone: a run can go on from any step here too.
+Rows are stored padded to one length; a batch is read up to the width of its longest row. On a GPU each width has its own CUDA
+graph. Encoders use dropout, so each step starts from a random seed of its own, derived from the seed, the epoch and the index
+of the step: a run can continue from any step here too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,17 +18,17 @@ from anytime.data.text import TokenData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Hardware, TrainConfig
-from anytime.train.data.logits import Evaluation, measuring
+from anytime.train.data.logits import ExitEvaluation, measuring
 from anytime.train.gpu.graph import Replayed
 from anytime.train.objectives.losses import Objective
 from anytime.train.step import TrainStep
 
-# Each is at most a half longer than the one before, so that little is padding, and few are needed.
+# Each is at most 50 % wider than the one before: little padding with few widths.
 _WIDTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 def batch_widths(length: int) -> tuple[int, ...]:
-    """The widths of batches of rows that are at most `length` pieces long.
+    """The widths of batches of rows with at most `length` tokens.
 
     >>> batch_widths(40)
     (8, 12, 16, 24, 32, 40)
@@ -38,32 +37,31 @@ def batch_widths(length: int) -> tuple[int, ...]:
 
 
 class TokenStep(TrainStep):
-    """A `TrainStep` whose batches are rows of word pieces.
-
-    Args:
-        model: The caller's network, in float32; it is moved to the machine's device and changed by `publish` alone.
-        data: Training rows; they are moved to the device whole.
-        objective: What is minimised.
-        config: The recipe.
-        machine: Where it runs.
-    """
+    """A `TrainStep` on rows of tokens."""
 
     data: Any
 
-    def __init__(self, model: MultiExit, data: TokenData, objective: Objective, config: TrainConfig, machine: Hardware) -> None:
-        _check(config, machine)
-        unscaled: Any = _Unscaled(**{field.name: getattr(data, field.name) for field in fields(TokenData)})
-        super().__init__(model, unscaled, objective, config, machine)
+    def __init__(
+        self,
+        model: MultiExit,
+        data: TokenData,
+        objective: Objective,
+        config: TrainConfig,
+        hardware: Hardware,
+        *rest: Any,
+    ) -> None:
+        _check(config, hardware)
+        super().__init__(model, data, objective, config, hardware, *rest)  # type: ignore[arg-type]
         self._lengths = data.lengths.cpu()
         self.width = data.length
 
     def minimise(self, objective: Objective) -> None:
-        """Minimise this from the next step on."""
+        """Minimise `objective` from the next step on."""
         super().minimise(objective)
         self._graphs: dict[int, Replayed] = {}
 
     def begin(self, epoch: int) -> None:
-        """Plan the batches of an epoch, and draw what each step's random numbers begin from."""
+        """Plan the batches of an epoch, and draw a random seed for each step."""
         super().begin(epoch)
         order, draws = (np.random.SeedSequence([self.config.seed, epoch, purpose]) for purpose in (1, 2))
         generator = torch.Generator().manual_seed(int(order.generate_state(1, np.uint64)[0]))
@@ -74,29 +72,27 @@ class TokenStep(TrainStep):
         self._seeds: list[int] = draws.generate_state(len(plan), np.uint64).tolist()
 
     def __call__(self, index: int, lr: float) -> None:
-        """Train on batch `index` of this epoch with rate `lr`; the losses are added to `losses`."""
+        """Train on batch `index` of this epoch with learning rate `lr`; the losses are added to `losses`."""
         self.width = self._widths[index]
-        if self.machine.graph:
-            # A graph has the width it was captured with, and reads the seed anew in each replay.
+        if self.hardware.graph:
+            # A graph has the width of its capture, and reads the seed in each replay.
             self._run = self._graphs.setdefault(self.width, Replayed(self.run))
         torch.manual_seed(self._seeds[index])
         super().__call__(index, lr)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Word pieces and labels of the rows of this step."""
+        """The tokens and labels of this step."""
         return self.data.ids[:, : self.width][self.rows], self.data.labels[self.rows]
 
 
-class TokenEvaluation(Evaluation):
-    """An `Evaluation` on texts: batches go from short to long, logits come in the order of the data.
+class TokenEvaluation(ExitEvaluation):
+    """An `ExitEvaluation` on texts: batches go from short to long, the logits have the order of the data.
 
     Args:
-        model: On the device where it is to run.
-        data: The rows. Their classes may be others than the network's, as those of out-of-scope queries are.
-        batch: How many at a time.
+        model: The network, on the device where it is to run.
+        data: The rows. Their classes may differ from the network's, as for out-of-scope queries.
+        batch: Rows per batch.
     """
-
-    data: Any
 
     def __init__(self, model: MultiExit, data: TokenData, *, batch: int = 256) -> None:
         self.model = model
@@ -105,30 +101,20 @@ class TokenEvaluation(Evaluation):
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """`(exits, N, classes)`, float32, on the host."""
+        """`(exits, N, classes)`, float32, on the CPU."""
         with measuring(self.model):
-            pieces = [self._through(rows.to(self.data.ids.device), length).cpu() for rows, length in self._plan]
-        places = torch.cat([rows for rows, _ in self._plan]).argsort()
-        return torch.cat(pieces, 1)[:, places]
+            blocks = [self._forward_rows(rows.to(self.data.ids.device), length).cpu() for rows, length in self._plan]
+        order = torch.cat([rows for rows, _ in self._plan]).argsort()
+        return torch.cat(blocks, 1)[:, order]
 
-    def _through(self, rows: Tensor, length: int) -> Tensor:
+    def _forward_rows(self, rows: Tensor, length: int) -> Tensor:
         return torch.stack(tuple(self.model.exits(self.data.ids[:, :length][rows])))
 
 
-@dataclass(frozen=True, eq=False)
-class _Unscaled(TokenData):
-    """Rows as a `TrainStep` takes its data; word pieces have nothing to be normalised by."""
-
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-
-def _check(config: TrainConfig, machine: Hardware) -> None:
+def _check(config: TrainConfig, hardware: Hardware) -> None:
     if config.objective == "l2w":
+        raise OptionError("objective is 'l2w' with texts", expected="images, as published", fix="use another objective")
+    if hardware.compile:
         raise OptionError(
-            "l2w came with texts", expected="images, for which its weights were published", fix="use another objective"
-        )
-    if machine.compile:
-        raise OptionError(
-            "compile came with texts", expected="the plain step: each width would be compiled anew", fix="leave compile off"
+            "compile=true with texts", expected="the plain step: each width would be compiled", fix="set compile=false"
         )

@@ -1,106 +1,148 @@
-"""The trained parameters of a network as one flat float32 tensor, and as what the network computes with.
+"""The float32 weights that the optimizer updates, and the bfloat16 copies that the network computes with.
 
-An optimiser then is a handful of element-wise operations on flat tensors, whatever the number of parameters. Where
-the network computes in bfloat16, its convolutions and linear layers read a bfloat16 copy that is refreshed from the
-float32 master in one piece; batch norm reads the master itself.
+In bfloat16 the parameters of convolutions and linear layers are copies of float32 weights and refreshed after each step; all
+others, such as those of batch norms, are float32 themselves. Optimizers are those of `torch.optim`. On a GPU they are fused,
+with the learning rate in a tensor, so that it can change between replays of a captured step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anytime.errors import OptionError
+from anytime.train.config import TrainConfig
 
 _ROUNDED = (nn.Conv1d, nn.Conv2d, nn.Linear)
-# Elements between the beginnings of parameters: tensor cores read 16 bytes at a time, from aligned places.
-_ALIGNMENT = 64
+# Modules that are new where the rest is pretrained. A pooler is not among them: every exit reads it.
+_HEADS = ("heads", "mixes", "classifier")
 
 
-class FlatWeights:
-    """Takes over the trainable parameters of `network`: they become views of flat tensors.
+class TrainedWeights:
+    """The trainable parameters of a network, their float32 weights, and the optimizer.
 
     Args:
-        network: On its device; parameters that do not require a gradient stay where they are.
-        rounded: The element type of convolutions and linear layers; float32 leaves them views of the master.
-        channels_last: Whether filters lie in memory with their channels innermost.
+        network: The network, on its device.
+        config: The recipe.
+        dtype: Element type of convolutions and linear layers.
+        channels_last: Whether filters use the channels-last memory format.
 
     Attributes:
-        master: All trained parameters, float32, flat.
-        gradient: Of the same shape; filled by `collect`.
-        parameters: What to differentiate with respect to, in the order of `collect`.
+        parameters: The network's parameters, in the order of the gradients that `step` takes.
+        named: The float32 weights by name, in the same order.
     """
 
-    def __init__(self, network: nn.Module, *, rounded: torch.dtype = torch.float32, channels_last: bool = False) -> None:
-        named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        if not named:
+    def __init__(
+        self, network: nn.Module, config: TrainConfig, *, dtype: torch.dtype = torch.float32, channels_last: bool = False
+    ) -> None:
+        if channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        modules = network.modules() if dtype != torch.float32 else ()
+        low = {id(p) for module in modules if isinstance(module, _ROUNDED) for p in module.parameters(recurse=False)}
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        if not trained:
             raise OptionError(
-                "no parameter requires a gradient", expected="something to train", fix="unfreeze a part of the network"
+                "no parameter of the network requires a gradient",
+                expected="at least one parameter to train",
+                fix="remove a module from frozen, or call requires_grad_(True) on a part of the network",
             )
-        low = _rounded_parameters(network) if rounded != torch.float32 else set()
+        trained = dict(sorted(trained.items(), key=lambda item: id(item[1]) not in low))  # the rounded ones first
+        self.parameters = list(trained.values())
+        self.named = {name: p.detach().clone() if id(p) in low else p.detach() for name, p in trained.items()}
         for parameter in network.parameters():
-            if not parameter.requires_grad and id(parameter) in low:
-                parameter.data = parameter.data.to(rounded)
-        named.sort(key=lambda pair: id(pair[1]) not in low)  # rounded ones first: one piece of the master
-        self.names = [name for name, _ in named]
-        self.parameters = [p for _, p in named]
-        self._shapes = [p.shape for p in self.parameters]
-        self._channels_last = channels_last
-        self._low = sum(id(p) in low for p in self.parameters)
-        self._starts, total = _places(self.parameters)
-        self.master = torch.zeros(total, device=self.parameters[0].device)
-        self.gradient = torch.zeros_like(self.master)
-        self._gradients = self._pieces(self.gradient)
-        torch._foreach_copy_(self._pieces(self.master), [self._flat(p.detach()) for p in self.parameters])
-        self._copy = self.master[: self._starts[self._low]].to(rounded)
-        views = self._pieces(self._copy)[: self._low] + self._pieces(self.master)[self._low :]
-        for parameter, view, shape in zip(self.parameters, views, self._shapes, strict=True):
-            parameter.data = self._shaped(view, shape)
+            if id(parameter) in low:
+                parameter.data = parameter.data.to(dtype)
+        self._rounded = sum(id(p) in low for p in self.parameters)
+        self._weights = list(self.named.values())
+        self._gradients = [torch.zeros_like(weight) for weight in self._weights]
+        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+            weight.grad = gradient
+        self.optimizer = _optimizer(self.named, config)
 
-    def collect(self, gradients: Iterable[Tensor]) -> None:
-        """Write gradients, in the order of `parameters`, into `gradient`."""
-        flat = [self._flat(gradient) for gradient in gradients]
-        for part in (slice(None, self._low), slice(self._low, None)):
-            if flat[part]:  # one list a type, else each tensor is copied by a launch of its own
-                torch._foreach_copy_(self._gradients[part], flat[part])
+    @property
+    def lr(self) -> float | Tensor:
+        """The learning rate of the first group of weights."""
+        lr: float | Tensor = self.optimizer.param_groups[0]["lr"]
+        return lr
 
+    def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the next steps."""
+        set_lr(self.optimizer, lr)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Take one optimizer step."""
+        for part in (slice(None, self._rounded), slice(self._rounded, None)):  # one kernel per element type
+            if self._weights[part]:
+                torch._foreach_copy_(self._gradients[part], list(gradients[part]))
+        self.optimizer.step()
+        self.refresh()
+
+    @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the rounded copy up to date with the master."""
-        if self._low:
-            self._copy.copy_(self.master[: self._copy.numel()])
+        """Copy the float32 weights to the parameters that are rounded."""
+        if self._rounded:
+            torch._foreach_copy_([p.data for p in self.parameters[: self._rounded]], self._weights[: self._rounded])
 
-    def named(self, flat: Tensor | None = None) -> dict[str, Tensor]:
-        """A flat tensor (the master by default) as views with the parameters' names and shapes."""
-        pieces = self._pieces(self.master if flat is None else flat)
-        return {name: self._shaped(p, shape) for name, p, shape in zip(self.names, pieces, self._shapes, strict=True)}
-
-    def load(self, flat: Tensor, values: Mapping[str, Tensor]) -> None:
-        """Fill a flat tensor from named values, the inverse of `named`."""
-        for name, view in self.named(flat).items():
-            view.copy_(values[name])
-
-    def _pieces(self, flat: Tensor) -> list[Tensor]:
-        return [flat[start : start + shape.numel()] for start, shape in zip(self._starts[:-1], self._shapes, strict=True)]
-
-    def _flat(self, tensor: Tensor) -> Tensor:
-        return (tensor.permute(0, 2, 3, 1) if self._channels_last and tensor.ndim == 4 else tensor).reshape(-1)
-
-    def _shaped(self, flat: Tensor, shape: torch.Size) -> Tensor:
-        if not (self._channels_last and len(shape) == 4):
-            return flat.view(shape)
-        count, depth, height, width = shape
-        return flat.view(count, height, width, depth).permute(0, 3, 1, 2)
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Replace the weights and the optimizer's state."""
+        for name, weight in self.named.items():
+            weight.copy_(weights[name])
+        load_optimizer_state(self.optimizer, self.named, state)
+        self.refresh()
 
 
-def _places(parameters: list[nn.Parameter]) -> tuple[list[int], int]:
-    """Where each parameter begins in a flat tensor, and where they end."""
-    starts = [0]
-    for parameter in parameters:
-        starts.append(starts[-1] + -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT)
-    return starts, starts[-1]
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups, times their factor, in place if it is a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group.get("factor", 1.0))
+        else:
+            group["lr"] = lr * group.get("factor", 1.0)
 
 
-def _rounded_parameters(network: nn.Module) -> set[int]:
-    return {id(p) for module in network.modules() if isinstance(module, _ROUNDED) for p in module.parameters(recurse=False)}
+def optimizer_state(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of an optimizer as `{"ENTRY.WEIGHT": tensor}`."""
+    return {f"{entry}.{name}": value for name, weight in named.items() for entry, value in optimizer.state[weight].items()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Restore what `optimizer_state` returned for the same weights."""
+    entries = ("momentum_buffer",) if isinstance(optimizer, torch.optim.SGD) else ("step", "exp_avg", "exp_avg_sq")
+    found = {name: {entry: state[f"{entry}.{name}"] for entry in entries if f"{entry}.{name}" in state} for name in named}
+    if len({tuple(values) for values in found.values()}) != 1 or len(state) != sum(map(len, found.values())):
+        raise ValueError("it is the state of another optimizer or of other weights")
+    for name, values in found.items():
+        if any(value.shape != named[name].shape for entry, value in values.items() if entry != "step"):
+            raise ValueError(f"the state of {name} has another shape")
+    groups = optimizer.state_dict()["param_groups"]
+    by_weight = {id(weight): found[name] for name, weight in named.items()}
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    optimizer.load_state_dict({"state": {i: by_weight[id(w)] for i, w in enumerate(weights)}, "param_groups": groups})
+
+
+def _optimizer(named: Mapping[str, Tensor], config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer of a recipe, with a group of weights per learning rate and decay."""
+    device = next(iter(named.values())).device
+    on_gpu = device.type == "cuda"
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, weight in named.items():
+        factor = config.head_rate if name.partition(".")[0] in _HEADS else 1.0
+        decay = config.weight_decay if config.optimizer != "adamw" or weight.ndim > 1 else 0.0
+        groups.setdefault((factor, decay), []).append(weight)
+    parts: list[dict[str, Any]] = [
+        {"params": weights, "factor": factor, "weight_decay": decay, "lr": torch.zeros((), device=device) if on_gpu else 0.0}
+        for (factor, decay), weights in groups.items()
+    ]
+    if config.optimizer != "sgd":
+        kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+        return kind(parts, fused=on_gpu or None, capturable=on_gpu)
+    nesterov = config.nesterov and config.momentum > 0
+    optimizer = torch.optim.SGD(parts, momentum=config.momentum, nesterov=nesterov, fused=on_gpu or None)
+    for weight in named.values() if config.momentum else ():
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return optimizer

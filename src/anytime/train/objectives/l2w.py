@@ -1,30 +1,28 @@
-"""L2W, learning to weigh samples (Han et al. 2022): a small network gives each sample a weight at each exit.
+"""L2W, learning to weight samples (Han et al. 2022): a small network gives each sample a weight at each exit.
 
-Easy samples leave early and hard ones late when the network is used, yet plain training shows all samples to all exits alike.
-Here a weight network turns a sample's losses into weights. It learns by looking ahead: a weighted step on one half of the
-batch, kept differentiable, is judged on the other half, where each exit answers only for the samples it would be given. Then
-the true step is taken with the new weights, and the halves change places.
+At inference easy samples leave early and hard ones late, yet plain training shows all samples to all exits alike. Here a
+weight network turns a sample's losses into weights. It learns by looking ahead: a weighted step on one half of the batch,
+kept differentiable, is evaluated on the other half, where each exit is responsible only for the samples that would leave
+there. Then the real step is taken with the new weights, and the halves swap roles.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from anytime.data.base import ImageData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.policy import exit_fractions
 from anytime.train.config import L2W, Centring, Hardware, TrainConfig
 from anytime.train.gpu.graph import Replayed
-from anytime.train.gpu.optimizers import SGD
-from anytime.train.gpu.weights import FlatWeights
+from anytime.train.gpu.weights import load_optimizer_state, optimizer_state, set_lr
 from anytime.train.objectives.losses import Objective, at_least_float32
 from anytime.train.step import TrainStep
 
@@ -33,7 +31,7 @@ _PREFIX = "weigher."
 
 
 class Half(NamedTuple):
-    """Half a batch: images as the network sees them, and `(samples,)` labels."""
+    """Half a batch: the network's input, and `(samples,)` labels."""
 
     images: Tensor
     labels: Tensor
@@ -47,7 +45,7 @@ class WeightNetwork(nn.Sequential):
 
 
 def centre(values: Tensor, mode: Centring) -> Tensor:
-    """`(samples, exits)` less their mean over all (`mat`), over a sample's exits (`col`) or over an exit's samples (`row`).
+    """`(samples, exits)` minus the mean of all (`mat`), of each sample over the exits (`col`) or of each exit (`row`).
 
     >>> centre(torch.tensor([[0.0, 1.0], [2.0, 5.0]]), "col").tolist()
     [[-0.5, 0.5], [-1.5, 1.5]]
@@ -58,26 +56,26 @@ def centre(values: Tensor, mode: Centring) -> Tensor:
 
 
 def sample_weights(weigher: nn.Module, losses: Tensor, settings: L2W) -> Tensor:
-    """The weight of each sample at each exit, `(samples, exits)`, from its losses there, to which no gradient goes."""
+    """The weight of each sample at each exit, `(samples, exits)`, from its losses there; no gradient flows to the losses."""
     weights: Tensor = 1 + settings.strength * centre(weigher(losses.detach()), settings.centring)
     return weights
 
 
-def assign(confidence: Tensor, shares: tuple[float, ...]) -> tuple[Tensor, ...]:
-    """Which samples leave at each exit: its share of those it is most sure of among those still there, the last the rest.
+def assign(confidence: Tensor, fractions: tuple[float, ...]) -> tuple[Tensor, ...]:
+    """The samples that leave at each exit: the most confident of those left, a given fraction of all; the last takes the rest.
 
     Args:
-        confidence: Of each exit in its own answer, `(exits, samples)`.
-        shares: One an exit, of all samples, rounded down.
+        confidence: The confidence of each exit, `(exits, samples)`.
+        fractions: One fraction of all samples per exit; the counts are rounded down.
 
     Returns:
-        One tensor of sample numbers an exit; together they hold each sample once.
+        One tensor of sample indices per exit; each sample occurs once.
     """
     samples = confidence.shape[1]
     left = torch.arange(samples, device=confidence.device)
     leaving = []
-    for own, share in zip(confidence[:-1], shares, strict=False):
-        count = math.floor(samples * share)
+    for own, fraction in zip(confidence[:-1], fractions, strict=False):
+        count = math.floor(samples * fraction)
         left = left[own[left].argsort(descending=True, stable=True)]
         leaving.append(left[:count])
         left = left[count:]
@@ -96,28 +94,28 @@ def meta_loss(
 ) -> Tensor:
     """The loss on the second half after a weighted step on the first, as a function of the weight network.
 
-    Neither the network nor its statistics change. All but the gradient of the first half counts as constant.
+    The network and its statistics do not change. Everything but the gradient of the first half is a constant.
 
     Args:
-        network: In training mode.
-        weigher: Gives the weights.
-        weights: The trained parameters by name, in full precision.
-        velocity: The optimiser's momentum buffer by name.
-        halves: The one stepped on, and the one that judges.
-        lr: The rate of the step.
+        network: The network, in training mode.
+        weigher: The weight network.
+        weights: The trained parameters by name, in float32.
+        velocity: The optimizer's momentum buffers by name.
+        halves: The half to step on, and the half to evaluate on.
+        lr: The learning rate of the step.
         config: Momentum, decay, and the settings of L2W.
     """
     first, second = halves
     parameters = {name: parameter for name, parameter in network.named_parameters() if name in weights}
-    losses = cross_entropies(_with_spare_statistics(network, {}, first.images), first.labels)
+    losses = cross_entropies(_with_copied_statistics(network, {}, first.images), first.labels)
     weighted = (sample_weights(weigher, losses, config.l2w) * losses).mean(0).sum()
     gradients = torch.autograd.grad(weighted, list(parameters.values()), create_graph=True)
     ahead = {}
     for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        here = weights[name].detach()
-        change = config.momentum * velocity[name] + gradient + config.weight_decay * here
-        ahead[name] = (here - lr * change).to(parameter.dtype)
-    return _assigned_loss(_with_spare_statistics(network, ahead, second.images), second.labels, config.l2w)
+        current = weights[name].detach()
+        change = config.momentum * velocity[name] + gradient + config.weight_decay * current
+        ahead[name] = (current - lr * change).to(parameter.dtype)
+    return _assigned_loss(_with_copied_statistics(network, ahead, second.images), second.labels, config.l2w)
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -127,77 +125,39 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     return flat.view(exits, samples).T
 
 
-class TwoOptimizers(SGD):
-    """Gradient descent for the network, and Adam for the weight network; `state` holds all that both need to go on."""
+class L2WStep(TrainStep):
+    """A training step of L2W: two optimizer steps per batch, each on a half, each after a step of the weight network.
 
-    def __init__(self, weights: FlatWeights, config: TrainConfig, *, exits: int) -> None:
-        super().__init__(weights, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self.weigher = WeightNetwork(exits).to(weights.master.device)
-        self.meta_lr = torch.tensor(config.l2w.meta_lr, device=weights.master.device)
-        # On a GPU its count of steps and its rate lie there too, so that a captured step can move them.
-        self._steps_at = weights.master.device if weights.master.is_cuda else torch.device("cpu")
-        self.adam = torch.optim.Adam(
-            self.weigher.parameters(),
-            lr=self.meta_lr,
-            weight_decay=config.l2w.meta_weight_decay,
-            capturable=weights.master.is_cuda,
-        )
-
-    def meta_step(self, loss: Tensor) -> None:
-        """Move the weight network down `loss`, at a rate that falls as the network's own does."""
-        parameters = list(self.weigher.parameters())
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            parameter.grad = gradient
-        self.adam.step()
-
-    def state(self) -> dict[str, Tensor]:
-        state = super().state()
-        for name, parameter in self.weigher.named_parameters():
-            state[_PREFIX + name] = parameter.detach()
-            for moment, value in self.adam.state.get(parameter, {}).items():
-                state[f"{_PREFIX}{name}.{moment}"] = value
-        return state
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        super().load(state)
-        for name, parameter in self.weigher.named_parameters():
-            own = _PREFIX + name
-            parameter.copy_(state[own])
-            moments = {key.removeprefix(f"{own}."): value for key, value in state.items() if key.startswith(f"{own}.")}
-            self.adam.state[parameter] = {
-                moment: value.to(self._steps_at if moment == "step" else parameter.device, copy=True)
-                for moment, value in moments.items()
-            }
-
-
-class WeighedStep(TrainStep):
-    """A training step of L2W: two steps of the optimiser a batch, each on a half, with one of the weight network before.
-
-    The look-ahead differentiates through a gradient, which fused norms and parts on streams of their own cannot.
+    The look-ahead differentiates through a gradient, which fused norms and streams do not support.
     """
 
-    optimizer: TwoOptimizers
-
-    def __init__(self, model: MultiExit, data: ImageData, objective: Objective, config: TrainConfig, machine: Hardware) -> None:
-        _check(config, machine)
-        super().__init__(model, data, objective, config, machine)
-        self.optimizer = TwoOptimizers(self.weights, config, exits=model.num_exits)
+    def __init__(
+        self, model: MultiExit, data: Any, objective: Objective, config: TrainConfig, hardware: Hardware, *rest: Any
+    ) -> None:
+        _check(config, hardware)
+        super().__init__(model, data, objective, config, hardware, *rest)
+        device = self.rows.device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.weigher = WeightNetwork(model.num_exits).to(device)
+        # On a GPU the learning rate is a tensor there, so that it can change between replays of a captured step.
+        on_gpu = device.type == "cuda"
+        lr = torch.zeros((), device=device) if on_gpu else 0.0
+        decay = config.l2w.meta_weight_decay
+        self.meta_optimizer = torch.optim.Adam(self.weigher.parameters(), lr, weight_decay=decay, capturable=on_gpu)
         self._meta = True
 
     def minimise(self, objective: Objective) -> None:
-        """Minimise this from the next step on; steps with and without one of the weight network are captured apart."""
+        """Minimise `objective` from the next step on; steps with and without a meta step are captured separately."""
         super().minimise(objective)
         self._runs: dict[bool, Callable[[], None]] = {True: self._run}
-        self._runs[False] = Replayed(self.run) if self.machine.graph else self.run
+        self._runs[False] = Replayed(self.run) if self.hardware.graph else self.run
 
     def __call__(self, index: int, lr: float) -> None:
         settings = self.config.l2w
         self._meta = index % settings.meta_every == 0
         self._run = self._runs[self._meta]
-        self.optimizer.meta_lr.fill_(settings.meta_lr * lr / self.config.lr)
+        set_lr(self.meta_optimizer, settings.meta_lr * lr / self.config.lr)
         super().__call__(index, lr)
 
     def run(self) -> None:
@@ -205,23 +165,42 @@ class WeighedStep(TrainStep):
         first, second = (Half(*parts) for parts in zip(images.chunk(2), labels.chunk(2), strict=True))
         for halves in ((first, second), (second, first)):
             if self._meta:
-                self.optimizer.meta_step(self._judged(halves))
-            self.descend(self._weighted(halves[0]), share=0.5)
+                self._meta_step(halves)
+            self.descend(self._weighted(halves[0]), fraction=0.5)
 
-    def _judged(self, halves: tuple[Half, Half]) -> Tensor:
-        both, weights = self.optimizer, self.weights
-        velocity = weights.named(both.velocity)
-        return meta_loss(self.network, both.weigher, weights.named(), velocity, halves, lr=both.lr, config=self.config)
+    def optimizer_state(self) -> dict[str, Tensor]:
+        weigher = dict(self.weigher.named_parameters())
+        meta = {**{name: p.detach() for name, p in weigher.items()}, **optimizer_state(self.meta_optimizer, weigher)}
+        return {**super().optimizer_state(), **{_PREFIX + name: value for name, value in meta.items()}}
+
+    @torch.no_grad()
+    def adopt(self, optimizer: dict[str, Tensor], losses: Tensor) -> None:
+        meta = {name.removeprefix(_PREFIX): value for name, value in optimizer.items() if name.startswith(_PREFIX)}
+        weigher = dict(self.weigher.named_parameters())
+        for name, parameter in weigher.items():
+            parameter.copy_(meta.pop(name))
+        load_optimizer_state(self.meta_optimizer, weigher, meta)
+        super().adopt({name: value for name, value in optimizer.items() if not name.startswith(_PREFIX)}, losses)
+
+    def _meta_step(self, halves: tuple[Half, Half]) -> None:
+        """One step of the weight network."""
+        weights, parameters = self.weights, list(self.weigher.parameters())
+        states = {name: weights.optimizer.state[weight] for name, weight in weights.named.items()}
+        velocity = {name: state.get("momentum_buffer", weights.named[name].new_zeros(())) for name, state in states.items()}
+        loss = meta_loss(self.network, self.weigher, weights.named, velocity, halves, lr=weights.lr, config=self.config)
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
+        self.meta_optimizer.step()
 
     def _weighted(self, half: Half) -> Tensor:
         losses = cross_entropies(torch.stack(tuple(self.network.exits(half.images))), half.labels)
         with torch.no_grad():
-            weights = sample_weights(self.optimizer.weigher, losses, self.config.l2w)
+            weights = sample_weights(self.weigher, losses, self.config.l2w)
         return (weights * losses).mean(0)
 
 
-def _with_spare_statistics(network: MultiExit, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
-    """The logits with other parameters, and with copies of the batch norms' statistics, as training moves these."""
+def _with_copied_statistics(network: MultiExit, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
+    """The logits with other parameters, and with copies of the batch norm statistics, which a forward pass changes."""
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     logits: Tensor = functional_call(network, {**parameters, **buffers}, (images,))
     return logits
@@ -231,20 +210,20 @@ def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
     losses = cross_entropies(logits, labels)
     confidence = at_least_float32(logits.detach()).softmax(-1).amax(-1)
     groups = assign(confidence, tuple(exit_fractions(settings.ratio, len(logits)).tolist()))
-    judged = [losses[:, exit].index_select(0, rows).mean() for exit, rows in enumerate(groups) if len(rows)]
-    return torch.stack(judged).sum()
+    return torch.stack([losses[:, exit].index_select(0, rows).mean() for exit, rows in enumerate(groups) if len(rows)]).sum()
 
 
-def _check(config: TrainConfig, machine: Hardware) -> None:
-    if machine.compile or machine.fused or machine.streams:
+def _check(config: TrainConfig, hardware: Hardware) -> None:
+    used = [name for name in ("compile", "fused", "streams") if getattr(hardware, name)]
+    if used:
         raise OptionError(
-            "l2w came with compilation, fused norms or streams",
-            expected="none of them: its look-ahead differentiates through a gradient, which they cannot",
-            fix="leave compile, fused and streams off",
+            f"objective is 'l2w' with {' and '.join(used)}",
+            expected="none of compile, fused and streams: they do not support a gradient of a gradient",
+            fix="set " + " ".join(f"{name}=false" for name in used),
         )
     if config.nesterov or config.batch % 2 or config.optimizer != "sgd":
         raise OptionError(
-            f"l2w came with optimizer={config.optimizer}, nesterov={config.nesterov} and a batch of {config.batch}",
-            expected="sgd with plain momentum, which its look-ahead repeats, and a batch that can be halved",
-            fix="set optimizer=sgd, nesterov=False and an even batch",
+            f"objective is 'l2w' with optimizer={config.optimizer}, nesterov={config.nesterov} and batch={config.batch}",
+            expected="SGD with plain momentum, which the look-ahead repeats, and an even batch",
+            fix="set optimizer=sgd, nesterov=false and an even batch",
         )

@@ -1,9 +1,8 @@
-"""What training minimises: small functions from the logits of all exits and the labels to losses.
+"""Training objectives: functions from the logits of all exits and the labels to the loss of each exit.
 
-A `Loss` takes `(exits, batch, classes)` logits and `(batch,)` labels and gives the loss of each exit, `(exits,)`, in
-at least float32. An `Objective` takes the network itself, for recipes that need more of it than the logits; the trainer
-minimises the sum of what it gives. Nothing in them reads a value back to the host, so that they can be captured in a
-CUDA graph.
+A `Loss` takes `(exits, batch, classes)` logits and `(batch,)` labels and returns `(exits,)` losses in at least float32. An
+`Objective` takes the network itself, for methods that need more than its logits; the trainer minimises the sum of its losses.
+None of them reads a value back to the CPU, so that they can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from anytime.combine import Softplus
+from anytime.errors import OptionError
 from anytime.models.base import MultiExit
+from anytime.models.imta import IMTA, balanced_exits
+from anytime.models.msdnet import MSDNet
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Objective = Callable[[MultiExit, Tensor, Tensor], Tensor]
@@ -31,7 +33,7 @@ def on_logits(loss: Loss) -> Objective:
 
 
 def joint_cross_entropy(logits: Tensor, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
-    """The cross-entropy of every exit times its weight, `(exits,)`: the terms of Eq. 1.
+    """The cross-entropy of each exit times its weight, `(exits,)`: the terms of Eq. 1.
 
     >>> terms = joint_cross_entropy(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]), weights=(1.0, 2.0))
     >>> [round(term, 4) for term in terms.tolist()]  # log 4, and twice that
@@ -41,38 +43,31 @@ def joint_cross_entropy(logits: Tensor, labels: Tensor, *, weights: Sequence[flo
 
 
 def product_likelihood(logits: Tensor, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
-    """The negative log-likelihood under Product Anytime at every exit, `(exits,)`, times its weight.
+    """The negative log-likelihood under Product Anytime at each exit times its weight, `(exits,)`.
 
-    The product takes the softplus and weights of one, the paper's choice for training, where every class keeps some
-    probability and hence a gradient.
-
-    Args:
-        logits: `(exits, batch, classes)`.
-        labels: `(batch,)`.
-        weights: Of the exits' losses in the sum, all ones by default; not the exponents of the product.
+    The product uses the softplus and exponents of one, as the paper does for training: every class keeps some probability,
+    hence a gradient. `weights` are those of the losses in the sum, not the exponents of the product.
     """
-    # What `Product(Softplus(), weights="ones")` gives, less what it does for collapsed rows: a softplus is never zero, and a
-    # second softmax in every step would be for nothing.
+    # Equal to `Product(Softplus(), weights="ones")` without its handling of collapse, which a softplus rules out.
     evidence = Softplus().log_evidence(at_least_float32(logits)).cumsum(0)
     return _mean_loss(evidence.log_softmax(-1), labels, weights)
 
 
 def distillation(
-    logits: Tensor, labels: Tensor, teacher: Tensor, *, share: float = 0.1, temperature: float = 1.0, plain: int = -1
+    logits: Tensor, labels: Tensor, teacher: Tensor, *, weight: float = 0.1, temperature: float = 1.0, plain: int = -1
 ) -> Tensor:
-    """The loss of every exit where all but one learn from a teacher too, `(exits,)`.
+    """The loss of each exit where all but one also learn from a teacher, `(exits,)`.
 
-    A student's loss is `(1 - share) · cross-entropy + share · temperature² · divergence`. The Kullback-Leibler divergence of
-    student from teacher is a mean over samples and classes, as IMTA has it: with K classes it weighs K times less than the
-    usual mean over samples.
+    A student's loss is `(1 - weight) · cross-entropy + weight · temperature² · divergence`. The Kullback-Leibler divergence of
+    student from teacher is a mean over samples and classes, as in IMTA: K times smaller than the usual mean over samples.
 
     Args:
         logits: `(exits, batch, classes)`.
         labels: `(batch,)`.
-        teacher: Logits, `(batch, classes)`; no gradient goes to them.
-        share: γ.
+        teacher: The teacher's logits, `(batch, classes)`; no gradient flows to them.
+        weight: γ.
         temperature: T.
-        plain: The exit that learns from the labels alone.
+        plain: Index of the exit that learns from the labels alone.
     """
     values = at_least_float32(logits)
     plain %= len(values)
@@ -80,20 +75,52 @@ def distillation(
     target = (at_least_float32(teacher.detach()) / temperature).log_softmax(-1)
     student = (values / temperature).log_softmax(-1)
     divergence = (target.exp() * (target - student)).mean((1, 2))
-    shares = [0.0 if exit == plain else share for exit in range(len(values))]
+    weights = [0.0 if exit == plain else weight for exit in range(len(values))]
     return torch.stack(
-        [(1 - part) * loss + part * temperature**2 * gap for part, loss, gap in zip(shares, losses, divergence, strict=True)]
+        [(1 - w) * loss + w * temperature**2 * gap for w, loss, gap in zip(weights, losses, divergence, strict=True)]
     )
 
 
-def distil_from_exit(exit: int = -1, *, share: float = 0.1, temperature: float = 1.0) -> Objective:
-    """The objective in which an exit learns from the labels, and all others from the labels and from it."""
+def distil_from_exit(exit: int = -1, *, weight: float = 0.1, temperature: float = 1.0) -> Objective:
+    """The objective in which the exit at index `exit` learns from the labels, and all others from the labels and from it."""
 
     def objective(network: MultiExit, images: Tensor, labels: Tensor) -> Tensor:
         logits = torch.stack(tuple(network.exits(images)))
-        return distillation(logits, labels, logits[exit], share=share, temperature=temperature, plain=exit)
+        return distillation(logits, labels, logits[exit], weight=weight, temperature=temperature, plain=exit)
 
     return objective
+
+
+def equilibrium(network: MultiExit, images: Tensor, labels: Tensor) -> Tensor:
+    """IMTA's first stage (Li et al. 2019): the cross-entropy of each exit, `(exits,)`, with balanced gradients."""
+    if not isinstance(network, MSDNet):
+        raise OptionError(
+            f"objective is 'equilibrium' with a {type(network).__name__}",
+            expected="an MSDNet, whose structure says which maps an exit and the next stage both read",
+            fix="set objective=joint",
+        )
+    return joint_cross_entropy(torch.stack(tuple(balanced_exits(network, images))), labels)
+
+
+def one_for_all(*, weight: float = 0.1, temperature: float = 1.0) -> Objective:
+    """IMTA's second stage: all exits but the last also learn from the last exit of the first stage."""
+
+    def objective(network: MultiExit, images: Tensor, labels: Tensor) -> Tensor:
+        if not isinstance(network, IMTA):
+            raise OptionError(
+                f"objective is 'one-for-all' with a {type(network).__name__}",
+                expected="an IMTA network, which contains the teacher",
+                fix="build one from a trained MSDNet with IMTA.on, or set objective=distillation",
+            )
+        logits, teacher = network.with_teacher(images)
+        return distillation(logits, labels, teacher, weight=weight, temperature=temperature)
+
+    return objective
+
+
+def at_least_float32(logits: Tensor) -> Tensor:
+    """The logits in float32, or in float64 if that is what they are."""
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | None) -> Tensor:
@@ -101,8 +128,3 @@ def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | Non
     flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none")
     losses = flat.view(exits, batch).mean(1)
     return losses if weights is None else torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)])
-
-
-def at_least_float32(logits: Tensor) -> Tensor:
-    """The logits in an element type that a loss can be computed in."""
-    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()

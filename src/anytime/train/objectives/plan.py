@@ -1,4 +1,4 @@
-"""Which objective a recipe minimises when."""
+"""Which objective a recipe minimises, from which step on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Any, NamedTuple
 from anytime.combine import Product, Rule, Softplus
 from anytime.errors import OptionError
 from anytime.train.config import TrainConfig
-from anytime.train.objectives.imta import equilibrium, one_for_all
-from anytime.train.objectives.losses import Objective, distil_from_exit, joint_cross_entropy, on_logits, product_likelihood
+from anytime.train.objectives.losses import (
+    Objective,
+    distil_from_exit,
+    equilibrium,
+    joint_cross_entropy,
+    on_logits,
+    one_for_all,
+    product_likelihood,
+)
 
 
 class Phase(NamedTuple):
-    """From which step on an objective is minimised."""
+    """An objective and the step from which on it is minimised."""
 
     start: int
     name: str
@@ -21,7 +28,7 @@ class Phase(NamedTuple):
 
 
 def phases(config: TrainConfig, *, exits: int, steps_per_epoch: int) -> tuple[Phase, ...]:
-    """Which objective is minimised from which step on."""
+    """The objectives of a recipe in their order."""
     _check_exits(config, exits)
     starts = {config.objective: 0}
     if config.objective == "joint-then-product":
@@ -31,22 +38,22 @@ def phases(config: TrainConfig, *, exits: int, steps_per_epoch: int) -> tuple[Ph
 
 
 def learnt_rule(config: TrainConfig) -> Rule[Any] | None:
-    """The rule by which a network trained so is to be judged: the product where it learns one, else each exit by itself."""
+    """The rule to validate with: the product for objectives that train it, else None, each exit by itself."""
     return Product(Softplus(), weights="ones") if config.objective in ("product", "joint-then-product") else None
 
 
 def _objective(name: str, config: TrainConfig) -> Objective:
-    weights, taught = config.exit_weights, config.distillation
+    weights = config.exit_weights
+    teacher, weight, temperature = config.distillation.teacher, config.distillation.weight, config.distillation.temperature
     plain = on_logits(joint_cross_entropy)
     objectives: dict[str, Objective] = {
         "joint": on_logits(partial(joint_cross_entropy, weights=weights)),
         "product": on_logits(partial(product_likelihood, weights=weights)),
-        # Their weights change between steps: the step sees to them.
-        "sdn": plain,
-        "l2w": plain,
-        "distillation": distil_from_exit(taught.teacher, share=taught.share, temperature=taught.temperature),
+        "sdn": plain,  # `TrainStep` multiplies by the weights, which change with the epoch
+        "l2w": plain,  # `L2WStep` has its own losses
+        "distillation": distil_from_exit(teacher if teacher < 0 else teacher - 1, weight=weight, temperature=temperature),
         "equilibrium": equilibrium,
-        "one-for-all": one_for_all(share=taught.share, temperature=taught.temperature),
+        "one-for-all": one_for_all(weight=weight, temperature=temperature),
     }
     return objectives[name]
 
@@ -55,21 +62,25 @@ def _check_exits(config: TrainConfig, exits: int) -> None:
     weights, teacher = config.exit_weights, config.distillation.teacher
     if config.objective == "l2w" and config.head_rate != 1:
         raise OptionError(
-            f"head_rate is {config.head_rate:g} with the objective 'l2w'",
-            expected="1, as its look-ahead has one rate for all",
-            fix="leave head_rate out",
+            f"head_rate is {config.head_rate:g} with objective 'l2w'",
+            expected="1: the look-ahead step of L2W has one learning rate",
+            fix="set head_rate=1",
         )
     if weights is not None and config.objective not in ("joint", "product", "joint-then-product", "sdn"):
         raise OptionError(
-            f"exit_weights came with the objective {config.objective!r}",
-            expected="none, as it has weights of its own",
-            fix="leave exit_weights out",
+            f"exit_weights is set with objective {config.objective!r}",
+            expected="None, as this objective has weights of its own",
+            fix="set exit_weights=null",
         )
     if weights is not None and len(weights) != exits:
         raise OptionError(
-            f"{len(weights)} exit_weights came with {exits} exits", expected=f"{exits}", fix="give one weight an exit"
+            f"exit_weights has {len(weights)} numbers, and the network {exits} exits",
+            expected=f"{exits} numbers",
+            fix="give one weight per exit",
         )
-    if not -exits <= teacher < exits:
+    if not -exits <= teacher <= exits or teacher == 0:
         raise OptionError(
-            f"teacher is {teacher} with {exits} exits", expected=f"from {-exits} to {exits - 1}", fix="-1 is the last exit"
+            f"teacher is {teacher}, and the network has {exits} exits",
+            expected=f"from 1 to {exits}, or from -{exits} to -1 to count from the last exit",
+            fix="set teacher=-1 for the last exit",
         )
