@@ -34,8 +34,8 @@ from anytime.models import MultiExit, create
 from anytime.run.engines.base import Engine
 from anytime.run.engines.cuda import CudaGraphsEngine, Precision
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folded import FoldedEngine
-from anytime.run.engines.folding import apart
+from anytime.run.engines.folding import FoldedEngine
+from anytime.run.engines.folding import difference
 
 BLOCK, WARM = 5, 2
 
@@ -82,7 +82,7 @@ def show(
     width = max(map(len, times))
     print(f"\nbatch {len(x)}\n{'':{width}}  " + "  ".join(f"exit {exit + 1:2}" for exit in range(len(rival))) + "   difference")
     for name, seconds in times.items():
-        share = apart(request(engines[name], x, clock)[1], wanted)
+        share = difference(request(engines[name], x, clock)[1], wanted)
         print(f"{name:{width}}  " + "  ".join(f"{1e3 * each:7.3f}" for each in seconds) + f"  ms    {share:.1e}")
         print(f"{'':{width}}  " + "  ".join(f"{each:6.2f}x" for each in rival / seconds))
         if file is not None:

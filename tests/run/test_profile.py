@@ -24,7 +24,7 @@ def test_a_profile_is_what_the_stages_took(engine: Any) -> None:
     assert profile.batch_sizes == (1, 3)
     assert profile.stage_seconds.shape == profile.exit_seconds.shape == (2, 5, 4)
     torch.testing.assert_close(profile.stage_seconds[1, :, 0], torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
-    assert profile.seconds(3, share=0.99) == pytest.approx((0.1, 0.3, 0.6, 1.0, 1.5))
+    assert profile.seconds(3, quantile=0.99) == pytest.approx((0.1, 0.3, 0.6, 1.0, 1.5))
     assert (profile.engine, profile.threads, profile.classes, profile.repeats) == ("fake", 1, 4, 4)
     assert engine.open == 0
 

@@ -117,7 +117,7 @@ def document(found: Profile) -> dict[str, Any]:
         "machine": found.machine,
         "macs": found.macs,
         "seconds": {
-            str(batch): {name: found.seconds(batch, share=share) for name, share in shares.items()}
+            str(batch): {name: found.seconds(batch, quantile=share) for name, share in shares.items()}
             for batch in found.batch_sizes
         },
     }

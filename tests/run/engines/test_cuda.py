@@ -10,7 +10,7 @@ import torch
 
 from anytime.errors import DeviceError, OptionError, ShapeError
 from anytime.run.engines.cuda import CudaGraphsEngine
-from anytime.run.engines.folding import apart
+from anytime.run.engines.folding import difference
 
 
 def test_batches_between_sizes_are_padded_and_larger_ones_run_without_a_graph(make_network: Any, recorder: Any) -> None:
@@ -20,7 +20,7 @@ def test_batches_between_sizes_are_padded_and_larger_ones_run_without_a_graph(ma
         recorder.replays = 0
         batch = torch.randn(rows, 2)
         run = engine.begin(batch)
-        assert apart([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
+        assert difference([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
         assert recorder.replays == replays
 
 
@@ -33,7 +33,7 @@ def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_networ
     run.advance()
     assert recorder.replays == 0
     run.keep(torch.tensor([3, 1]))
-    assert apart([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
+    assert difference([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
     assert recorder.replays == 2
 
 
@@ -46,7 +46,7 @@ def test_each_size_runs_in_the_way_that_was_quickest(make_network: Any, recorder
     for rows in (1, 2, 4, 7):
         batch = torch.randn(rows, 3, 32, 32)
         run = engine.begin(batch)
-        assert apart([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
+        assert difference([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
 
 
 def test_a_run_stays_in_the_way_that_it_began_in(make_network: Any, recorder: Any) -> None:
@@ -57,10 +57,10 @@ def test_a_run_stays_in_the_way_that_it_began_in(make_network: Any, recorder: An
         batch = torch.randn(rows, 3, 32, 32)
         wanted = list(model.exits(batch))
         run = engine.begin(batch)
-        assert apart([run.advance()], wanted[:1]) < 1e-5
+        assert difference([run.advance()], wanted[:1]) < 1e-5
         run.keep(torch.tensor([2]))  # one row would be packed, had it come alone
         recorder.replays = 0
-        assert apart([run.advance(), run.advance()], [logits[[2]] for logits in wanted[1:]]) < 1e-5
+        assert difference([run.advance(), run.advance()], [logits[[2]] for logits in wanted[1:]]) < 1e-5
         assert recorder.replays == 2
         assert engine._lanes[1].owner is run
 
@@ -104,7 +104,7 @@ def test_threads_take_turns(make_network: Any, recorder: Any) -> None:
         for number in range(30):
             batch = torch.randn(1 + number % 2, 2, generator=torch.Generator().manual_seed(100 * seed + number))
             run = engine.begin(batch)
-            share = apart([run.advance() for _ in range(3)], list(model.exits(batch)))
+            share = difference([run.advance() for _ in range(3)], list(model.exits(batch)))
             if share > 1e-4:
                 wrong.append(share)
 
@@ -144,4 +144,4 @@ def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, opti
         runs = [engine.begin(batch), engine.begin(batch)]
         for exit in range(3):
             for run in runs:
-                assert apart([run.advance()], [wanted[exit]]) <= engine.TOLERANCE
+                assert difference([run.advance()], [wanted[exit]]) <= engine.TOLERANCE

@@ -13,8 +13,8 @@ from anytime.errors import DtypeError, ShapeError, StateError
 from anytime.models import MultiExit
 from anytime.run.engines.cuda import CudaGraphsEngine
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folded import FoldedEngine
-from anytime.run.engines.folding import apart
+from anytime.run.engines.folding import FoldedEngine
+from anytime.run.engines.folding import difference
 from anytime.run.engines.onnx import OnnxRuntimeEngine
 
 Network = tuple[MultiExit, Tensor]
@@ -55,17 +55,17 @@ def test_every_engine_gives_the_logits_of_every_network(make: Callable[..., Any]
         run = engine.begin(batch)
         found = [run.advance() for _ in range(engine.num_exits)]
         assert all(logits.dtype == torch.float32 and logits.device.type == "cpu" for logits in found)
-        assert apart(found, wanted) <= limit
+        assert difference(found, wanted) <= limit
         run = engine.begin(batch)
-        assert apart([run.advance()], wanted[:1]) <= limit
+        assert difference([run.advance()], wanted[:1]) <= limit
         kept = torch.arange(rows).flip(0)[: max(1, rows - 2)]
         run.keep(kept)
-        assert apart([run.advance()], [wanted[1][kept]]) <= limit
+        assert difference([run.advance()], [wanted[1][kept]]) <= limit
         mask = torch.zeros(len(kept), dtype=torch.bool)
         mask[-1] = True
         run.keep(mask)
         later = [run.advance() for _ in range(2, engine.num_exits)]
-        assert not later or apart(later, [logits[kept[-1:]] for logits in wanted[2:]]) <= limit
+        assert not later or difference(later, [logits[kept[-1:]] for logits in wanted[2:]]) <= limit
         run.close()
 
 
@@ -80,7 +80,7 @@ def test_runs_may_be_mixed_and_given_logits_stay(make: Callable[..., Any], make_
         for run, found in zip(runs, given, strict=True):
             found.append(run.advance())
     for batch, found in zip(batches, given, strict=True):
-        assert apart(found, list(model.exits(batch))) <= 1e-4
+        assert difference(found, list(model.exits(batch))) <= 1e-4
 
 
 @EVERY
@@ -88,7 +88,7 @@ def test_rows_may_leave_before_the_first_stage(make: Callable[..., Any], make_ne
     model, x = make_network("mlp")
     run = make(model, x, recorder).begin(inputs(x, 5))
     run.keep(torch.tensor([4, 1]))
-    assert apart([run.advance()], [next(model.exits(inputs(x, 5)[[4, 1]]))]) <= 1e-4
+    assert difference([run.advance()], [next(model.exits(inputs(x, 5)[[4, 1]]))]) <= 1e-4
 
 
 @EVERY

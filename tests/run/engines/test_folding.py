@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anytime.errors import OptionError
 from anytime.models import Carry, MultiExit
-from anytime.run.engines.folding import ConvReLU, apart, folded_copy, logits_of_stages, rounded_factors
+from anytime.run.engines.folding import ConvReLU, allow_tf32, difference, folded_copy, logits_of_stages
 
 
 def norms(model: nn.Module) -> int:
@@ -36,7 +36,7 @@ def test_relus_become_part_of_convolutions(make_network: Any) -> None:
     kinds = [type(part) for part in copy.modules()]
     assert kinds.count(ConvReLU) == kinds.count(nn.Conv2d) > 0
     assert nn.ReLU not in kinds
-    assert apart(logits_of_stages(copy, x), list(model.exits(x))) < 1e-5
+    assert difference(logits_of_stages(copy, x), list(model.exits(x))) < 1e-5
 
 
 def test_convolutions_that_read_the_same_become_one(make_network: Any) -> None:
@@ -45,7 +45,7 @@ def test_convolutions_that_read_the_same_become_one(make_network: Any) -> None:
     siblings = [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
     assert siblings
     for batch in (x, x.flip(0), x[:1]):
-        assert apart(logits_of_stages(copy, batch), list(model.exits(batch))) < 1e-5
+        assert difference(logits_of_stages(copy, batch), list(model.exits(batch))) < 1e-5
     assert all(part.read is None and not part.left for part in siblings)  # nothing is held on to
     # A stage alone, on a copy of some rows, as an engine may run it.
     carry, _ = model.stage(0, (x,))
@@ -110,17 +110,17 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
 
 
 def test_nan_is_far_from_everything() -> None:
-    assert apart([torch.tensor([[float("nan")]])], [torch.zeros(1, 1)]) == float("inf")
-    assert apart([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75
+    assert difference([torch.tensor([[float("nan")]])], [torch.zeros(1, 1)]) == float("inf")
+    assert difference([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75
 
 
 def test_factors_are_rounded_inside_as_asked_and_outside_as_before() -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     for tf32 in (False, True):
-        with rounded_factors(tf32):
+        with allow_tf32(tf32):
             assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (tf32, tf32, True)
         assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before
-    with pytest.raises(ValueError, match="inside"), rounded_factors(True):
+    with pytest.raises(ValueError, match="inside"), allow_tf32(True):
         raise ValueError("inside")
     assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before

@@ -13,7 +13,7 @@ from anytime.errors import DeviceError, ShapeError
 from anytime.models import MSDNet, MSDNetConfig
 from anytime.run.engines import kernel
 from anytime.run.engines.cuda import CudaGraphsEngine
-from anytime.run.engines.folding import apart, folded_copy, logits_of_stages
+from anytime.run.engines.folding import difference, folded_copy, logits_of_stages
 from anytime.run.engines.packed import Convolution, PackedMSDNet, can_be_packed, run_with_torch
 
 SMALL = MSDNetConfig(classes=4, exits=3, base=1, step=1, channels=4, growth=4)
@@ -131,7 +131,7 @@ def test_a_kernel_that_fails_or_errs_is_left_out(make_network: Any, recorder: An
     engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
     assert engine.why == "asked for; fused; packed is left out: its logits are inf times the largest of their exit away"
     run = engine.begin(x)
-    assert apart([run.advance()], [next(model.exits(x))]) < 1e-5
+    assert difference([run.advance()], [next(model.exits(x))]) < 1e-5
 
 
 def test_large_tiles_are_for_launches_of_much_work(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def profile_figures(profile: Profile) -> list[Figure]:
 def exit_table(profile: Profile) -> Table:
     """A row an exit: cost, and p50 and p99 for every batch size."""
     heads = [f"{level}, batch {batch}" for batch in profile.batch_sizes for level in ("p50", "p99")]
-    columns = [profile.seconds(batch, share=share) for batch in profile.batch_sizes for share in (0.5, 0.99)]
+    columns = [profile.seconds(batch, quantile=share) for batch in profile.batch_sizes for share in (0.5, 0.99)]
     costs = [ABSENT] * profile.exits if profile.macs is None else [compact(cost) for cost in profile.macs]
     rows = [(str(exit + 1), costs[exit], *(_ms(column[exit]) for column in columns)) for exit in range(profile.exits)]
     return Table("Milliseconds from the start to each exit", ("exit", "MACs", *heads), tuple(rows))
@@ -126,7 +126,7 @@ def stage_table(profile: Profile) -> Table:
 
 def _time_figure(profile: Profile, batch: int) -> Figure:
     exits = tuple(float(exit + 1) for exit in range(profile.exits))
-    middle, slow = (tuple(1e3 * time for time in profile.seconds(batch, share=share)) for share in (0.5, 0.99))
+    middle, slow = (tuple(1e3 * time for time in profile.seconds(batch, quantile=share)) for share in (0.5, 0.99))
     tips = [
         tuple(f"exit {exit + 1}: {words} within {time:.3g} ms" for exit, time in enumerate(times))
         for times, (_, words) in zip((middle, slow), _LEGEND, strict=True)
@@ -168,7 +168,7 @@ def _with_band(figure: Figure) -> str:
 
 
 def _lead(profile: Profile) -> str:
-    times = profile.seconds(profile.batch_sizes[0], share=0.99)
+    times = profile.seconds(profile.batch_sizes[0], quantile=0.99)
     to_last = "" if profile.exits == 1 else f" and {_ms(times[-1])} ms"
     return f"In 99 of 100 runs it was at most {_ms(times[0])} ms{to_last}."
 
