@@ -17,7 +17,7 @@ class FakeClock:
     """Time stands still until `sleep`. One that sleeps past the moment a caller waits for lets the caller go first.
 
     Args:
-        waited: Whether stages begin only once a caller waits for them, so that a test runs the same way every time.
+        waited: Whether stages begin only once a caller waits for them, so that a test runs the same mode every time.
     """
 
     def __init__(self, *, waited: bool = False) -> None:

@@ -24,10 +24,10 @@ from anytime.run.engines.eager import EagerEngine
 
 def interrupt_at_random(runner: Runner, x: torch.Tensor, draw: random.Random, expected: torch.Tensor) -> None:
     """One request, ended by lot in one of the ways there are."""
-    way = draw.choice(["task", "event", "stream", "asyncio", "deadline", "drop"])
+    mode = draw.choice(["task", "event", "stream", "asyncio", "deadline", "drop"])
     answer: Answer | None = None
     pause = draw.choice([0.0, 1e-5, 1e-4, 5e-4])
-    match way:
+    match mode:
         case "task":
             task = runner.submit(x)
             threading.Event().wait(pause)

@@ -43,7 +43,7 @@ def test_answers_are_those_of_the_model_and_its_rule(model: MLP, folder: Path) -
         late = runner.predict(X, deadline="10s")
     for exit, found in enumerate(streamed):
         torch.testing.assert_close(found.log_probs, wanted.log_probs[exit], atol=1e-5, rtol=1e-4)
-    assert (answer.exit, answer.exits, answer.cost) == (2, 3, 2.0)
+    assert (answer.exit, answer.exits, answer.macs) == (2, 3, 2.0)
     torch.testing.assert_close(late.log_probs, wanted.log_probs[-1], atol=1e-5, rtol=1e-4)
     assert runner.rule == anytime.Caching()
 

@@ -46,7 +46,7 @@ def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
                 runner.predict(engine.rows, deadline=0.05)
             assert error.value.forecast == pytest.approx(0.1)
             answer = list(runner.stream(engine.rows, deadline=0.7))[-1]
-        assert (answer.exit, answer.cost) == (3, 3)
+        assert (answer.exit, answer.macs) == (3, 3)
 
 
 def test_a_profile_of_something_else_is_refused(engine: Any, fakes: Any, logits: Tensor, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_logits_that_are_not_finite_are_refused(value: float) -> None:
 
 @dataclass(frozen=True)
 class ByHand(Rule[State]):
-    """Goes another way where a logit is large, which no row that a graph is compared on shows."""
+    """Goes another mode where a logit is large, which no row that a graph is compared on shows."""
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
         sharper = 2.0 if bool((logits.abs() < 1e3).all()) else 1.0

@@ -171,13 +171,13 @@ def test_a_runner_that_refuses_finds_out_that_the_load_has_gone(make: Make) -> N
 def test_waking_up_late_moves_the_next_waits_forward(make: Make) -> None:
     runner, engine, clock = make(1.0, 1.0, 1.0, 1.0, 1.0)
     for _ in range(2):
-        runner._forecast.note_handing("thread", 0.25)
+        runner._forecast.note_dispatch("thread", 0.25)
     runner.predict(engine.rows, deadline=6.0)
     assert clock.waits[-1] == 5.75
 
 
 def test_without_cut_off_stages_run_in_the_callers_thread(make: Make) -> None:
-    runner, engine, _ = make(1.0, 1.0, 9.0, 1.0, 1.0, waited=False, cut_off=False)
+    runner, engine, _ = make(1.0, 1.0, 9.0, 1.0, 1.0, waited=False, preempt=False)
     answer = runner.predict(engine.rows, deadline=3.0)
     assert (answer.exit, answer.reason, answer.deadline_met, answer.elapsed) == (3, "deadline", False, 11.0)
     answer = runner.predict(engine.rows, deadline=3.0)  # now the third stage is known to be slow
@@ -188,7 +188,7 @@ def test_without_cut_off_stages_run_in_the_callers_thread(make: Make) -> None:
 
 
 def test_within_the_grace_an_answer_is_in_time_and_slow_stages_are_begun(make: Make) -> None:
-    runner, engine, _ = make(1.0, 1.0, 1.5, 1.0, 1.0, waited=False, cut_off=False, grace="500ms")
+    runner, engine, _ = make(1.0, 1.0, 1.5, 1.0, 1.0, waited=False, preempt=False, grace="500ms")
     for _ in range(2):  # the second time it is known how long the third stage takes
         runner._forecast.note(2, len(engine.rows), 0.9)
         answer = runner.predict(engine.rows, deadline=3.0)
@@ -234,7 +234,7 @@ def test_a_clock_that_jumps_back_gives_no_endless_wait(make: Make) -> None:
 def test_macs_are_a_budget_for_one_input(make: Make) -> None:
     runner, engine, _ = make(costs=(1e6, 2e6, 4e6, 5e6, 6e6))
     answer = runner.predict(engine.rows, budget=Budget(macs=4.5e6))
-    assert (answer.exit, answer.reason, answer.cost) == (3, "macs", 4e6)
+    assert (answer.exit, answer.reason, answer.macs) == (3, "macs", 4e6)
     assert runner.predict(engine.rows, budget=Budget(macs=4.5e6, exits=2)).reason == "exits"
     assert runner.predict(engine.rows, budget=Budget(macs=1e9)).reason == "finished"
     with pytest.raises(OptionError, match="first exit"):
@@ -673,13 +673,13 @@ def test_an_engine_that_nobody_knows_is_refused_at_once() -> None:
         Runner(MLP(MLPConfig(classes=4)), engine="steam")
 
 
-@pytest.mark.parametrize("cut_off", [True, False], ids=["in a thread", "in its caller"])
-def test_who_once_took_longer_to_be_told_than_there_is_time_is_not_refused_for_ever(make: Make, cut_off: bool) -> None:
+@pytest.mark.parametrize("preempt", [True, False], ids=["in a thread", "in its caller"])
+def test_who_once_took_longer_to_be_told_than_there_is_time_is_not_refused_for_ever(make: Make, preempt: bool) -> None:
     forecast = seeded(1.0, 1.0, 1.0, 1.0, 1.0)
     for _ in range(100):
-        forecast.note_handing("thread" if cut_off else "here", 12.0)
-    options = {"forecast": forecast, "on_too_short": "prior", "prior": torch.full((4,), 0.25), "cut_off": cut_off}
-    runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=cut_off, **options)
+        forecast.note_dispatch("thread" if preempt else "caller", 12.0)
+    options = {"forecast": forecast, "on_too_short": "prior", "prior": torch.full((4,), 0.25), "preempt": preempt}
+    runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=preempt, **options)
     exits = [runner.predict(engine.rows, deadline=9.0).exit for _ in range(2000)]
     assert exits[0] == 0
     assert exits[-1] == 5

@@ -60,7 +60,7 @@ def test_a_wait_with_a_limit_is_exact_and_keeps_policy_and_niceness() -> None:
 def test_who_works_pushes_nobody_aside_and_keeps_its_niceness() -> None:
     def work() -> None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        prompt.be_patient()
+        prompt.use_batch_scheduling()
         assert (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)) == (os.SCHED_BATCH, nice)
 
     in_a_thread(work)
@@ -72,7 +72,7 @@ def test_a_forbidden_policy_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError("not allowed here")
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    in_a_thread(prompt.be_patient)
+    in_a_thread(prompt.use_batch_scheduling)
 
 
 @on_linux
@@ -89,11 +89,11 @@ def test_nothing_is_asked_where_it_is_not_wanted_or_nothing_is_limited(clock: Mo
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(ctypes, "CDLL", None)
-    in_a_thread(prompt.be_prompt)
-    in_a_thread(prompt.be_patient)
+    in_a_thread(prompt.request_prompt_wakeups)
+    in_a_thread(prompt.use_batch_scheduling)
 
 
 @on_linux
 def test_an_unknown_machine_keeps_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt.platform, "machine", lambda: "riscv64")
-    in_a_thread(prompt.be_prompt)
+    in_a_thread(prompt.request_prompt_wakeups)

@@ -134,7 +134,7 @@ def test_a_request_in_its_callers_thread_takes_turns_with_the_others(fakes: Any,
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
     answers: list[Any] = []
-    with Runner(engine, engine=engine, clock=clock, workers=1, cut_off=False) as runner:
+    with Runner(engine, engine=engine, clock=clock, workers=1, preempt=False) as runner:
         task = runner.submit(engine.rows)
         assert held.reached.wait(20)
         asked = [
@@ -323,13 +323,13 @@ def interrupt_at(number: int, work: Callable[[], object]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is being collected
-@pytest.mark.parametrize("way", ["thread", "task", "here"])
-def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes: Any, logits: Tensor, way: str) -> None:
+@pytest.mark.parametrize("mode", ["thread", "task", "caller"])
+def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes: Any, logits: Tensor, mode: str) -> None:
     engine = fakes.FakeEngine(logits)
-    with Runner(engine, engine=engine, workers=1, cut_off=way != "here") as runner:
+    with Runner(engine, engine=engine, workers=1, preempt=mode != "caller") as runner:
 
         def ask() -> None:
-            (runner.submit(engine.rows, deadline=60).result() if way == "task" else runner.predict(engine.rows, deadline=60))
+            (runner.submit(engine.rows, deadline=60).result() if mode == "task" else runner.predict(engine.rows, deadline=60))
 
         ask()
         assert interrupt_at(0, ask)

@@ -138,7 +138,7 @@ def grow(
     from anytime.run import Runner, profile_model
 
     profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(len(x),), repeats=_RUNS)
-    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, costs=costs, threads=None) as runner:
+    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, macs=costs, threads=None) as runner:
         for _ in runner.stream(x):  # a rule, too, is slow the first time
             pass
         return list(runner.stream(x, budget=budget)), runner.rule

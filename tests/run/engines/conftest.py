@@ -136,7 +136,7 @@ class OnCPU:
 
     def __init__(self) -> None:
         self.replays = 0
-        self.times: dict[tuple[int, str], float] = {}  # by batch size and way
+        self.times: dict[tuple[int, str], float] = {}  # by batch size and mode
 
     def record(self, steps: Sequence[Step], given: Carry) -> list[Recorded]:
         recorded = []
@@ -171,7 +171,7 @@ class OnCPU:
     def seconds(self, work: Callable[[], None]) -> float:
         work()
         lane: Any = work.__self__  # type: ignore[attr-defined]
-        return self.times.get((lane.size, lane.way.name), 1.0)
+        return self.times.get((lane.size, lane.mode.name), 1.0)
 
 
 @pytest.fixture

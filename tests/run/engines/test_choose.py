@@ -21,7 +21,7 @@ def test_an_engine_is_made_by_its_name(name: str, make_network: Any) -> None:
         pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     model, x = make_network("mlp")
     engine: Any = make_engine(model, name, example=x)
-    assert (engine.name, engine.num_exits, engine.why) == (name, 3, "asked for")
+    assert (engine.name, engine.num_exits, engine.why) == (name, 3, "requested")
 
 
 def test_auto_says_what_it_measured(make_network: Any) -> None:
@@ -61,7 +61,7 @@ def test_wrong_calls_are_named(make_network: Any) -> None:
     model, x = make_network("mlp")
     with pytest.raises(OptionError, match="engine is 'tensorrt'"):
         make_engine(model, "tensorrt", example=x)
-    with pytest.raises(OptionError, match="asked for without an example"):
+    with pytest.raises(OptionError, match="requested without an example"):
         make_engine(model, "folded")
     for threads in (0, True, 1.5):
         with pytest.raises(OptionError, match="threads is"):

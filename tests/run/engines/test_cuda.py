@@ -41,8 +41,8 @@ def test_each_size_runs_in_the_way_that_was_quickest(make_network: Any, recorder
     model, x = make_network("msdnet")
     recorder.times = {(1, "fused"): 2e-3, (1, "packed"): 1e-3, (4, "fused"): 2e-3, (4, "packed"): 3e-3}
     engine = CudaGraphsEngine(model, x, sizes=(4, 1), recorder=recorder)
-    assert engine.why == "asked for; all exits for a batch of 1: packed 1 ms, fused 2 ms; of 4: fused 2 ms, packed 3 ms"
-    assert [lane.way.name for lane in engine._lanes] == ["packed", "fused"]
+    assert engine.why == "requested; all exits for a batch of 1: packed 1 ms, fused 2 ms; of 4: fused 2 ms, packed 3 ms"
+    assert [lane.mode.name for lane in engine._lanes] == ["packed", "fused"]
     for rows in (1, 2, 4, 7):
         batch = torch.randn(rows, 3, 32, 32)
         run = engine.begin(batch)

@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed"
 
 
 class Branching(MultiExit):
-    """Looks at numbers on its way."""
+    """Looks at numbers on its mode."""
 
     num_exits = 1
 

@@ -112,9 +112,9 @@ def test_networks_of_another_make_are_not_packed(make_network: Any, settle: Any)
 
 def test_the_engine_packs_and_says_so(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
-    assert CudaGraphsEngine(model, x, sizes=(2, 4), pack=True, recorder=recorder).why == "asked for; packed"
-    assert CudaGraphsEngine(model, x, sizes=(2,), pack=False, recorder=recorder).why == "asked for; fused"
-    assert CudaGraphsEngine(model, x, sizes=(2,), pack=False, fuse=False, recorder=recorder).why == "asked for; plain"
+    assert CudaGraphsEngine(model, x, sizes=(2, 4), pack=True, recorder=recorder).why == "requested; packed"
+    assert CudaGraphsEngine(model, x, sizes=(2,), pack=False, recorder=recorder).why == "requested; fused"
+    assert CudaGraphsEngine(model, x, sizes=(2,), pack=False, fuse=False, recorder=recorder).why == "requested; plain"
 
 
 def test_a_kernel_that_fails_or_errs_is_left_out(make_network: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +125,11 @@ def test_a_kernel_that_fails_or_errs_is_left_out(make_network: Any, recorder: An
 
     monkeypatch.setattr("anytime.run.engines.cuda.run_with_torch", fail)
     engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
-    assert engine.why == "asked for; fused; packed is left out: RuntimeError: no such kernel"
+    assert engine.why == "requested; fused; packed is left out: RuntimeError: no such kernel"
 
     monkeypatch.setattr("anytime.run.engines.cuda.run_with_torch", lambda *given: given[-1].fill_(float("nan")))
     engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
-    assert engine.why == "asked for; fused; packed is left out: its logits are inf times the largest of their exit away"
+    assert engine.why == "requested; fused; packed is left out: its logits are inf times the largest of their exit away"
     run = engine.begin(x)
     assert difference([run.advance()], [next(model.exits(x))]) < 1e-5
 

@@ -96,7 +96,7 @@ class _ByGenerator(Running[Tensor]):
             return as_answer(_checked(logits, exit, self._given))[self._rows]
 
     def _next(self) -> Tensor | None:
-        """Modes the generator leaves on, e.g. `with torch.autocast(...)` around a yield, are kept for it and off for its thread."""
+        """Modes that the generator leaves on, e.g. autocast around a yield, are kept for it and switched off for its thread."""
         own = Modes.now()
         if self._left is not None:
             self._left.restore()

@@ -1,9 +1,9 @@
 """ONNX files from untrusted sources: anything that could reach outside of the file is refused before ONNX Runtime sees it.
 
-An ONNX graph contains no code, but a tensor may be "external": bytes of another file, or even of the process's own memory, which
-the stage would then return as its answer. Operators outside of the standard domain come from registered libraries. A tensor may
-claim more numbers than the file has. What was parsed is serialised again, so that the checked bytes are the loaded bytes. The
-computation of a stage is not limited: it can take any amount of time and memory.
+An ONNX graph contains no code, but a tensor may be "external": bytes of another file, or even of the process's own memory,
+which the stage would then return as its answer. Operators outside of the standard domain come from registered libraries. A
+tensor may claim more numbers than the file has. What was parsed is serialised again, so that the checked bytes are the loaded
+bytes. The computation of a stage is not limited: it can take any amount of time and memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rule's step as a function of tensors only, so that it can be exported with a stage.
 
-The state of a rule becomes a list of named tensors in a fixed order: `state_memory`, `state_margin`, `state_inner_memory` and so
-on, each with the batch first.
+The state of a rule becomes a list of named tensors in a fixed order: `state_memory`, `state_margin`, `state_inner_memory` and
+so on, each with the batch first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exporting a model and its rule: one file per stage, with the rule's step inside, for any runtime.
 
-A stage takes what the one before returned, the network's feature maps and the rule's running state, and returns the distribution
-and the inputs of the next stage. A driver needs neither Python nor the method:
+A stage takes what the one before returned, the network's feature maps and the rule's running state, and returns the
+distribution and the inputs of the next stage. A driver needs neither Python nor the method:
 
 ```
 values = [x]
@@ -42,7 +42,7 @@ from anytime.run.export.onnx_safety import strip_metadata
 from anytime.run.export.rule_step import OUTPUTS, RuleStep, flat, typical_states
 
 TOLERANCE = 1e-4
-"""How far a stage's logits may differ from the model's, relative to the largest logit of an exit, and a step from the rule's."""
+"""How far logits may differ from the model's, relative to the largest logit of an exit, and a step from the rule's own."""
 _IR_VERSION = 8
 """The version of the opset, so that runtimes from 2022 on can read the files."""
 _SUFFIX = {"onnx": "onnx", "torch-export": "pt2"}

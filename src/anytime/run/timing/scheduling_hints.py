@@ -1,10 +1,10 @@
 """Prompt wake-ups: scheduling hints that a thread can give to Linux without privileges.
 
-By default the kernel may fire a timer 50 µs late to save power, and on a busy core a thread that wakes up waits until the running
-one has used its time slice of a few milliseconds. A thread can ask for timers exact to the microsecond and, from Linux 6.12
-on, for short slices, which let it run first when it wakes up; its fraction of CPU time stays the same. New threads inherit both,
-so worker threads return to default slices. They also use the policy SCHED_BATCH: a worker that receives work does not preempt
-the thread that submitted it, which could otherwise start to wait for its deadline only a slice later. On other systems
+By default the kernel may fire a timer 50 µs late to save power, and on a busy core a thread that wakes up waits until the
+running one has used its time slice of a few milliseconds. A thread can ask for timers exact to the microsecond and, from Linux
+6.12 on, for short slices, which let it run first when it wakes up; its fraction of CPU time stays the same. New threads inherit
+both, so worker threads return to default slices. They also use the policy SCHED_BATCH: a worker that receives work does not
+preempt the thread that submitted it, which could otherwise start to wait for its deadline only a slice later. On other systems
 these functions do nothing.
 """
 
