@@ -34,8 +34,7 @@ from anytime.models import MultiExit, create
 from anytime.run.engines.base import Engine
 from anytime.run.engines.cuda import CudaGraphsEngine, Precision
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folding import FoldedEngine
-from anytime.run.engines.folding import difference
+from anytime.run.engines.folding import FoldedEngine, difference
 
 BLOCK, WARM = 5, 2
 

@@ -17,7 +17,7 @@ class FakeClock:
     """Time stands still until `sleep`. One that sleeps past the moment a caller waits for lets the caller go first.
 
     Args:
-        waited: Whether stages begin only once a caller waits for them, so that a test runs the same mode every time.
+        waited: Whether stages begin only once a caller waits for them, so that a test always takes the same path.
     """
 
     def __init__(self, *, waited: bool = False) -> None:
@@ -59,7 +59,7 @@ class FakeClock:
         self.time = max(self.time, target)
 
     def resume(self) -> None:
-        """Let a stage that was cut off go on to its end."""
+        """Let a stage that was given up run to its end."""
         self._resumed.set()
 
 

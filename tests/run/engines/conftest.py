@@ -32,7 +32,7 @@ from anytime.models import (
     attach_cascade,
     attach_exits,
 )
-from anytime.run.engines.cuda import Recorded, Step
+from anytime.run.engines.cuda import CudaGraphs, Recorded, Step
 
 SHAPE: dict[str, Any] = {"classes": 4, "exits": 3, "base": 1, "step": 1, "channels": 4, "growth": 4}
 SMALL_DVIT = DViTConfig(
@@ -129,21 +129,20 @@ def settle() -> Callable[[MultiExit], MultiExit]:
     return settled
 
 
-class OnCPU:
-    """Records like CUDA graphs do: replays on the same memory, and forgets where it is not told to keep."""
-
-    device = torch.device("cpu")
+class OnCPU(CudaGraphs):
+    """Records like CUDA graphs: replays read and write the same memory."""
 
     def __init__(self) -> None:
+        self.device = torch.device("cpu")
         self.replays = 0
-        self.times: dict[tuple[int, str], float] = {}  # by batch size and mode
+        self.times: dict[tuple[int, str], float] = {}  # by batch size and variant
 
-    def record(self, steps: Sequence[Step], given: Carry) -> list[Recorded]:
+    def record(self, steps: Sequence[Step], carry: Carry) -> list[Recorded]:
         recorded = []
         for step in steps:
-            left, logits = step(given)
-            recorded.append(Recorded(left, logits, self._again(step, given, (*left, logits))))
-            given = left
+            left, logits = step(carry)
+            recorded.append(Recorded(left, logits, self._again(step, carry, (*left, logits))))
+            carry = left
         return recorded
 
     def _again(self, step: Step, given: Carry, places: Carry) -> Callable[[], None]:
@@ -157,7 +156,7 @@ class OnCPU:
         return replay
 
     def mark(self, device: torch.device) -> None:
-        raise AssertionError("there is nothing to wait for where inputs lie on the CPU")
+        raise AssertionError("inputs on the CPU need no event")
 
     def queue(self, after: None = None) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -171,7 +170,7 @@ class OnCPU:
     def seconds(self, work: Callable[[], None]) -> float:
         work()
         lane: Any = work.__self__  # type: ignore[attr-defined]
-        return self.times.get((lane.size, lane.mode.name), 1.0)
+        return self.times.get((lane.size, lane.variant.name), 1.0)
 
 
 @pytest.fixture

@@ -51,9 +51,9 @@ def test_auto_is_eager_without_an_example_or_without_stages(make_network: Any) -
     model, x = make_network("mlp")
     first: Any = make_engine(model)
     second: Any = make_engine(OnlyExits(), example=x)
-    assert (first.name, first.why) == ("eager", "there is no example to measure on")
+    assert (first.name, first.why) == ("eager", "no example to measure on")
     assert (second.name, second.why) == ("eager", "the model cannot be run stage by stage")
-    with pytest.raises(OptionError, match="'folded' was asked for a OnlyExits"):
+    with pytest.raises(OptionError, match="'folded' was requested for a OnlyExits"):
         make_engine(OnlyExits(), "folded", example=x)
 
 
@@ -68,7 +68,7 @@ def test_wrong_calls_are_named(make_network: Any) -> None:
             make_engine(model, threads=threads)  # type: ignore[arg-type]
 
 
-def test_threads_are_set_where_asked_for(make_network: Any) -> None:
+def test_threads_are_set_unless_none(make_network: Any) -> None:
     model, _ = make_network("mlp")
     before = torch.get_num_threads()
     try:
@@ -92,5 +92,5 @@ def test_an_engine_that_gives_other_logits_is_refused() -> None:
             self.calls = self.calls + 1
             return (), carry[0] + self.calls
 
-    with pytest.raises(CheckError, match="away from the model's"):
+    with pytest.raises(CheckError, match="differ from the model's"):
         make_engine(Moody(), "folded", example=torch.zeros(1, 2))

@@ -1,4 +1,4 @@
-"""Folding takes out the batch norms it can, and no others."""
+"""Folding removes exactly the batch norms that it can."""
 
 from __future__ import annotations
 
@@ -39,26 +39,6 @@ def test_relus_become_part_of_convolutions(make_network: Any) -> None:
     assert difference(logits_of_stages(copy, x), list(model.exits(x))) < 1e-5
 
 
-def test_convolutions_that_read_the_same_become_one(make_network: Any) -> None:
-    model, x = make_network("msdnet")
-    copy: Any = folded_copy(model, x, merged=True)
-    siblings = [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
-    assert siblings
-    for batch in (x, x.flip(0), x[:1]):
-        assert difference(logits_of_stages(copy, batch), list(model.exits(batch))) < 1e-5
-    assert all(part.read is None and not part.left for part in siblings)  # nothing is held on to
-    # A stage alone, on a copy of some rows, as an engine may run it.
-    carry, _ = model.stage(0, (x,))
-    some = tuple(tensor[1:].clone() for tensor in carry)
-    torch.testing.assert_close(copy.stage(1, some)[1], model.stage(1, some)[1], rtol=1e-4, atol=1e-5)
-
-
-def test_convolutions_of_different_stages_stay_apart(make_network: Any) -> None:
-    model, x = make_network("cascade")  # a head and the next block read the same maps with the same form
-    copy: Any = folded_copy(model, x, merged=True)
-    assert not [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
-
-
 class OneStage(MultiExit):
     num_exits = 1
 
@@ -83,7 +63,7 @@ class Twice(nn.Module):
 
 
 class WrittenOver(nn.Module):
-    """What the batch norm reads is no longer what the layer gave, though it lies in the same place."""
+    """The layer's output is overwritten in place before the batch norm reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +94,7 @@ def test_nan_is_far_from_everything() -> None:
     assert difference([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75
 
 
-def test_factors_are_rounded_inside_as_asked_and_outside_as_before() -> None:
+def test_tf32_is_set_inside_and_restored_outside() -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     for tf32 in (False, True):
