@@ -58,14 +58,14 @@ def test_rows_that_stop_leave_the_exported_batch(model: MLP, folder: Path) -> No
     torch.testing.assert_close(answer.log_probs, wanted.log_probs, atol=1e-5, rtol=1e-4)
 
 
-def test_sets_for_the_rule_inside_are_welcome_and_another_rule_is_not(model: MLP, folder: Path) -> None:
+def test_sets_for_the_rule_inside_are_accepted_and_another_rule_is_not(model: MLP, folder: Path) -> None:
     labels = torch.arange(200) % 4
     with torch.no_grad():
         logits = model(torch.randn(200, 2, generator=torch.Generator().manual_seed(2)))
     with anytime.Runner.load(folder, calibration=fit_sets(logits, labels, rule="caching")) as runner:
         assert runner.predict(X).prediction_set is not None
     for wrong in ({"rule": "product"}, {"calibration": fit_temperature(logits, labels)}):
-        with pytest.raises(OptionError, match="hold the rule"):
+        with pytest.raises(OptionError, match="contain the rule"):
             anytime.Runner.load(folder, **wrong)
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -205,10 +206,7 @@ def _onnx_file(plan: _Plan) -> bytes:
     onnx, compose = require("onnx"), require("onnx.compose")
     carry = tuple(plan.inputs[name] for name in plan.carried)
     stage = onnx_export.onnx_bytes(plan.stage, carry, inputs=plan.carried, outputs=[*plan.left, "logits"], free=plan.free)
-    results = [name for name in plan.outputs if name not in plan.left]
-    values = (plan.logits, *plan.state.values())
-    step = onnx_export.exported(plan.step, values, inputs=["step_logits", *plan.state], outputs=results)
-    _check_step(plan.step, values, onnx_export.make_session(step))
+    step = _step_file(plan)
     parts = []
     for prefix, file in (("stage/", stage), ("step/", step)):
         part = onnx.load_from_string(file)
@@ -228,17 +226,33 @@ def _onnx_file(plan: _Plan) -> bytes:
     return data
 
 
-def _check_step(step: RuleStep, values: Sequence[Tensor], session: Any) -> None:
-    """A step in ONNX returns what the rule returns, for rows of all kinds."""
+def _step_file(plan: _Plan) -> bytes:
+    """The step by tracing, which is ten times faster, or else by `torch.export`, which supports every rule."""
+    inputs, outputs = ["step_logits", *plan.state], [name for name in plan.outputs if name not in plan.left]
+    values = (plan.logits, *plan.state.values())
+    sizes = {name: {0: "batch"} for name in (*inputs, *outputs)}
+    for write in (onnx_export.traced, onnx_export.exported):
+        with suppress(Exception) if write is onnx_export.traced else nullcontext():
+            file = write(plan.step, values, inputs, outputs, sizes)
+            if _returns_same(plan.step, values, onnx_export.make_session(file)):
+                return file
+    raise CheckError(
+        f"the step of {plan.step.rule} returns other values in ONNX",
+        expected=f"the rule's own within {TOLERANCE:g}",
+        fix="use format='torch-export', or another rule",
+    )
+
+
+def _returns_same(step: RuleStep, values: Sequence[Tensor], session: Any) -> bool:
+    """Whether a step in ONNX returns what the rule returns, for one row and for rows of all kinds."""
     names = [each.name for each in session.get_inputs()]
-    found = session.run(None, dict(zip(names, (value.numpy() for value in values), strict=True)))
-    for one, other in zip(map(torch.from_numpy, found), step(*values), strict=True):
-        if not torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE):
-            raise CheckError(
-                f"the step of {step.rule} returns other values in ONNX",
-                expected=f"the rule's own within {TOLERANCE:g}",
-                fix="use format='torch-export', or another rule",
-            )
+    for rows in (1, len(values[0])):
+        some = [value[:rows] for value in values]
+        found = session.run(None, dict(zip(names, (value.numpy() for value in some), strict=True)))
+        for one, other in zip(map(torch.from_numpy, found), step(*some), strict=True):
+            if not torch.allclose(one.double(), other.double(), rtol=TOLERANCE, atol=TOLERANCE):
+                return False
+    return True
 
 
 def _torch_file(plan: _Plan) -> bytes:
