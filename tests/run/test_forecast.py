@@ -115,10 +115,10 @@ def test_seeds_are_replaced_one_by_one() -> None:
 
 def test_handing_over_is_learnt_and_forgotten_too() -> None:
     forecast = Forecast(window=5)
-    assert forecast.outlook(1, 1, "thread").waking == 0.0
+    assert forecast.outlook(1, 1, "thread").dispatch == 0.0
     forecast.note_dispatch("thread", 0.3)
-    assert forecast.outlook(1, 1, "thread").waking == 0.3
-    assert forecast.outlook(1, 1, "asyncio").waking == 0.0
+    assert forecast.outlook(1, 1, "thread").dispatch == 0.3
+    assert forecast.outlook(1, 1, "asyncio").dispatch == 0.0
     for _ in range(4):
         while not forecast.decline(0, 1, "thread"):
             pass
@@ -151,7 +151,7 @@ def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(mode: str, gr
         forecast.note_dispatch(mode, taken)
     outlook = forecast.outlook(1, 1, mode, grace)
     assert outlook.needed[0] == pytest.approx(wanted)
-    assert outlook.waking == pytest.approx(max(0.0, 0.7 - grace) if mode == "thread" else 0.1)
+    assert outlook.dispatch == pytest.approx(max(0.0, 0.7 - grace) if mode == "thread" else 0.1)
 
 
 @pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.0), (0.8, 0.3), (5.0, 0.7)])
@@ -162,7 +162,7 @@ def test_all_but_the_rarest_awakenings_end_within_the_grace_but_it_makes_nobody_
     for taken in [0.2] * 90 + [0.7 if rare > 0.7 else 0.4] * 8 + [rare] * 2:
         forecast.note_dispatch("thread", taken)
     outlook = forecast.outlook(1, 1, "thread", 0.5)
-    assert outlook.waking == pytest.approx(waking)
+    assert outlook.dispatch == pytest.approx(waking)
     assert outlook.needed[0] == pytest.approx(max(waking, 0.2))
 
 
@@ -178,7 +178,7 @@ def test_where_much_is_known_a_few_requests_are_learnt_from_together() -> None:
         forecast.note_dispatch("thread", 0.3)
         seen.append(forecast.outlook(1, 1, "thread"))
     assert seen[:7] == [before] * 7
-    assert seen[7].waking == 0.3
+    assert seen[7].dispatch == 0.3
     assert seen[55].needed[0] == 5.3
     assert forecast.stage(0, 1) == 5.0
 
@@ -192,14 +192,14 @@ def test_who_waits_has_an_answer_in_time_and_needs_time_for_a_usual_stage_and_a_
     for taken in [0.1] * 90 + [0.5] * 8 + [9.0] * 2:
         forecast.note_dispatch(mode, taken)
     assert forecast.outlook(1, 1, mode).needed[0] == 1.5
-    assert forecast.outlook(1, 1, mode).waking == 0.5
+    assert forecast.outlook(1, 1, mode).dispatch == 0.5
 
 
 def test_a_clock_that_went_back_gives_no_negative_time() -> None:
     forecast = Forecast()
     forecast.note(0, 1, -5.0)
     forecast.note_dispatch("thread", -5.0)
-    assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").waking == 0.0
+    assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").dispatch == 0.0
 
 
 def test_threads_may_share_it() -> None:

@@ -1,4 +1,4 @@
-"""Every network of the library in small, with batch norms that do something, and a stand-in for CUDA graphs."""
+"""Every network of the library in small, with random batch norm statistics, and a replacement for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -83,15 +83,12 @@ ZOO: dict[str, tuple[Callable[[], MultiExit], Tensor]] = {
     ),
     "cascade": (lambda: attach_cascade(_resnet(), ["stem", "blocks.0"], example=_images(), classes=4), _images()),
     "resnet": (lambda: ResNet(ResNetConfig(classes=4, depth=8, width=4, at=(0.3, 0.6))), _images()),
+    "dvit-performers": (lambda: DViT(DVIT), _images(side=16)),
 }
 
 
-# Export by torch.export takes too long for these.
-LONG_ZOO: dict[str, tuple[Callable[[], MultiExit], Tensor]] = {"dvit-performers": (lambda: DViT(DVIT), _images(side=16))}
-
-
 def settled(model: MultiExit) -> MultiExit:
-    """The model in eval mode, with batch norms as after a training."""
+    """The model in eval mode, with batch norms as after training."""
     generator = torch.Generator().manual_seed(2)
     for part in model.modules():
         if isinstance(part, _BatchNorm):
@@ -102,14 +99,6 @@ def settled(model: MultiExit) -> MultiExit:
             part.weight.data.uniform_(0.5, 2, generator=generator)
             part.bias.data.normal_(0, 0.3, generator=generator)
     return model.eval().requires_grad_(False)
-
-
-@pytest.fixture(params=[*ZOO, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_ZOO)])
-def network(request: pytest.FixtureRequest) -> tuple[MultiExit, Tensor]:
-    """Each network of the library, and an example."""
-    make, x = (ZOO | LONG_ZOO)[request.param]
-    torch.manual_seed(0)
-    return settled(make()), x
 
 
 @pytest.fixture
@@ -125,7 +114,7 @@ def make_network() -> Callable[[str], tuple[MultiExit, Tensor]]:
 
 @pytest.fixture
 def settle() -> Callable[[MultiExit], MultiExit]:
-    """What puts a model into the state that it has after a training."""
+    """Puts a model into the state that it has after training."""
     return settled
 
 

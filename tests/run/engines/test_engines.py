@@ -1,4 +1,4 @@
-"""Laws of every engine: the model's logits, exit by exit, whatever rows leave and however runs are mixed."""
+"""Properties of every engine: the model's logits, exit by exit, whichever rows are dropped and however runs are interleaved."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from anytime.run.engines.cuda import CudaGraphsEngine
 from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folding import FoldedEngine, difference
 from anytime.run.engines.onnx import OnnxRuntimeEngine
-
-Network = tuple[MultiExit, Tensor]
 
 
 def eager(model: MultiExit, x: Tensor, recorder: Any) -> EagerEngine:
@@ -36,16 +34,30 @@ def cuda_graphs(model: MultiExit, x: Tensor, recorder: Any) -> CudaGraphsEngine:
     return CudaGraphsEngine(model, x, sizes=(1, 2, 4), recorder=recorder)
 
 
-EVERY = pytest.mark.parametrize("make", [eager, folded, onnxruntime, cuda_graphs])
+ENGINES = (eager, folded, onnxruntime, cuda_graphs)
+EVERY = pytest.mark.parametrize("make", ENGINES)
 
 
 def inputs(like: Tensor, rows: int) -> Tensor:
     return torch.randn(rows, *like.shape[1:], generator=torch.Generator().manual_seed(rows))
 
 
-@EVERY
-def test_every_engine_gives_the_logits_of_every_network(make: Callable[..., Any], network: Network, recorder: Any) -> None:
-    model, x = network
+NETWORKS = ("msdnet", "msdnet-min", "imta", "mlp", "intervals", "ensemble", "attached", "cascade", "resnet")
+SLOW = ("dvit", "averaged", "dvit-performers")  # torch.export takes long for these
+
+
+def pairs() -> list[Any]:
+    slow = [
+        pytest.param(name, make, marks=pytest.mark.long if make is onnxruntime else ()) for name in SLOW for make in ENGINES
+    ]
+    return [*((name, make) for name in NETWORKS for make in ENGINES), *slow]
+
+
+@pytest.mark.parametrize(("name", "make"), pairs())
+def test_every_engine_gives_the_logits_of_every_network(
+    name: str, make: Callable[..., Any], make_network: Any, recorder: Any
+) -> None:
+    model, x = make_network(name)
     engine = make(model, x, recorder)
     limit = engine.TOLERANCE or 1e-6
     for rows in (1, 2, 7):
