@@ -58,7 +58,7 @@ def decline_until_tried(forecast: Forecast, exit: int) -> int:
     return count
 
 
-def test_one_in_a_hundred_is_tried_and_four_quick_tries_in_a_row_are_believed() -> None:
+def test_one_in_a_hundred_is_tried_and_four_fast_trials_reset_the_forecast() -> None:
     forecast = Forecast()
     forecast.seed(3, 1, [9.0] * 100)
     for taken in (1.0, 1.0, 9.0, 1.0, 1.0, 1.1):
@@ -113,7 +113,7 @@ def test_seeds_are_replaced_one_by_one() -> None:
     assert forecast.stage(0, 1) == 2.0
 
 
-def test_handing_over_is_learnt_and_forgotten_too() -> None:
+def test_dispatch_times_are_recorded_and_forgotten() -> None:
     forecast = Forecast(window=5)
     assert forecast.outlook(1, 1, "thread").dispatch == 0.0
     forecast.note_dispatch("thread", 0.3)
@@ -126,7 +126,7 @@ def test_handing_over_is_learnt_and_forgotten_too() -> None:
     assert forecast.outlook(1, 1, "thread").needed[0] == 0.1
 
 
-def test_who_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_end_but_not_for_both() -> None:
+def test_a_caller_that_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_dispatch_but_not_both() -> None:
     forecast = Forecast(window=10, quantile=0.9)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
@@ -143,7 +143,7 @@ def test_who_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_end_but_not_f
 @pytest.mark.parametrize(
     ("mode", "grace", "wanted"), [("caller", 0.4, 4.7), ("caller", 4.5, 1.1), ("thread", 0.4, 1.3), ("thread", 9.0, 1.1)]
 )
-def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(mode: str, grace: float, wanted: float) -> None:
+def test_slow_times_may_use_the_grace_period_and_typical_ones_may_not(mode: str, grace: float, wanted: float) -> None:
     forecast = Forecast(window=10, quantile=0.9)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
@@ -155,9 +155,7 @@ def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(mode: str, gr
 
 
 @pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.0), (0.8, 0.3), (5.0, 0.7)])
-def test_all_but_the_rarest_awakenings_end_within_the_grace_but_it_makes_nobody_more_careful(
-    rare: float, waking: float
-) -> None:
+def test_all_but_the_rarest_wake_ups_end_within_the_grace_period(rare: float, waking: float) -> None:
     forecast = Forecast()
     for taken in [0.2] * 90 + [0.7 if rare > 0.7 else 0.4] * 8 + [rare] * 2:
         forecast.note_dispatch("thread", taken)
@@ -166,7 +164,7 @@ def test_all_but_the_rarest_awakenings_end_within_the_grace_but_it_makes_nobody_
     assert outlook.needed[0] == pytest.approx(max(waking, 0.2))
 
 
-def test_where_much_is_known_a_few_requests_are_learnt_from_together() -> None:
+def test_with_many_durations_requests_are_processed_together() -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [1.0] * 100)
     for _ in range(100):
@@ -184,7 +182,7 @@ def test_where_much_is_known_a_few_requests_are_learnt_from_together() -> None:
 
 
 @pytest.mark.parametrize("mode", ["thread", "asyncio"])
-def test_who_waits_has_an_answer_in_time_and_needs_time_for_a_usual_stage_and_a_slow_awakening(mode: str) -> None:
+def test_a_waiting_caller_needs_time_for_a_typical_stage_and_a_slow_wake_up(mode: str) -> None:
     forecast = Forecast(window=100)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
@@ -202,7 +200,7 @@ def test_a_clock_that_went_back_gives_no_negative_time() -> None:
     assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").dispatch == 0.0
 
 
-def test_threads_may_share_it() -> None:
+def test_a_forecast_is_thread_safe() -> None:
     forecast = Forecast(window=7)
 
     def work(seed: int) -> None:
@@ -222,13 +220,13 @@ def test_threads_may_share_it() -> None:
 @pytest.mark.parametrize(
     "options", [{"quantile": 0}, {"quantile": 1.1}, {"quantile": math.nan}, {"window": 0}, {"window": True}]
 )
-def test_nonsense_is_refused(options: dict[str, float]) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         Forecast(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["thread", "caller"])
-def test_a_slow_first_run_is_doubted_as_long_as_the_next_ones_are_quick(mode: str) -> None:
+def test_a_slow_first_run_is_retried_as_long_as_the_next_ones_are_fast(mode: str) -> None:
     forecast = Forecast()
     forecast.note(0, 1, 9.0)
     for _ in range(4):
@@ -237,7 +235,7 @@ def test_a_slow_first_run_is_doubted_as_long_as_the_next_ones_are_quick(mode: st
     assert forecast.outlook(1, 1, mode).needed[0] == 1.0
 
 
-def test_a_first_run_that_was_no_exception_is_believed_after_the_second() -> None:
+def test_two_slow_runs_are_taken_as_typical() -> None:
     forecast = Forecast()
     forecast.note(0, 1, 9.0)
     assert forecast.decline(0, 1, "caller", left=2.0)
@@ -245,7 +243,7 @@ def test_a_first_run_that_was_no_exception_is_believed_after_the_second() -> Non
     assert not any(forecast.decline(0, 1, "caller", left=2.0) for _ in range(99))
 
 
-def test_one_spike_among_few_awakenings_refuses_no_request() -> None:
+def test_one_spike_among_few_wake_ups_refuses_no_request() -> None:
     forecast = Forecast()
     for taken in (0.1, 0.1, 7.0):
         forecast.note(0, 1, 1.0)
@@ -257,13 +255,13 @@ def test_one_spike_among_few_awakenings_refuses_no_request() -> None:
     assert forecast.outlook(1, 1, "thread").needed[0] == 1.1
 
 
-def test_little_knowledge_is_no_reason_to_begin_a_later_stage() -> None:
+def test_few_durations_do_not_start_a_later_stage() -> None:
     forecast = Forecast()
     forecast.note(1, 1, 9.0)
     assert not forecast.decline(1, 1, "thread", left=2.0)
 
 
-def test_a_batch_size_that_was_never_seen_has_its_turn_though_others_run_all_the_time() -> None:
+def test_a_new_batch_size_is_tried_while_others_run() -> None:
     forecast = Forecast()
     forecast.seed(1, 1, [1.0] * 100)
     assert forecast.stage(1, 8) == 8.0
@@ -274,20 +272,22 @@ def test_a_batch_size_that_was_never_seen_has_its_turn_though_others_run_all_the
 
 
 @pytest.mark.parametrize(("mode", "quickest", "tried"), [("thread", 1.0, 1), ("caller", 1.0, 0), ("thread", 9.0, 0)])
-def test_after_a_second_of_refusals_who_may_fit_and_cannot_be_late_is_tried(mode: str, quickest: float, tried: int) -> None:
+def test_a_request_that_may_fit_and_cannot_be_late_is_tried_after_a_second_of_refusals(
+    mode: str, quickest: float, tried: int
+) -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [quickest] + [9.0] * 99)
     assert sum(forecast.decline(0, 1, mode, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried
 
 
 @pytest.mark.parametrize(("mode", "left", "tried"), [("thread", 2.0, 99), ("caller", 2.0, 999), ("caller", 9.0, 99)])
-def test_who_cannot_leave_a_stage_tries_what_may_fit(mode: str, left: float, tried: int) -> None:
+def test_a_caller_that_cannot_abandon_a_stage_tries_what_may_fit(mode: str, left: float, tried: int) -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [9.0] * 100)
     assert [forecast.decline(0, 1, mode, left=left) for _ in range(tried + 1)] == [False] * tried + [True]
 
 
-def test_a_request_too_short_for_anything_does_not_stop_the_clock_of_refusals() -> None:
+def test_a_request_too_short_for_any_stage_does_not_reset_the_refusals() -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [1.0] + [9.0] * 99)
     assert not forecast.decline(0, 1, "thread", left=0.5, now=50.0)

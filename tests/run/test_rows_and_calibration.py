@@ -210,7 +210,7 @@ def test_regression_gives_intervals_that_shrink() -> None:
         Runner(model, anytime.Intersection(), EagerEngine(model), policy=Confidence(0.9))
 
 
-def test_a_classifier_is_no_regression(fakes: Any, many: Tensor) -> None:
+def test_a_classifier_is_refused_as_regression(fakes: Any, many: Tensor) -> None:
     engine = fakes.FakeEngine(many)
     with Runner(engine, anytime.Intersection(), engine) as runner, pytest.raises(ShapeError, match="lower"):
         runner.predict(engine.rows)
@@ -228,7 +228,7 @@ def test_a_deep_ensemble_answers_member_by_member() -> None:
         torch.testing.assert_close(runner.predict(x, deadline=60).log_probs, offline[-1])
 
 
-def test_costs_are_measured_when_a_budget_names_macs() -> None:
+def test_macs_are_measured_for_a_budget_in_macs() -> None:
     model, x = MLP(MLPConfig(classes=5, inputs=8, exits=5)).eval(), torch.randn(3, 8)
     costs = measure_cost(model, x).macs
     with Runner(model, engine=EagerEngine(model)) as runner:

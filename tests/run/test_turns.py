@@ -44,7 +44,7 @@ class Held:
 
 
 @pytest.mark.parametrize("deadline", [None, 1000.0])
-def test_everybody_has_a_first_exit_before_anybody_has_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
+def test_every_request_gets_a_first_exit_before_any_gets_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -75,7 +75,7 @@ def test_the_earliest_deadline_is_first_among_equals(fakes: Any, logits: Tensor)
     assert ended == [100.0, 200.0, 300.0]
 
 
-def test_to_wait_for_others_is_not_counted_as_a_stages_time(fakes: Any, logits: Tensor) -> None:
+def test_waiting_for_others_does_not_count_as_stage_time(fakes: Any, logits: Tensor) -> None:
     clock, forecast = fakes.FakeClock(), Forecast()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     advance = clock.sleep
@@ -97,7 +97,7 @@ def test_to_wait_for_others_is_not_counted_as_a_stages_time(fakes: Any, logits: 
     assert [forecast.stage(exit, 6) for exit in range(5)] == [1.0] * 5
 
 
-def test_a_stage_that_ended_after_its_deadline_counts_as_nothing_done(fakes: Any, logits: Tensor) -> None:
+def test_a_stage_that_ended_after_its_deadline_counts_as_zero_throughput(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     forecast = Forecast()
@@ -111,7 +111,7 @@ def test_a_stage_that_ended_after_its_deadline_counts_as_nothing_done(fakes: Any
         assert task.done == 0.0
 
 
-def test_a_request_without_a_deadline_is_not_put_off_for_ever(fakes: Any, logits: Tensor) -> None:
+def test_a_request_without_a_deadline_is_not_starved(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -155,7 +155,7 @@ def test_a_request_in_its_callers_thread_takes_turns_with_the_others(fakes: Any,
         torch.testing.assert_close(answer.log_probs, anytime.Product()(logits).log_probs[-1], rtol=0, atol=0)
 
 
-def test_a_stage_that_takes_far_longer_than_others_keeps_nobody_waiting(fakes: Any, logits: Tensor) -> None:
+def test_a_very_long_stage_does_not_block_others(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -283,7 +283,7 @@ def test_a_single_caller_has_all_exits(fakes: Any, logits: Tensor) -> None:
     assert len(alone.exits) > 0.9 * SIMULATED / sum(SECONDS)
 
 
-def test_times_of_a_crowd_that_has_gone_refuse_nobody_for_long(fakes: Any, logits: Tensor) -> None:
+def test_durations_measured_under_contention_are_soon_forgotten(fakes: Any, logits: Tensor) -> None:
     """All stages looked ten times as slow for a while: every caller has an answer again within a few deadlines."""
     simulation = Simulation(fakes, logits, SECONDS, callers=8, allowed=0.02)
     for exit, seconds in enumerate(SECONDS):
@@ -343,7 +343,7 @@ def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes:
         assert not runner._executor._waiting
 
 
-def test_who_is_interrupted_while_it_drops_expired_requests_loses_none_of_them(fakes: Any, logits: Tensor) -> None:
+def test_an_interrupt_while_expired_requests_are_removed_loses_none(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -422,7 +422,7 @@ def test_a_task_of_the_other_process_is_settled_in_a_forked_one(fakes: Any, logi
         assert (running.result().exit, waiting.result().exit) == (5, 5)
 
 
-def test_expired_tasks_that_nobody_fetches_are_dropped_though_threads_hang(fakes: Any, logits: Tensor) -> None:
+def test_expired_tasks_are_removed_while_threads_hang(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)

@@ -37,7 +37,7 @@ def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_networ
     assert recorder.replays == 2
 
 
-def test_each_size_runs_in_the_way_that_was_quickest(make_network: Any, recorder: Any) -> None:
+def test_each_size_runs_in_the_fastest_variant(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
     recorder.times = {(1, "fused"): 2e-3, (1, "packed"): 1e-3, (4, "fused"): 2e-3, (4, "packed"): 3e-3}
     engine = CudaGraphsEngine(model, x, sizes=(4, 1), recorder=recorder)
@@ -49,7 +49,7 @@ def test_each_size_runs_in_the_way_that_was_quickest(make_network: Any, recorder
         assert difference([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
 
 
-def test_a_run_stays_in_the_way_that_it_began_in(make_network: Any, recorder: Any) -> None:
+def test_a_run_stays_in_its_variant(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
     recorder.times = {(4, "fused"): 0.5}
     engine = CudaGraphsEngine(model, x, sizes=(1, 4), recorder=recorder)
