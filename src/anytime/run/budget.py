@@ -126,14 +126,12 @@ class Budget:
         """Both limits at once."""
         if not isinstance(other, Budget):
             return NotImplemented
-        smallest = [
-            min((limit for limit in pair if limit is not None), default=None)
-            for pair in ((self.time, other.time), (self.macs, other.macs), (self.exits, other.exits))
-        ]
         until = other.until if self.until is None else self.until
         if other.until is not None and until is not other.until:
             until = lambda: self.happened() or other.happened()  # noqa: E731
-        return Budget(*smallest, until=until)
+        return Budget(
+            _smaller(self.time, other.time), _smaller(self.macs, other.macs), _smaller(self.exits, other.exits), until
+        )
 
     def deadline(self, began: float) -> float | None:
         """When the time is up on the clock that `began` was read from; None without a time."""
@@ -168,6 +166,10 @@ def _check_positive(value: Any, name: str) -> float:
             f"{name} is {value!r}", expected="a positive, finite number", fix=f"pass e.g. {name}=1e9, or omit it for no limit"
         )
     return float(value)
+
+
+def _smaller(first: Any, second: Any) -> Any:
+    return min((limit for limit in (first, second) if limit is not None), default=None)
 
 
 def _as_float(value: Real) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,22 +22,6 @@ from anytime.conformal import ConformalSets
 from anytime.errors import InputError, OptionError, ShapeError
 
 _FLOATS = (torch.float32, torch.float64)
-
-
-class Combiner(Protocol):
-    """The interface that the runner uses."""
-
-    def start(self, exits: int) -> Any:
-        """The state before the first exit."""
-        ...
-
-    def step(self, state: Any, logits: Tensor) -> tuple[Any, Prediction | Interval]:
-        """Take the logits of the next exit."""
-        ...
-
-    def after(self, logits: Sequence[Tensor], exits: int) -> Prediction | Interval:
-        """The answer after these of `exits` exits."""
-        ...
 
 
 class ByRule:
@@ -126,6 +110,10 @@ class ByIntersection:
         for now in logits:
             state, interval = self.step(state, now)
         return interval
+
+
+Combiner = ByRule | AsGiven | ByIntersection
+"""The interface that the runner uses: `start`, `step` and `after`."""
 
 
 def _check_given(prediction: Prediction) -> Prediction:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from anytime.errors import StateError
 from anytime.models.modes import Modes
@@ -31,75 +31,15 @@ from anytime.run.timing.clock import Clock
 from anytime.run.timing.pace import Pace
 from anytime.run.timing.scheduling_hints import use_batch_scheduling
 
+if TYPE_CHECKING:
+    from anytime.run.task import Task
+
 _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
 _FAIR = 8
 """Every so many turns, the request without a deadline that has waited longest is next; it could wait forever otherwise."""
 _SOONEST = 1e-3
 """Seconds between two checks for stages that take too long."""
-
-
-class Work(Protocol):
-    """A request, as the executor sees it. The thread that takes it from the queue is the only one to run it."""
-
-    deadline: float | None
-    modes: Modes
-    waited: bool
-    """Set if it has to wait for its next stage; that time is not measured."""
-    picked: float
-    at_work: bool
-    """Whether a stage runs in the caller's own thread."""
-    turn: threading.Lock | None
-    """Set if a single stage is requested: released after it, and when the request is settled."""
-    more: bool
-    """Whether there is another stage."""
-
-    def rank(self, now: float) -> tuple[float, ...]:
-        """The sort key for the next turn, smallest first."""
-        ...
-
-    @property
-    def patience(self) -> float:
-        """How many seconds to wait for a running stage."""
-        ...
-
-    @property
-    def done(self) -> float | None:
-        """The seconds that its last stage takes at best, if known."""
-        ...
-
-    @property
-    def settled(self) -> bool:
-        """Whether its answer is decided."""
-        ...
-
-    def holds(self, now: float, patience: float) -> bool:
-        """Whether its running stage is worth waiting for."""
-        ...
-
-    def step(self) -> bool:
-        """Run one stage; whether there is another one. Errors are stored, not raised."""
-        ...
-
-    def finish(self) -> None:
-        """Notify the waiters; called when the thread is free again."""
-        ...
-
-    def expire(self) -> None:
-        """The deadline has passed: settle it, then withdraw it, so that nothing is lost if that is interrupted."""
-        ...
-
-    def drop(self) -> None:
-        """Release all memory; no further stage runs."""
-        ...
-
-    def interrupt(self) -> None:
-        """Start no further stage."""
-        ...
-
-    def orphan(self) -> None:
-        """Start no further stage in a forked process, in which its thread does not exist."""
-        ...
 
 
 class Caller(threading.local):
@@ -130,10 +70,10 @@ class Executor:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # garbage collection may close a runner while this thread holds it
-        self._waiting: dict[Work, None] = {}
+        self._waiting: dict[Task, None] = {}
         self._look_at = _LOOK_AT
-        self._at: dict[int, Work | None] = {}
-        self._here: set[Work] = set()
+        self._at: dict[int, Task | None] = {}
+        self._here: set[Task] = set()
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._watched = False
@@ -149,7 +89,7 @@ class Executor:
 
     # For callers. An exception in a signal handler may end these at any instruction.
 
-    def run(self, work: Work) -> None:
+    def run(self, work: Task) -> None:
         """Queue a request for the threads."""
         work.modes = Modes.now()
         with self._lock:
@@ -165,7 +105,7 @@ class Executor:
         if wanted:
             self._call(idle)
 
-    def turn(self, work: Work) -> bool:
+    def turn(self, work: Task) -> bool:
         """Run one stage, in the caller's thread if no other request waits; whether there is another one."""
         try:
             if self._admits(work):
@@ -195,7 +135,7 @@ class Executor:
         thread, at = self._refusal
         return thread != threading.get_ident() and at >= since
 
-    def withdraw(self, work: Work) -> None:
+    def withdraw(self, work: Task) -> None:
         """Remove a request from the queue."""
         with self._lock:
             waited = work in self._waiting
@@ -235,7 +175,7 @@ class Executor:
         threads = sum(work is not None and work.holds(now, patience) for work in self._at.values())
         return threads + sum(work.at_work and work.holds(now, patience) for work in self._here)
 
-    def _admits(self, work: Work) -> bool:
+    def _admits(self, work: Task) -> bool:
         """Whether a stage may run in its caller's thread now."""
         with self._lock:
             now = self._clock.now()
@@ -246,14 +186,14 @@ class Executor:
             self._here.add(work)
             return True
 
-    def _expired(self) -> list[Work]:
+    def _expired(self) -> list[Task]:
         """The expired requests in the queue, which must not fill the memory while threads hang."""
         now = self._clock.now()
         expired = [work for work in self._waiting if work.settled or (work.deadline is not None and work.deadline < now)]
         self._look_at = max(_LOOK_AT, 2 * (len(self._waiting) - len(expired)))
         return expired
 
-    def _pick(self, now: float) -> Work | None:
+    def _pick(self, now: float) -> Task | None:
         """The request to run next, if a slot is free."""
         if not self._waiting:
             return None
@@ -310,7 +250,7 @@ class Executor:
 
     def _take_turns(self, me: int) -> None:
         wakes, own = self._wakes, Modes.now()
-        work: Work | None = None
+        work: Task | None = None
         more = False
         while True:
             last, (work, wait) = work, self._next(me, work, more)
@@ -326,7 +266,7 @@ class Executor:
                 with suppress(Empty):
                     wakes.get(timeout=wait)
 
-    def _next(self, me: int, last: Work | None, more: bool) -> tuple[Work | None, float | None]:
+    def _next(self, me: int, last: Task | None, more: bool) -> tuple[Task | None, float | None]:
         """The next work of a thread, and how long to wait before checking again if no slot is free."""
         with self._lock:
             now = self._clock.now()
@@ -349,7 +289,7 @@ class Executor:
             last.finish()
         return None, None
 
-    def _measure(self, last: Work, more: bool, now: float) -> None:
+    def _measure(self, last: Task, more: bool, now: float) -> None:
         """Record the throughput after a stage, if all slots were in use."""
         done = last.done
         if len(self._waiting) + more + self._busy(now, math.inf) < self.pace.level:
@@ -357,14 +297,14 @@ class Executor:
         elif done is not None:  # a request that was given up runs nothing
             self.pace.note(done, now)
 
-    def _run(self, work: Work, own: Modes) -> bool:
+    def _run(self, work: Task, own: Modes) -> bool:
         """Run stages of a request until it ends or others are active, or a single one if requested; whether there are more."""
         if work.modes == own:
             return self._stages(work)
         with work.modes.again():
             return self._stages(work)
 
-    def _stages(self, work: Work) -> bool:
+    def _stages(self, work: Task) -> bool:
         more = work.step()
         if work.turn is not None:
             return False
@@ -376,7 +316,7 @@ class Executor:
         """Whether other requests are running, so that throughput is to be measured."""
         return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(None) > 1
 
-    def _notify(self, work: Work) -> None:
+    def _notify(self, work: Task) -> None:
         if work.turn is None:
             work.finish()
         else:
@@ -384,8 +324,8 @@ class Executor:
                 work.turn.release()
 
 
-def choose(waiting: Iterable[Work], turn: int, now: float) -> Work:
-    """The request to run next: the smallest `Work.rank`, and every eighth turn one without a deadline.
+def choose(waiting: Iterable[Task], turn: int, now: float) -> Task:
+    """The request to run next: the smallest `Task.rank`, and every eighth turn one without a deadline.
 
     Args:
         waiting: The waiting requests, in order of arrival.

@@ -100,10 +100,11 @@ class Task:
         self._gates: list[threading.Lock] = []
         self._error: BaseException | None = None
         self.ended = self.picked = began
-        self.waited = self.at_work = False
-        self.more = True
+        self.waited = False  # whether it had to wait for its next stage; that time is not measured
+        self.at_work = False  # whether a stage runs in the caller's own thread
+        self.more = True  # whether there is another stage
         self.modes: Modes
-        self.turn: threading.Lock | None = None
+        self.turn: threading.Lock | None = None  # if a single stage is requested: released after it, and when settled
         self._uniform = self._draw()
         self._outlook = self._look(self._batch)
 

@@ -26,7 +26,7 @@ from anytime.run.engines.folding import difference, folded_copy, on_cpu
 from anytime.run.engines.running import Running, check_inputs
 
 OPSET = 18
-_TYPES = {"float32": "float", "float64": "double"}
+ONNX_TYPES = {"float32": "float", "float64": "double"}
 Free = dict[int, str]
 """Names of the dynamic dimensions of a tensor; equal names mean equal sizes."""
 
@@ -99,7 +99,7 @@ def _carry_names(count: int) -> tuple[str, ...]:
 
 def _explain(x: NDArray[Any], wanted: Any, error: Exception) -> None:
     """Raise an error that names what is wrong with inputs that the first stage refused; return if they look right."""
-    if f"tensor({_TYPES.get(x.dtype.name, x.dtype.name)})" != wanted.type:
+    if f"tensor({ONNX_TYPES.get(x.dtype.name, x.dtype.name)})" != wanted.type:
         kind = wanted.type.removeprefix("tensor(").removesuffix(")")
         raise DtypeError(f"x is {x.dtype}", expected=kind, fix=f"convert it, e.g. x.to(torch.{kind})") from error
     sizes = [size if isinstance(size, int) else None for size in wanted.shape]

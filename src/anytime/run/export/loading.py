@@ -19,14 +19,13 @@ from anytime.checks import check_count, check_flag
 from anytime.combine.rules import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.run.engines.folding import on_cpu
-from anytime.run.engines.onnx import make_session
+from anytime.run.engines.onnx import ONNX_TYPES, make_session
 from anytime.run.engines.running import Running, check_inputs
 from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.export.onnx_safety import safe_onnx
 
 LARGEST_STAGE = (1 << 31) - 1
 """Bytes: the limit of protobuf, and so of ONNX."""
-_IN_ONNX = {"float32": "float", "float64": "double"}
 
 Stage = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """A loaded stage: tensors in, tensors out, in the order of the description."""
@@ -176,7 +175,7 @@ def _onnx_stage(file: bytes, stage: Mapping[str, Any], threads: int) -> Stage:
     session = make_session(safe_onnx(file), threads=threads)
     for side, real in (("inputs", session.get_inputs()), ("outputs", session.get_outputs())):
         described = tensors_of(stage, side)
-        types = [(name, f"tensor({_IN_ONNX.get(dtype, dtype)})") for name, dtype, _ in described]
+        types = [(name, f"tensor({ONNX_TYPES.get(dtype, dtype)})") for name, dtype, _ in described]
         same = types == [(each.name, each.type) for each in real]
         if not same or not all(_fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
             raise ValueError(f"its {side} are {[(each.name, each.type, each.shape) for each in real][:8]}")
