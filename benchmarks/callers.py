@@ -5,8 +5,8 @@
     python benchmarks/callers.py --device cuda --engine cuda-graphs --deadline 5ms
 
 The CIFAR MSDNet, one input per request. Every caller makes its next request as soon as it has an answer or a refusal. The rival
-has no runner: every caller runs the engine's stages in its own thread and checks the clock after each exit. Both are measured in
-turn for each number of threads, with one torch thread per stage.
+has no runner: every caller runs the engine's stages in its own thread and checks the clock after each exit. Both are measured
+in turn for each number of threads, with one torch thread per stage.
 
 An answer is on time if its caller has it at most 0.5 ms after the deadline, by the caller's own clock. "Refused in a row" is
 the longest sequence of requests of one caller that were not answered on time, "longest without" the longest time that one

@@ -23,8 +23,8 @@ times, are not counted. Every answer of the runner is compared with the rule on 
 running stage was given up, all variants wait for the end of that stage.
 
 The host of a virtual machine preempts a core for milliseconds, and nothing that runs on it can then be on time. This shows as
-wall time without process time, except for variants that wait. The last two columns are the fraction of turns in which the core was
-away for more than 0.1 ms, and the fraction of late answers in the other turns.
+wall time without process time, except for variants that wait. The last two columns are the fraction of turns in which the core
+was away for more than 0.1 ms, and the fraction of late answers in the other turns.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 The bare loop runs the same engine's stages and nothing else. Compared with it, all with the product rule: `predict` without a
 deadline (in the caller's thread), `predict` with one that is never reached (in a thread of the runner, so with two thread
-switches), and `stream`, which returns an answer after every exit. Times are medians over rounds in which the variants take turns.
-The limit is 20 µs or 2 % per stage, whichever is larger.
+switches), and `stream`, which returns an answer after every exit. Times are medians over rounds in which the variants take
+turns. The limit is 20 µs or 2 % per stage, whichever is larger.
 """
 
 from __future__ import annotations
