@@ -410,7 +410,7 @@ def _count_exits(model: Any, engine: str | Engine) -> int:
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="a model with num_exits and exits(x), or an engine",
-            fix="add exits to a network with anytime.attach_exits, or combine several in anytime.models.Ensemble",
+            fix="add exits to a network with anytime.models.attach_exits, or combine several in anytime.models.Ensemble",
         )
     if engine not in (*ENGINES, "auto") if isinstance(engine, str) else not hasattr(engine, "begin"):
         names = ", ".join(ENGINES)

@@ -92,21 +92,22 @@ class PackedMSDNet(nn.Module):
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
         """Run a stage. It adds to the given rows and overwrites nothing that an earlier stage wrote."""
-        (rows,) = source = carry
+        (source,) = carry
+        rows = source
         if exit == 0:
-            if rows.shape[1:] != (3, self.side, self.side):
+            if source.shape[1:] != (3, self.side, self.side):
                 raise ShapeError(
-                    f"images have shape {tuple(rows.shape)}",
+                    f"images have shape {tuple(source.shape)}",
                     expected=f"(batch, 3, {self.side}, {self.side})",
                     fix="resize the images, or move the channels before height and width: images.permute(0, 3, 1, 2)",
                 )
-            source = (rows.contiguous(),)
-            rows = rows.new_empty(len(rows), self.row)
+            source = source.contiguous()
+            rows = source.new_empty(len(source), self.row)
         logits = torch.empty(len(rows), self.classes, device=rows.device)
         *inner, last = self.launches[exit]
         for launch in inner:
-            self._run(self, launch, source[0], rows)
-            source = (rows,)
+            self._run(self, launch, source, rows)
+            source = rows
         self._run(self, last, rows, logits)
         return ((rows,) if exit + 1 < self.num_exits else ()), logits
 
