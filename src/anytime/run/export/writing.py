@@ -76,7 +76,7 @@ def export(
         rule: The rule, or the text that names it.
         example: Typical inputs, batch first. The batch size stays dynamic.
         format: `onnx` for ONNX Runtime on any machine, phone or browser; `torch-export` for `torch.export.load`, which can run
-            code that is hidden in a file: whoever loads it has to trust the folder.
+            code hidden in a file: load it only from folders that you trust.
         macs: The cumulative MACs per input up to each exit (`anytime.models.measure_cost`), for the description.
         class_names: The names of the classes, for the description.
         data: The normalisation of images, for the description: `{"name": "cifar10", "mean": [...], "std": [...]}`, per channel.
