@@ -164,12 +164,8 @@ class CudaGraphsEngine:
         return _Run(self, lane.variant, lane.variant.prepared(x))
 
     def _ready_event(self, x: Tensor) -> Any:
-        """The event after which inputs are complete: on a GPU they may still be computed."""
+        """The event after which inputs on a GPU are complete."""
         return self._recorder.mark(x.device) if x.is_cuda else None
-
-    def _lane_for(self, rows: int, variant: _Variant) -> _Lane | None:
-        """The smallest lane for so many rows, of the same variant, since each has a carry of its own."""
-        return next((lane for lane in self._lanes if lane.size >= rows and lane.variant is variant), None)
 
 
 class _Variant(NamedTuple):
@@ -343,9 +339,9 @@ class _Run(Running[Tensor]):
 
     @torch.inference_mode()
     def _enter(self, exit: int, carry: Carry) -> None:
-        """Take over the lane for so many rows, if there is one."""
-        lane = self._engine._lane_for(self._batch, self._variant) if self._fits else None
-        if lane is not None:
+        """Take over the smallest lane for so many rows, of the same variant, since each has a carry of its own."""
+        fitting = (lane for lane in self._engine._lanes if lane.size >= self._batch and lane.variant is self._variant)
+        if self._fits and (lane := next(fitting, None)) is not None:
             if lane.owner is not None:
                 lane.owner._leave()
             lane.load(exit, carry)
@@ -355,8 +351,7 @@ class _Run(Running[Tensor]):
         """Leave the lane with a copy of the carry."""
         if self._lane is not None:
             self._carry = self._lane.unload(self._next, self._batch)
-            self._lane.owner = None
-            self._lane = None
+            self._lane.owner, self._lane = None, None
 
     @torch.inference_mode()
     def _run_without_graph(self, exit: int, carry: Carry) -> Tensor:
@@ -381,8 +376,7 @@ class _Run(Running[Tensor]):
 def _fill_memory_with_nan(device: torch.device) -> None:
     """Leave NaN in the memory that the next results will use, to detect kernels that read uninitialised memory."""
     if device.type == "cuda":
-        held = [torch.full((size,), float("nan"), device=device) for size in (1 << 10, 1 << 16, 1 << 20) for _ in range(16)]
-        held.clear()
+        _ = [torch.full((size,), float("nan"), device=device) for size in (1 << 10, 1 << 16, 1 << 20) for _ in range(16)]
 
 
 def _launcher(device: torch.device, precision: Precision) -> Run:
