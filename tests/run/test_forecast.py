@@ -271,12 +271,12 @@ def test_a_new_batch_size_is_tried_while_others_run() -> None:
     assert forecast.stage(1, 8) == 2.0
 
 
-@pytest.mark.parametrize(("mode", "quickest", "tried"), [("thread", 1.0, 1), ("caller", 1.0, 0), ("thread", 9.0, 0)])
+@pytest.mark.parametrize(("mode", "shortest", "tried"), [("thread", 1.0, 1), ("caller", 1.0, 0), ("thread", 9.0, 0)])
 def test_a_request_that_may_fit_and_cannot_be_late_is_tried_after_a_second_of_refusals(
-    mode: str, quickest: float, tried: int
+    mode: str, shortest: float, tried: int
 ) -> None:
     forecast = Forecast()
-    forecast.seed(0, 1, [quickest] + [9.0] * 99)
+    forecast.seed(0, 1, [shortest] + [9.0] * 99)
     assert sum(forecast.decline(0, 1, mode, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried
 
 

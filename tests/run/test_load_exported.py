@@ -1,4 +1,4 @@
-"""Exported stages in the hands of the runner."""
+"""Exported stages run by the runner."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def logits_of(kind: str, batch: int, classes: int = CLASSES) -> list[Tensor]:
 def test_graphs_give_the_answers_of_the_rule(rule: Rule[State], classes: int) -> None:
     graphs, plain = by_graph(rule, EXITS, classes), ByRule(rule)
     assert isinstance(graphs, ByGraph)
-    for kind in ("usual", "collapsed", "without evidence", "large"):
+    for kind in ("typical", "collapsed", "without evidence", "large"):
         for batch in (1, 2, 7):
             logits = logits_of(kind, batch, classes)
             for seen in range(1, EXITS + 1):
@@ -64,7 +64,7 @@ def test_graphs_give_the_answers_of_the_rule(rule: Rule[State], classes: int) ->
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_logits_that_are_not_finite_are_refused(value: float) -> None:
-    logits = logits_of("usual", 2)
+    logits = logits_of("typical", 2)
     logits[1][0, 0] = value
     with pytest.raises(NonFiniteError):
         by_graph(anytime.Product(), EXITS, CLASSES).after([now.numpy() for now in logits], EXITS)

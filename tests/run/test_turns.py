@@ -1,4 +1,4 @@
-"""Many callers: whose stage is next, what is counted as a stage's time, and that nothing is lost."""
+"""Many callers: which stage is next, what counts as stage time, and that no request is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system withou
 
 
 class Held:
-    """A clock's sleep that notes which stage runs, and waits for a word in one of them."""
+    """A clock's sleep that notes which stage runs, and waits for an event in one of them."""
 
     def __init__(self, clock: Any, engine: Any, *, at: int) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -161,7 +161,7 @@ def test_a_very_long_stage_does_not_block_others(fakes: Any, logits: Tensor) -> 
     held = Held(clock, engine, at=1)
     with Runner(engine, engine=engine, clock=clock, workers=2) as runner:
         runner._executor.pace = Pace(1)
-        hangs = runner.submit(engine.rows)  # without a deadline: nobody ever gives it up
+        hangs = runner.submit(engine.rows)  # without a deadline it is never given up
         assert held.reached.wait(20)
         task = runner.submit(engine.rows)
         clock.time += 10.0  # fake seconds
@@ -235,7 +235,7 @@ class Simulation:
 
     def _take(self, caller: int, task: Any, notified: bool) -> None:
         if task.settled and not notified:
-            return  # the caller was told
+            return  # the caller was notified
         if not task.settled:
             task._notify = None
             task.expire()
@@ -246,7 +246,7 @@ class Simulation:
             self.refused[caller] += 1
             self.longest[caller] = max(self.longest[caller], self.refused[caller])
         else:
-            assert answer.elapsed < self.allowed + 1e-4  # to be woken takes 0.05 ms here
+            assert answer.elapsed < self.allowed + 1e-4  # a wake-up takes 0.05 ms here
             self.refused[caller] = 0
             self.exits.append(answer.exit)
         self._at(1e-4, lambda: self._ask(caller))
@@ -264,7 +264,7 @@ def in_time(fakes: Any, logits: Tensor, callers: int, *, seconds: list[float] = 
 
 @pytest.fixture(scope="module")
 def few(fakes: Any, logits: Tensor) -> int:
-    """The most answers in time with 1, 2 or 4 callers."""
+    """The most answers on time with 1, 2 or 4 callers."""
     return max(len(in_time(fakes, logits, count).exits) for count in (1, 2, 4))
 
 

@@ -76,7 +76,7 @@ def test_a_model_in_training_mode_stays_in_it_and_is_run_in_eval_mode() -> None:
         found = runner.predict(x).log_probs
         assert [part.training for part in model.modules()] == modes
         with torch.no_grad():
-            model.body[2].bias.add_(torch.arange(4.0))  # training goes on: the weights are shared
+            model.body[2].bias.add_(torch.arange(4.0))  # the weights are shared with a model in training
             changed = runner.predict(x).log_probs
     assert [part.training for part in model.modules()] == modes
     with torch.no_grad():
