@@ -1,16 +1,16 @@
-"""Callers in several threads share one runner: how many get an answer in time, and whether anybody goes without.
+"""Callers in several threads share one runner: how many get an answer on time, and whether any is starved.
 
     python benchmarks/callers.py                                        1, 2, 4, 8 and 16 threads, deadline 20 ms
     python benchmarks/callers.py --engine onnxruntime --seconds 10
     python benchmarks/callers.py --device cuda --engine cuda-graphs --deadline 5ms
 
-The CIFAR MSDNet, one input per request. Every caller makes its next request as soon as it has an answer or a refusal, without a
-pause. The rival has no runner: every caller runs the engine's stages in its own thread and looks at the clock after each exit.
-Both take turns, number of threads by number of threads. The rival has as many of torch's threads per stage as the runner, one.
+The CIFAR MSDNet, one input per request. Every caller makes its next request as soon as it has an answer or a refusal. The rival
+has no runner: every caller runs the engine's stages in its own thread and checks the clock after each exit. Both are measured
+in turn for each number of threads, with one torch thread per stage.
 
-An answer is in time if its caller has it at most 0.5 ms after the deadline, by the caller's own clock. "Refused in a row" is
-the longest run of requests of any one caller that were not answered in time, "longest without" the longest time that any one
-caller went without an answer in time, in deadlines. The ratio is that of answers in time per second to the rival's.
+An answer is on time if its caller has it at most 0.5 ms after the deadline, by the caller's own clock. "Refused in a row" is
+the longest sequence of requests of one caller that were not answered on time, "longest without" the longest time that one
+caller had no answer on time, in deadlines. The ratio is the runner's answers on time per second to the rival's.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from anytime.run.engines import Engine, make_engine
 
 LATE = 0.5e-3
 Ask = Callable[[Tensor, float], int]
-"""Takes an input and the seconds allowed; gives the exit reached, 0 for a refusal."""
+"""Takes an input and the seconds allowed; returns the exit reached, 0 for a refusal."""
 
 
 @dataclass
 class Caller:
-    """What one caller saw."""
+    """The results of one caller."""
 
     asked: int = 0
     exits: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ def ask_yourself(engine: Engine, rule: anytime.Product) -> Ask:
 
 
 def run(ask: Ask, x: Tensor, *, threads: int, allowed: float, length: float, skip: float) -> list[Caller]:
-    """Callers in so many threads for so many seconds; the first ones, in which the runner learns, are not counted."""
+    """Run callers for so many seconds; the first seconds, in which the runner adapts, are not counted."""
     callers = [Caller() for _ in range(threads)]
     start = time.perf_counter() + skip
     end = start + length
@@ -115,7 +115,7 @@ def run(ask: Ask, x: Tensor, *, threads: int, allowed: float, length: float, ski
 
 
 def show(threads: int, name: str, callers: list[Caller], allowed: float, length: float) -> float:
-    """Print a row; answers in time per second."""
+    """Print a row; the answers on time per second."""
     exits = [exit for caller in callers for exit in caller.exits]
     rate, asked = len(exits) / length, sum(caller.asked for caller in callers)
     mean = sum(exits) / max(len(exits), 1)
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="where the model is")
     parser.add_argument("--deadline", default="20ms")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each number of threads")
-    parser.add_argument("--skip", type=float, default=1.0, help="seconds before these that are not counted")
+    parser.add_argument("--skip", type=float, default=1.0, help="seconds of warm-up, which are not counted")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     options = parser.parse_args()
     allowed, length = seconds(options.deadline), options.seconds
@@ -145,7 +145,7 @@ def main() -> None:
     print(
         f"msdnet-cifar, 100 classes, one input, {engine.name} on {options.device}, deadline {1e3 * allowed:g} ms, "
         f"{len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f}, {length:g} s each\n\n"
-        f"threads  {'':24}{'in time':>9}{'in time per s':>14}{'mean exit':>11}{'refused in a row':>18}{'longest without':>17}"
+        f"threads  {'':24}{'on time':>9}{'on time per s':>14}{'mean exit':>11}{'refused in a row':>18}{'longest without':>17}"
     )
     own, rates, ratios = ask_yourself(engine, rule), dict[int, float](), dict[int, float]()
     for threads in options.threads:

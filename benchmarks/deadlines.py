@@ -1,30 +1,30 @@
-"""Random deadlines: how many answers are late, how far they got, and whether they are right.
+"""Random deadlines: how many answers are late, which exits they reached, and whether they are right.
 
-    python benchmarks/deadlines.py                         10,000 requests on a core of their own
-    python benchmarks/deadlines.py --requests 100000       the full count
-    python benchmarks/deadlines.py --load                  with a process beside it that keeps the same core busy
+    python benchmarks/deadlines.py                         10,000 requests on one core
+    python benchmarks/deadlines.py --requests 100000       the full number
+    python benchmarks/deadlines.py --load                  with another process that keeps the same core busy
     python benchmarks/deadlines.py --batch 8               with stages of several milliseconds
     python benchmarks/deadlines.py --device cuda           the stages on a GPU, everything else on one core
 
-The CIFAR MSDNet, one input at a time, one thread, the quickest engine; everything is tied to one core. Every request has a
-deadline drawn uniformly between nothing and 1.5 times (`--longest`) the median time of all exits. On the same input, with the
-same deadline, seven take turns in random order, as whoever comes after a wait finds the machine asleep and the caches cold:
+The CIFAR MSDNet, one input at a time, one thread, the fastest engine; everything is pinned to one core. Deadlines are uniform
+between zero and 1.5 times (`--longest`) the median time of all exits. On the same input, with the same deadline, seven variants
+take turns in random order, since a variant that follows a wait finds an idle processor and cold caches:
 
-* the runner, which answers with the prior where not even the first exit fits;
-* the runner with `grace="0.5ms"`, which counts on the half millisecond in which an answer is not late;
-* that runner with `cut_off=False`, which runs the stages in its caller: it hands nothing over to a thread, and cannot give up
-  a running stage;
-* the rival, which runs exit after exit in a plain loop and stops once the clock, looked at after each, says that time is up;
-* all stages one after the other, whose true times an oracle then knows: it takes the last exit that ends before the deadline;
-* a wait for the deadline and nothing else, and a loop that looks at the clock until then: what the machine itself makes late.
+* the runner, which answers with the prior if not even the first exit fits;
+* the runner with `grace="0.5ms"`, which uses the half millisecond in which an answer is not late;
+* that runner with `preempt=False`, which runs the stages in its caller: no thread is involved, and a running stage cannot be
+  given up;
+* the rival, a plain loop that checks the clock after each exit and stops when the time is up;
+* all stages in order, whose times give the oracle: the last exit that ends before the deadline;
+* a wait for the deadline and nothing else, and a loop that polls the clock until then: the lateness of the machine itself.
 
-An answer is late if it comes more than 0.5 ms after its deadline. The first requests, in which the runner learns how long
-stages take, are not counted. Every answer of the runner is compared with what the rule gives on stored logits. After an answer
-for which a running stage was given up everybody waits for the rest of that stage: nobody pays for another's.
+An answer is late if it is delivered more than 0.5 ms after its deadline. The first requests, in which the runner measures stage
+times, are not counted. Every answer of the runner is compared with the rule on stored logits. After an answer for which a
+running stage was given up, all variants wait for the end of that stage.
 
-A core is not always there: the host of a virtual machine takes it away for milliseconds, and nothing that runs on it can be on
-time then. It shows as time on the clock that is not on the process's account, for everybody but those that wait. The last two
-columns say in how many turns the core was away for more than 0.1 ms, and how many answers were late in the other turns.
+The host of a virtual machine preempts a core for milliseconds, and nothing that runs on it can then be on time. This shows as
+wall time without process time, except for variants that wait. The last two columns are the fraction of turns in which the core
+was away for more than 0.1 ms, and the fraction of late answers in the other turns.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ from torch import Tensor
 import anytime
 from anytime.models import create
 from anytime.run import Runner
-from anytime.run.clock import MonotonicClock
 from anytime.run.engines import Engine, make_engine
+from anytime.run.timing.clock import MonotonicClock
 
 LATE = 0.5e-3
 AWAY = 0.1e-3
-"""Seconds without the core from which on a turn is said to have been without it."""
+"""Seconds without the core from which on a turn counts as without it."""
 INPUTS = 64
 SAME = 1e-5
-"""Log-probabilities closer than that are the same: sums in another order differ in their last digits."""
+"""Log-probabilities closer than this are the same: sums in another order differ in the last digits."""
 
 
-RUNNER, GRACE, HERE = "runner", "runner with grace", "runner in its caller, grace"
+RUNNER, GRACE, IN_CALLER = "runner", "runner with grace", "runner in its caller, grace"
 RIVAL, ORACLE, WAIT = "clock after each exit", "oracle", "a wait and nothing else"
 
 
 @dataclass
 class Tally:
-    """What is counted about one of those that take turns."""
+    """The counts of one variant."""
 
     beyond: list[float] = field(default_factory=list)
     exits: list[int] = field(default_factory=list)
@@ -89,8 +89,8 @@ class Tally:
     def without(self) -> float:
         return sum(exit == 0 for exit in self.exits) / len(self.exits)
 
-    def quantile(self, share: float) -> float:
-        return sorted(self.beyond)[min(int(share * len(self.beyond)), len(self.beyond) - 1)]
+    def quantile(self, level: float) -> float:
+        return sorted(self.beyond)[min(int(level * len(self.beyond)), len(self.beyond) - 1)]
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def stage_times(engine: Engine, x: Tensor) -> list[float]:
 
 
 Turn = Callable[[Tensor, float], tuple[float, int, anytime.Answer | None]]
-"""Takes an input and the seconds allowed; gives the seconds taken, the exit and, where there is one to check, the answer."""
+"""Takes an input and the seconds allowed; returns the seconds taken, the exit and, if there is one to check, the answer."""
 
 
 def ask(runner: Runner, x: Tensor, allowed: float) -> tuple[float, int, anytime.Answer]:
@@ -167,7 +167,7 @@ def wait_only(x: Tensor, allowed: float) -> tuple[float, int, None]:
 
 
 def watch_only(x: Tensor, allowed: float) -> tuple[float, int, None]:
-    """Look at the clock until the deadline."""
+    """Poll the clock until the deadline."""
     began = time.perf_counter()
     while (taken := time.perf_counter() - began) < allowed:
         pass
@@ -175,7 +175,7 @@ def watch_only(x: Tensor, allowed: float) -> tuple[float, int, None]:
 
 
 def stored_answers(engine: Engine, inputs: Tensor, rule: anytime.Product, batch: int) -> anytime.Prediction:
-    """The rule's values at all exits of all inputs, from logits that are stored first."""
+    """The rule's values at all exits of all inputs, from stored logits."""
     rows = []
     for x in inputs.split(batch):
         stages = engine.begin(x)
@@ -190,13 +190,13 @@ def same(first: Tensor, second: Tensor) -> bool:
 
 
 def report(tallies: dict[str, Tally], *, away: bool) -> None:
-    """The table; nothing is said of the core where it is busy or waited for a GPU."""
+    """Print the table; without the columns on the core if it is busy or waits for a GPU."""
     columns = f"{'':28}{'late':>8}{'mean exit':>11}{'of the oracle':>15}{'no exit':>9}   {'beyond: p50, p99, max':26}"
     print(f"\n{columns}{'core away':>9}{'else late':>11}" if away else f"\n{columns}".rstrip())
     most = max(sum(tallies[ORACLE].exits), 1)
     for name, tally in tallies.items():
         exits = f"{statistics.mean(tally.exits):11.2f}{sum(tally.exits) / most:15.1%}{tally.without:9.1%}"
-        spread = ", ".join(f"{1e3 * tally.quantile(share):.2f}" for share in (0.5, 0.99, 1.0)) + " ms"
+        spread = ", ".join(f"{1e3 * tally.quantile(level):.2f}" for level in (0.5, 0.99, 1.0)) + " ms"
         timed = name != ORACLE
         late = f"{tally.late:8.3%}" if timed else ""
         row = f"{name:28}{late:8}{exits if any(tally.exits) else '':35}   {spread if timed else '':26}"
@@ -212,8 +212,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the deadlines and inputs")
     parser.add_argument("--load", action="store_true", help="keep the core busy with another process")
     parser.add_argument("--engine", default="auto")
-    parser.add_argument("--device", default="cpu", help="where the model lies")
-    parser.add_argument("--batch", type=int, default=1, choices=[2**power for power in range(10)], help="inputs in a request")
+    parser.add_argument("--device", default="cpu", help="the device of the model")
+    parser.add_argument("--batch", type=int, default=1, choices=[2**power for power in range(10)], help="inputs per request")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--longest", type=float, default=1.5, help="the longest deadline, in median times of all exits")
     options = parser.parse_args()
@@ -231,16 +231,16 @@ def main() -> None:
         competitor(options.core, options.load),
         Runner(model, rule, engine, on_too_short="prior") as runner,
         Runner(model, rule, engine, on_too_short="prior", grace=LATE) as graced,
-        Runner(model, rule, engine, on_too_short="prior", grace=LATE, cut_off=False) as here,
+        Runner(model, rule, engine, on_too_short="prior", grace=LATE, preempt=False) as in_caller,
     ):
         turns: dict[str, Turn] = {
             RUNNER: partial(ask, runner),
             GRACE: partial(ask, graced),
-            HERE: partial(ask, here),
+            IN_CALLER: partial(ask, in_caller),
             RIVAL: partial(check_after_each, engine, rule),
             ORACLE: partial(know_all, engine),
             WAIT: wait_only,
-            "a look at the clock only": watch_only,
+            "polling the clock only": watch_only,
         }
         order, tallies = list(turns), {name: Tally() for name in turns}
         whole = statistics.median(sum(stage_times(engine, inputs[:batch])) for _ in range(50))
@@ -270,7 +270,7 @@ def main() -> None:
                     tallies[name].add(taken - allowed, exit, away)
     report(tallies, away=options.device == "cpu" and not options.load)
     print()
-    for name in (RUNNER, GRACE, HERE):
+    for name in (RUNNER, GRACE, IN_CALLER):
         if tallies[name].late > 0:
             times = tallies[RIVAL].late / tallies[name].late
             print(f"{name}: late {times:.1f} times less often than with the clock after each exit")

@@ -1,16 +1,16 @@
 """The engines against plain eager torch: the time to every exit of the CIFAR MSDNet.
 
     python benchmarks/engines.py                     CPU, batch 1, one thread
-    python benchmarks/engines.py --rounds 5          a quick look
-    python benchmarks/engines.py --clock wall        seconds on the wall; on a busy machine they are not the engines'
+    python benchmarks/engines.py --rounds 5          a quick run
+    python benchmarks/engines.py --clock wall        wall time, which includes other load on a busy machine
     python benchmarks/engines.py --device cuda       a GPU, batches of 1 and 64; needs torch and NumPy only
-    python benchmarks/engines.py --device cuda --ways chosen packed --precisions float32
+    python benchmarks/engines.py --device cuda --variants chosen packed --precisions float32
 
-The rival is the same network in eager torch, stage by stage, in the same run. The variants take turns in blocks of a few
-requests, each after two that warm its caches up. Times are medians over all rounds, from the request to the logits of an exit
-in the caller's hands: on the CPU seconds of the one thread, which others on the machine disturb least, on a GPU seconds on the
-wall. Weights are random, and batch norms have the statistics of random images. The difference is that of the logits from those
-of eager torch on the CPU, relative to the largest of an exit; on a GPU torch rounds factors to ten bits by default.
+The rival is the same network in eager torch, stage by stage, in the same run. The engines take turns in blocks of a few
+requests, each after two warm-up requests. Times are medians over all rounds, from the request to the logits of an exit on the
+CPU: thread time on a CPU, which other load affects least, wall time on a GPU. Weights are random, and batch norms have the
+statistics of random images. The difference is that of the logits from those of eager torch on the CPU, relative to the largest
+logit of an exit; on a GPU torch uses TF32 for convolutions by default.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from anytime.models import MultiExit, create
 from anytime.run.engines.base import Engine
 from anytime.run.engines.cuda import CudaGraphsEngine, Precision
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folded import FoldedEngine
-from anytime.run.engines.folding import apart
+from anytime.run.engines.folding import FoldedEngine, difference
 
 BLOCK, WARM = 5, 2
 
@@ -75,19 +74,19 @@ def take_turns(engines: dict[str, Engine], x: Tensor, rounds: int, clock: Callab
 def show(
     engines: dict[str, Engine], x: Tensor, rounds: int, clock: Callable[[], float], file: IO[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Print times, and ratios against the first engine; a line of JSON each into a file, if there is one."""
+    """Print times, and ratios to the first engine; write one line of JSON per engine to a file, if given."""
     wanted = request(EagerEngine(make_model()), x, clock)[1]
     times = take_turns(engines, x, rounds, clock)
     rival = next(iter(times.values()))
     width = max(map(len, times))
     print(f"\nbatch {len(x)}\n{'':{width}}  " + "  ".join(f"exit {exit + 1:2}" for exit in range(len(rival))) + "   difference")
     for name, seconds in times.items():
-        share = apart(request(engines[name], x, clock)[1], wanted)
-        print(f"{name:{width}}  " + "  ".join(f"{1e3 * each:7.3f}" for each in seconds) + f"  ms    {share:.1e}")
+        ratio = difference(request(engines[name], x, clock)[1], wanted)
+        print(f"{name:{width}}  " + "  ".join(f"{1e3 * each:7.3f}" for each in seconds) + f"  ms    {ratio:.1e}")
         print(f"{'':{width}}  " + "  ".join(f"{each:6.2f}x" for each in rival / seconds))
         if file is not None:
             why = getattr(engines[name], "why", "")
-            line = {"batch": len(x), "engine": name, "seconds": seconds.tolist(), "difference": share, "why": why}
+            line = {"batch": len(x), "engine": name, "seconds": seconds.tolist(), "difference": ratio, "why": why}
             print(json.dumps(line), file=file, flush=True)
     return {name: rival / seconds for name, seconds in times.items()}
 
@@ -105,46 +104,43 @@ def on_cpu(rounds: int, clock: Callable[[], float], file: IO[str] | None) -> Non
     print(f"msdnet-cifar, 100 classes, CPU, one thread, load {os.getloadavg()[0]:.1f}, {rounds} rounds of {BLOCK}")
     ratios = show(engines, x, rounds, clock, file)
     best = max(ratios, key=lambda name: float(ratios[name].min()))
-    print(f"\n{best}: at least {float(ratios[best].min()):.2f} times shorter than eager at every exit (wanted: 3)")
+    print(f"\n{best}: at least {float(ratios[best].min()):.2f} times faster than eager at every exit (goal: 3)")
 
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "float16")
-WAYS: dict[str, dict[str, Any]] = {
-    "chosen": {},
-    "packed": {"pack": True},
-    "fused, side by side": {"pack": False},
-    "fused": {"pack": False, "parallel": False},
-    "plain, side by side": {"pack": False, "fuse": False},
-    "plain": {"pack": False, "fuse": False, "parallel": False},
-}
+VARIANTS: dict[str, dict[str, Any]] = {"chosen": {}, "packed": {"pack": True}, "fused": {"pack": False}}
 
 
 def on_gpu(
-    rounds: int, seconds: float, file: IO[str] | None, ways: Sequence[str] = tuple(WAYS), precisions: Sequence[Any] = PRECISIONS
+    rounds: int,
+    seconds: float,
+    file: IO[str] | None,
+    variants: Sequence[str] = tuple(VARIANTS),
+    precisions: Sequence[Any] = PRECISIONS,
 ) -> None:
-    """What the engine chooses by itself and single ways beside it, at both batch sizes."""
+    """The engine's own choice and single variants, at both batch sizes."""
     print(f"msdnet-cifar, 100 classes, {torch.cuda.get_device_name()}, torch {torch.__version__}, {rounds} rounds of {BLOCK}")
     model = make_model().cuda()
     for batch in (1, 64):
         x = torch.randn(batch, 3, 32, 32)
         engines: dict[str, Engine] = {"eager": EagerEngine(model), "folded": FoldedEngine(model, x[:8])}
         begin = time.perf_counter()
-        for way in ways:
+        for variant in variants:
             for precision in precisions:
                 if time.perf_counter() - begin > seconds:
-                    print(f"{way} {precision} is left out: making the others took {seconds:g} seconds")
+                    print(f"{variant} {precision} is left out: building the others took {seconds:g} seconds")
                     continue
                 try:
-                    engine = CudaGraphsEngine(model, x, sizes=(batch,), precision=precision, **WAYS[way])
-                    print(f"{way} {precision}: made after {time.perf_counter() - begin:.1f} s, {engine.why}", flush=True)
+                    engine = CudaGraphsEngine(model, x, sizes=(batch,), precision=precision, **VARIANTS[variant])
+                    print(f"{variant} {precision}: built after {time.perf_counter() - begin:.1f} s, {engine.why}", flush=True)
                     request(engine, x, time.perf_counter)
-                    engines[f"{way} {precision}"] = engine
-                except Exception:  # one that fails must not end the others
-                    print(f"{way} {precision}:\n{traceback.format_exc()}", flush=True)
+                    engines[f"{variant} {precision}"] = engine
+                except Exception:  # the others are still measured
+                    print(f"{variant} {precision}:\n{traceback.format_exc()}", flush=True)
         ratios = show(engines, x, rounds, time.perf_counter, file)
         best = max(ratios, key=lambda name: float(ratios[name][-1]))
-        print(f"\nbatch {batch}, {best}: all exits {float(ratios[best][-1]):.1f} times shorter than eager", flush=True)
-    print("wanted: batch 1 all exits in 1.0 ms and the first in 0.3 ms; batch 64 at least 6 times shorter")
+        print(f"\nbatch {batch}, {best}: all exits {float(ratios[best][-1]):.1f} times faster than eager", flush=True)
+    print("goal: batch 1 all exits in 1.0 ms and the first in 0.3 ms; batch 64 at least 6 times faster")
 
 
 def main() -> None:
@@ -152,14 +148,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
-    parser.add_argument("--seconds", type=float, default=120, help="for making the graphs of one batch size")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=tuple(WAYS), help="on a GPU")
+    parser.add_argument("--seconds", type=float, default=120, help="limit for building the graphs of one batch size")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=tuple(VARIANTS), help="on a GPU")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="on a GPU")
-    parser.add_argument("--json", type=Path, help="a file for lines of JSON, one an engine and batch size")
+    parser.add_argument("--json", type=Path, help="a file for one line of JSON per engine and batch size")
     options = parser.parse_args()
     with options.json.open("a") if options.json else nullcontext() as file:
         if options.device == "cuda":
-            on_gpu(options.rounds, options.seconds, file, options.ways, options.precisions)
+            on_gpu(options.rounds, options.seconds, file, options.variants, options.precisions)
         else:
             on_cpu(options.rounds, time.thread_time if options.clock == "thread" else time.perf_counter, file)
 

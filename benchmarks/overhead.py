@@ -1,12 +1,12 @@
 """What the rule and the runner add to a bare loop over the stages, on the CPU.
 
-    python benchmarks/overhead.py                  the CIFAR MSDNet, one input, one thread, the quickest engine and plain torch
-    python benchmarks/overhead.py --rounds 50      a quick look
+    python benchmarks/overhead.py                  the CIFAR MSDNet, one input, one thread, the fastest engine and plain torch
+    python benchmarks/overhead.py --rounds 50      a quick run
 
-The bare loop runs the same engine's stages and looks at nothing. Against it, all with the product rule: `predict` without a
-deadline (in the caller's thread), `predict` with one that is never reached (in a thread of the runner, so with two hand-overs),
-and `stream`, which makes an answer after every exit. Times are medians over rounds in which the variants take turns. Allowed
-are 20 µs or 2 % a stage, whichever is larger.
+The bare loop runs the same engine's stages and nothing else. Compared with it, all with the product rule: `predict` without a
+deadline (in the caller's thread), `predict` with one that is never reached (in a thread of the runner, so with two thread
+switches), and `stream`, which returns an answer after every exit. Times are medians over rounds in which the variants take
+turns. The limit is 20 µs or 2 % per stage, whichever is larger.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def take_turns(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
         for name, job in jobs.items():
             begin = time.perf_counter()
             job()
-            if turn >= 5:  # the first few warm up
+            if turn >= 5:  # the first ones are a warm-up
                 times[name].append(time.perf_counter() - begin)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -57,13 +57,13 @@ def measure(engine: Engine, x: Tensor, rounds: int) -> bool:
         times = take_turns(jobs, rounds)
     stage = times["bare loop"] / engine.num_exits
     allowed = max(20e-6, 0.02 * stage)
-    print(f"\n{engine.name}: {1e3 * times['bare loop']:.2f} ms for all exits, allowed {1e6 * allowed:.0f} µs a stage")
-    print(f"{'':20}   added a stage            of the stage")
+    print(f"\n{engine.name}: {1e3 * times['bare loop']:.2f} ms for all exits, limit {1e6 * allowed:.0f} µs per stage")
+    print(f"{'':20}   added per stage          of the stage")
     kept = True
     for name in list(jobs)[1:]:
         added = (times[name] - times["bare loop"]) / engine.num_exits
         kept &= name == "stream" or added <= allowed
-        print(f"{name:20}   {1e6 * added:7.1f} µs {'' if added <= allowed else '(too much)':12}   {added / stage:8.1%}")
+        print(f"{name:20}   {1e6 * added:7.1f} µs {'' if added <= allowed else '(over limit)':12}   {added / stage:8.1%}")
     return kept
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     print(f"msdnet-cifar, 100 classes, batch 1, one thread, load {os.getloadavg()[0]:.1f}, {options.rounds} rounds")
     made = {engine.name: engine for engine in (make_engine(model, name, example=x) for name in options.engines)}
     kept = [measure(engine, x, options.rounds) for engine in made.values()]
-    print("\nwithin what is allowed" if all(kept) else "\nmore than is allowed")
+    print("\nwithin the limit" if all(kept) else "\nover the limit")
 
 
 if __name__ == "__main__":

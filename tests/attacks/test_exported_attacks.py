@@ -185,7 +185,7 @@ def test_stages_of_torch_run_for_who_trusts_them(torch_files: dict[str, bytes], 
 
 
 def first_tensor(proto: Any) -> Any:
-    from anytime.run.onnx_safety import messages
+    from anytime.run.export.onnx_safety import messages
 
     return next(each for each in messages(proto) if each.DESCRIPTOR.name == "TensorProto" and len(each.dims) == 2)
 
@@ -307,7 +307,7 @@ def test_an_onnx_stage_that_reaches_outside_or_claims_too_much_never_gets_to_the
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: pytest.fail("the runtime saw the file"))
     write_bundle("stages", {**onnx_files, "stage_1.onnx": changed(onnx_files["stage_1.onnx"], attack)})
-    with pytest.raises(FormatError, match="external data" if attack in OUTSIDE else "operator|holds|claims"):
+    with pytest.raises(FormatError, match="external data" if attack in OUTSIDE else "operator|contains|claims"):
         load_exported("stages")
     assert run(["predict", "stages", arrays(tmp_path)]) == 2
 
@@ -350,7 +350,7 @@ def test_a_stage_that_gives_other_shapes_than_it_declares_is_named(onnx_files: d
         proto.graph.node.append(onnx.helper.make_node("Concat", ["once", "once"], ["log_probs"], axis=0))
 
     write_bundle(tmp_path, {**onnx_files, "stage_1.onnx": changed(onnx_files["stage_1.onnx"], attack)})
-    with pytest.raises(FormatError, match="stage 1 gives tensors of the shapes"):
+    with pytest.raises(FormatError, match="stage 1 returns tensors of shapes"):
         list(load_exported(tmp_path).run(torch.zeros(3, 2)))
 
 

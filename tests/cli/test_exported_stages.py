@@ -129,7 +129,7 @@ def test_wrong_calls_are_named(folder: Path, capsys: Captured) -> None:
     stages, x = str(folder / "onnx"), str(folder / "x.npy")
     for words, hint in (
         (["predict", stages, x, "--engine", "eager"], "--engine is 'eager'"),
-        (["predict", stages, x, "--rule", "latest"], "hold the rule"),
+        (["predict", stages, x, "--rule", "latest"], "contain the rule"),
         (["predict", stages, str(folder / "absent.npy")], "there is no"),
         (["predict", str(folder / "torch-export"), x], "--trust"),
         (["export", stages, "--out", str(folder / "again")], "has exported stages"),

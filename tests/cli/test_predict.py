@@ -125,7 +125,7 @@ def test_a_deadline_too_short_leaves_with_one_and_its_words(folder: Path, capsys
     assert run(["predict", str(folder), str(folder / "pet.png"), "--deadline", "1ns", "--engine", "eager"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "which the first exit is expected to take" in err
+    assert "the forecast for the first exit" in err
 
 
 def test_a_stream_that_ends_early_was_stopped_by_its_deadline() -> None:
@@ -221,8 +221,8 @@ def test_known_data_sets_have_one_number_per_channel() -> None:
         (["{run}", "{tmp}/whole.npy"], "int64"),
         (["{run}", "{tmp}/broken.npy"], "is damaged"),
         (["{run}", "{tmp}/two.npz"], "has a, b"),
-        (["{run}", "{run}/pet.png", "--deadline", "soon"], "is no duration"),
-        (["{run}", "{run}/pet.png", "--deadline=-5ms"], "is no duration"),
+        (["{run}", "{run}/pet.png", "--deadline", "soon"], "not a valid duration"),
+        (["{run}", "{run}/pet.png", "--deadline=-5ms"], "not a valid duration"),
         (["{run}", "{run}/pet.png", "--exits", "0"], "exits is 0"),
         (["{run}", "{run}/pet.png", "--top", "0"], "--top is 0"),
         (["{run}", "{run}/pet.png", "--rule", "guess"], "there is no 'guess'"),

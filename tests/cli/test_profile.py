@@ -41,7 +41,7 @@ def test_the_folder_has_a_page_and_a_file_that_a_runner_takes(tmp_path: Path, ca
     found = Profile.load(out / "profile.json")
     assert (found.exits, found.classes, found.batch_sizes, found.repeats) == (5, 3, (1, 2), 2)
     assert found.macs == measure_cost(model, torch.zeros(1, 2)).macs == tuple(document["macs"])
-    assert document["seconds"]["2"]["p99"] == list(found.seconds(2, share=0.99))
+    assert document["seconds"]["2"]["p99"] == list(found.seconds(2, quantile=0.99))
     assert document["input_shape"] == [2]
     assert document["machine"] == found.machine
     assert "All numbers" in (out / "profile.html").read_text()

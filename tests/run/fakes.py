@@ -1,4 +1,4 @@
-"""A clock that only moves when a stage says so, and an engine whose stages take as long as they are told."""
+"""A clock that only advances by `sleep`, and an engine with given stage times."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PATIENCE = 20.0
 
 
 class FakeClock:
-    """Time stands still until `sleep`. One that sleeps past the moment a caller waits for lets the caller go first.
+    """Time stands still until `sleep`. A sleep past the end of a caller's wait lets the caller run first.
 
     Args:
-        waited: Whether stages begin only once a caller waits for them, so that a test runs the same way every time.
+        waited: Whether stages begin only once a caller waits for them, so that a test always takes the same path.
     """
 
     def __init__(self, *, waited: bool = False) -> None:
@@ -47,7 +47,7 @@ class FakeClock:
             self._waiting.clear()
 
     def sleep(self, seconds: float) -> None:
-        """What a stage does."""
+        """Advance the time, as a stage does."""
         if self._waited:
             assert self._waiting.wait(PATIENCE)
         target = self.time + seconds
@@ -59,7 +59,7 @@ class FakeClock:
         self.time = max(self.time, target)
 
     def resume(self) -> None:
-        """Let a stage that was cut off go on to its end."""
+        """Let a stage that was given up run to its end."""
         self._resumed.set()
 
 
@@ -67,9 +67,9 @@ class FakeEngine:
     """Gives logits from a tensor `(exits, batch, classes)`.
 
     Args:
-        logits: What the stages give; inputs are the row numbers, `(batch, 1)`.
+        logits: What the stages return; inputs are the row numbers, `(batch, 1)`.
         seconds: How long each stage takes.
-        clock: Whose time they take.
+        clock: The clock that they advance.
     """
 
     name = "fake"

@@ -33,11 +33,11 @@ def test_the_loop_is_free_while_stages_run(fakes: Any, logits: Tensor) -> None:
     held = Held(clock, engine, stages=2)
 
     async def main(runner: Runner) -> anytime.run.Answer:
-        asked = asyncio.create_task(runner.predict_async(engine.rows))
+        request = asyncio.create_task(runner.predict_async(engine.rows))
         while not held.reached.is_set():
             await asyncio.sleep(0.001)
         held.go_on.set()
-        return await asked
+        return await request
 
     with Runner(engine, engine=engine, clock=clock) as runner:
         answer = asyncio.run(main(runner))
@@ -51,12 +51,12 @@ def test_cancelling_interrupts(fakes: Any, logits: Tensor) -> None:
     held = Held(clock, engine, stages=3)
 
     async def main(runner: Runner) -> None:
-        asked = asyncio.create_task(runner.predict_async(engine.rows))
+        request = asyncio.create_task(runner.predict_async(engine.rows))
         while not held.reached.is_set():
             await asyncio.sleep(0.001)
-        asked.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await request
         assert len(asyncio.all_tasks()) == 1
 
     with Runner(engine, engine=engine, clock=clock) as runner:

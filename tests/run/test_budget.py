@@ -67,7 +67,7 @@ def test_durations_are_read(value: Any, expected: float) -> None:
         b"5ms",
     ],
 )
-def test_nonsense_is_no_duration(value: Any) -> None:
+def test_invalid_durations_are_refused(value: Any) -> None:
     with pytest.raises(OptionError) as error:
         seconds(value)
     assert "duration" in error.value.got
@@ -92,12 +92,12 @@ def test_nonsense_is_no_duration(value: Any) -> None:
         {"time": "soon"},
     ],
 )
-def test_nonsense_is_no_budget(limits: dict[str, Any]) -> None:
+def test_invalid_budgets_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         Budget(**limits)
 
 
-def test_numbers_of_numpy_become_pythons() -> None:
+def test_numpy_numbers_become_python_numbers() -> None:
     budget = Budget(macs=np.float32(5), exits=np.int64(2))  # type: ignore[arg-type]
     assert (budget, type(budget.macs), type(budget.exits)) == (Budget(macs=5.0, exits=2), float, int)
 
@@ -107,7 +107,7 @@ maybe_exits = st.none() | st.integers(1, 20)
 
 
 @given(maybe_time, maybe_exits, maybe_time, maybe_exits)
-def test_both_budgets_hold_where_both_are_given(first: Any, few: Any, second: Any, more: Any) -> None:
+def test_combined_budgets_apply_both_limits(first: Any, few: Any, second: Any, more: Any) -> None:
     both = Budget(time=first, exits=few) & Budget(time=second, exits=more)
     assert both.time == min((time for time in (first, second) if time is not None), default=None)
     assert both.exits == min((exits for exits in (few, more) if exits is not None), default=None)
@@ -131,7 +131,7 @@ def test_a_deadline_is_counted_from_the_call() -> None:
     assert Budget(exits=2).deadline(10.0) is None
 
 
-def test_the_two_ways_to_say_it_hold_together() -> None:
+def test_budget_and_deadline_are_combined() -> None:
     assert make_budget(Budget(time="5ms", exits=2), "3ms") == Budget(time="3ms", exits=2)
     assert make_budget() == Budget()
     with pytest.raises(OptionError, match="Budget"):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytime.errors import OptionError
-from anytime.run.forecast import Forecast, Window
+from anytime.run.timing.forecast import DurationWindow, Forecast
 
 times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
 
@@ -18,9 +18,9 @@ times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
 @given(times, st.integers(1, 20), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_a_window_gives_the_quantile_of_its_last_values(values: list[float], length: int, share: float) -> None:
     kept = np.sort(values[-length:])
-    window = Window(length, share, values)
+    window = DurationWindow(length, share, values)
     assert window.slow == kept[math.ceil(share * len(kept)) - 1]
-    assert window.usual == kept[math.ceil(0.5 * len(kept)) - 1]
+    assert window.median == kept[math.ceil(0.5 * len(kept)) - 1]
 
 
 @given(times, st.floats(0.5, 1))
@@ -58,7 +58,7 @@ def decline_until_tried(forecast: Forecast, exit: int) -> int:
     return count
 
 
-def test_one_in_a_hundred_is_tried_and_four_quick_tries_in_a_row_are_believed() -> None:
+def test_one_in_a_hundred_is_tried_and_four_fast_trials_reset_the_forecast() -> None:
     forecast = Forecast()
     forecast.seed(3, 1, [9.0] * 100)
     for taken in (1.0, 1.0, 9.0, 1.0, 1.0, 1.1):
@@ -68,7 +68,7 @@ def test_one_in_a_hundred_is_tried_and_four_quick_tries_in_a_row_are_believed() 
     assert decline_until_tried(forecast, 3) == 100
     forecast.note(3, 1, 1.2)
     assert forecast.stage(3, 1) == 1.2
-    assert forecast.outlook(4, 1, "here").needed[3] == 1.2
+    assert forecast.outlook(4, 1, "caller").needed[3] == 1.2
 
 
 def test_what_runs_now_and_then_is_not_forgotten() -> None:
@@ -113,96 +113,94 @@ def test_seeds_are_replaced_one_by_one() -> None:
     assert forecast.stage(0, 1) == 2.0
 
 
-def test_handing_over_is_learnt_and_forgotten_too() -> None:
+def test_dispatch_times_are_recorded_and_forgotten() -> None:
     forecast = Forecast(window=5)
-    assert forecast.outlook(1, 1, "thread").waking == 0.0
-    forecast.note_handing("thread", 0.3)
-    assert forecast.outlook(1, 1, "thread").waking == 0.3
-    assert forecast.outlook(1, 1, "asyncio").waking == 0.0
+    assert forecast.outlook(1, 1, "thread").dispatch == 0.0
+    forecast.note_dispatch("thread", 0.3)
+    assert forecast.outlook(1, 1, "thread").dispatch == 0.3
+    assert forecast.outlook(1, 1, "asyncio").dispatch == 0.0
     for _ in range(4):
         while not forecast.decline(0, 1, "thread"):
             pass
-        forecast.note_handing("thread", 0.1)
+        forecast.note_dispatch("thread", 0.1)
     assert forecast.outlook(1, 1, "thread").needed[0] == 0.1
 
 
-def test_who_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_end_but_not_for_both() -> None:
+def test_a_caller_that_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_dispatch_but_not_both() -> None:
     forecast = Forecast(window=10, quantile=0.9)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
-    assert forecast.outlook(1, 1, "here").needed[0] == 5.0
+    assert forecast.outlook(1, 1, "caller").needed[0] == 5.0
     for taken in (0.1, 0.1, 0.1, 2.0, 2.0):
-        forecast.note_handing("here", taken)
-    assert forecast.outlook(1, 1, "here").needed[0] == 5.1
+        forecast.note_dispatch("caller", taken)
+    assert forecast.outlook(1, 1, "caller").needed[0] == 5.1
     for _ in range(2):
-        forecast.note_handing("here", 7.0)
-    assert forecast.outlook(1, 1, "here").needed[0] == 8.0
-    assert forecast.outlook(2, 1, "here").needed[1] == 7.0
+        forecast.note_dispatch("caller", 7.0)
+    assert forecast.outlook(1, 1, "caller").needed[0] == 8.0
+    assert forecast.outlook(2, 1, "caller").needed[1] == 7.0
 
 
 @pytest.mark.parametrize(
-    ("way", "grace", "wanted"), [("here", 0.4, 4.7), ("here", 4.5, 1.1), ("thread", 0.4, 1.3), ("thread", 9.0, 1.1)]
+    ("mode", "grace", "wanted"), [("caller", 0.4, 4.7), ("caller", 4.5, 1.1), ("thread", 0.4, 1.3), ("thread", 9.0, 1.1)]
 )
-def test_what_is_slow_may_run_into_the_grace_but_not_what_is_usual(way: str, grace: float, wanted: float) -> None:
+def test_slow_times_may_use_the_grace_period_and_typical_ones_may_not(mode: str, grace: float, wanted: float) -> None:
     forecast = Forecast(window=10, quantile=0.9)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
     for taken in (0.1, 0.1, 0.1, 0.7, 0.7):
-        forecast.note_handing(way, taken)
-    outlook = forecast.outlook(1, 1, way, grace)
+        forecast.note_dispatch(mode, taken)
+    outlook = forecast.outlook(1, 1, mode, grace)
     assert outlook.needed[0] == pytest.approx(wanted)
-    assert outlook.waking == pytest.approx(max(0.0, 0.7 - grace) if way == "thread" else 0.1)
+    assert outlook.dispatch == pytest.approx(max(0.0, 0.7 - grace) if mode == "thread" else 0.1)
 
 
 @pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.0), (0.8, 0.3), (5.0, 0.7)])
-def test_all_but_the_rarest_awakenings_end_within_the_grace_but_it_makes_nobody_more_careful(
-    rare: float, waking: float
-) -> None:
+def test_all_but_the_rarest_wake_ups_end_within_the_grace_period(rare: float, waking: float) -> None:
     forecast = Forecast()
     for taken in [0.2] * 90 + [0.7 if rare > 0.7 else 0.4] * 8 + [rare] * 2:
-        forecast.note_handing("thread", taken)
+        forecast.note_dispatch("thread", taken)
     outlook = forecast.outlook(1, 1, "thread", 0.5)
-    assert outlook.waking == pytest.approx(waking)
+    assert outlook.dispatch == pytest.approx(waking)
     assert outlook.needed[0] == pytest.approx(max(waking, 0.2))
 
 
-def test_where_much_is_known_a_few_requests_are_learnt_from_together() -> None:
+def test_with_many_durations_requests_are_processed_together() -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [1.0] * 100)
     for _ in range(100):
-        forecast.note_handing("thread", 0.1)
+        forecast.note_dispatch("thread", 0.1)
     before = forecast.outlook(1, 1, "thread")
     seen = []
     for _ in range(100):
         forecast.note_all([(0, 1, 5.0)])
-        forecast.note_handing("thread", 0.3)
+        forecast.note_dispatch("thread", 0.3)
         seen.append(forecast.outlook(1, 1, "thread"))
     assert seen[:7] == [before] * 7
-    assert seen[7].waking == 0.3
+    assert seen[7].dispatch == 0.3
     assert seen[55].needed[0] == 5.3
     assert forecast.stage(0, 1) == 5.0
 
 
-@pytest.mark.parametrize("way", ["thread", "asyncio"])
-def test_who_waits_has_an_answer_in_time_and_needs_time_for_a_usual_stage_and_a_slow_awakening(way: str) -> None:
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+def test_a_waiting_caller_needs_time_for_a_typical_stage_and_a_slow_wake_up(mode: str) -> None:
     forecast = Forecast(window=100)
     for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
         forecast.note(0, 1, taken)
-    assert forecast.outlook(1, 1, way).needed[0] == 1.0
+    assert forecast.outlook(1, 1, mode).needed[0] == 1.0
     for taken in [0.1] * 90 + [0.5] * 8 + [9.0] * 2:
-        forecast.note_handing(way, taken)
-    assert forecast.outlook(1, 1, way).needed[0] == 1.5
-    assert forecast.outlook(1, 1, way).waking == 0.5
+        forecast.note_dispatch(mode, taken)
+    assert forecast.outlook(1, 1, mode).needed[0] == 1.5
+    assert forecast.outlook(1, 1, mode).dispatch == 0.5
 
 
 def test_a_clock_that_went_back_gives_no_negative_time() -> None:
     forecast = Forecast()
     forecast.note(0, 1, -5.0)
-    forecast.note_handing("thread", -5.0)
-    assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").waking == 0.0
+    forecast.note_dispatch("thread", -5.0)
+    assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").dispatch == 0.0
 
 
-def test_threads_may_share_it() -> None:
+def test_a_forecast_is_thread_safe() -> None:
     forecast = Forecast(window=7)
 
     def work(seed: int) -> None:
@@ -222,48 +220,48 @@ def test_threads_may_share_it() -> None:
 @pytest.mark.parametrize(
     "options", [{"quantile": 0}, {"quantile": 1.1}, {"quantile": math.nan}, {"window": 0}, {"window": True}]
 )
-def test_nonsense_is_refused(options: dict[str, float]) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         Forecast(**options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", ["thread", "here"])
-def test_a_slow_first_run_is_doubted_as_long_as_the_next_ones_are_quick(way: str) -> None:
+@pytest.mark.parametrize("mode", ["thread", "caller"])
+def test_a_slow_first_run_is_retried_as_long_as_the_next_ones_are_fast(mode: str) -> None:
     forecast = Forecast()
     forecast.note(0, 1, 9.0)
     for _ in range(4):
-        assert forecast.decline(0, 1, way, left=2.0)
+        assert forecast.decline(0, 1, mode, left=2.0)
         forecast.note(0, 1, 1.0)
-    assert forecast.outlook(1, 1, way).needed[0] == 1.0
+    assert forecast.outlook(1, 1, mode).needed[0] == 1.0
 
 
-def test_a_first_run_that_was_no_exception_is_believed_after_the_second() -> None:
+def test_two_slow_runs_are_taken_as_typical() -> None:
     forecast = Forecast()
     forecast.note(0, 1, 9.0)
-    assert forecast.decline(0, 1, "here", left=2.0)
+    assert forecast.decline(0, 1, "caller", left=2.0)
     forecast.note(0, 1, 9.0)
-    assert not any(forecast.decline(0, 1, "here", left=2.0) for _ in range(99))
+    assert not any(forecast.decline(0, 1, "caller", left=2.0) for _ in range(99))
 
 
-def test_one_spike_among_few_awakenings_refuses_no_request() -> None:
+def test_one_spike_among_few_wake_ups_refuses_no_request() -> None:
     forecast = Forecast()
     for taken in (0.1, 0.1, 7.0):
         forecast.note(0, 1, 1.0)
-        forecast.note_handing("thread", taken)
+        forecast.note_dispatch("thread", taken)
     for _ in range(4):
         assert forecast.outlook(1, 1, "thread").needed[0] > 2.0
         assert forecast.decline(0, 1, "thread", left=2.0)
-        forecast.note_handing("thread", 0.1)
+        forecast.note_dispatch("thread", 0.1)
     assert forecast.outlook(1, 1, "thread").needed[0] == 1.1
 
 
-def test_little_knowledge_is_no_reason_to_begin_a_later_stage() -> None:
+def test_few_durations_do_not_start_a_later_stage() -> None:
     forecast = Forecast()
     forecast.note(1, 1, 9.0)
     assert not forecast.decline(1, 1, "thread", left=2.0)
 
 
-def test_a_batch_size_that_was_never_seen_has_its_turn_though_others_run_all_the_time() -> None:
+def test_a_new_batch_size_is_tried_while_others_run() -> None:
     forecast = Forecast()
     forecast.seed(1, 1, [1.0] * 100)
     assert forecast.stage(1, 8) == 8.0
@@ -273,21 +271,23 @@ def test_a_batch_size_that_was_never_seen_has_its_turn_though_others_run_all_the
     assert forecast.stage(1, 8) == 2.0
 
 
-@pytest.mark.parametrize(("way", "quickest", "tried"), [("thread", 1.0, 1), ("here", 1.0, 0), ("thread", 9.0, 0)])
-def test_after_a_second_of_refusals_who_may_fit_and_cannot_be_late_is_tried(way: str, quickest: float, tried: int) -> None:
+@pytest.mark.parametrize(("mode", "shortest", "tried"), [("thread", 1.0, 1), ("caller", 1.0, 0), ("thread", 9.0, 0)])
+def test_a_request_that_may_fit_and_cannot_be_late_is_tried_after_a_second_of_refusals(
+    mode: str, shortest: float, tried: int
+) -> None:
     forecast = Forecast()
-    forecast.seed(0, 1, [quickest] + [9.0] * 99)
-    assert sum(forecast.decline(0, 1, way, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried
+    forecast.seed(0, 1, [shortest] + [9.0] * 99)
+    assert sum(forecast.decline(0, 1, mode, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried
 
 
-@pytest.mark.parametrize(("way", "left", "tried"), [("thread", 2.0, 99), ("here", 2.0, 999), ("here", 9.0, 99)])
-def test_who_cannot_leave_a_stage_tries_what_may_fit(way: str, left: float, tried: int) -> None:
+@pytest.mark.parametrize(("mode", "left", "tried"), [("thread", 2.0, 99), ("caller", 2.0, 999), ("caller", 9.0, 99)])
+def test_a_caller_that_cannot_abandon_a_stage_tries_what_may_fit(mode: str, left: float, tried: int) -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [9.0] * 100)
-    assert [forecast.decline(0, 1, way, left=left) for _ in range(tried + 1)] == [False] * tried + [True]
+    assert [forecast.decline(0, 1, mode, left=left) for _ in range(tried + 1)] == [False] * tried + [True]
 
 
-def test_a_request_too_short_for_anything_does_not_stop_the_clock_of_refusals() -> None:
+def test_a_request_too_short_for_any_stage_does_not_reset_the_refusals() -> None:
     forecast = Forecast()
     forecast.seed(0, 1, [1.0] + [9.0] * 99)
     assert not forecast.decline(0, 1, "thread", left=0.5, now=50.0)

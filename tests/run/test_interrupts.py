@@ -23,11 +23,11 @@ from anytime.run.engines.eager import EagerEngine
 
 
 def interrupt_at_random(runner: Runner, x: torch.Tensor, draw: random.Random, expected: torch.Tensor) -> None:
-    """One request, ended by lot in one of the ways there are."""
-    way = draw.choice(["task", "event", "stream", "asyncio", "deadline", "drop"])
+    """One request, ended at random in one of several modes."""
+    mode = draw.choice(["task", "event", "stream", "asyncio", "deadline", "drop"])
     answer: Answer | None = None
     pause = draw.choice([0.0, 1e-5, 1e-4, 5e-4])
-    match way:
+    match mode:
         case "task":
             task = runner.submit(x)
             threading.Event().wait(pause)
@@ -62,11 +62,11 @@ def _or_none(ask: object) -> Answer | None:
 
 
 async def _cancelled(runner: Runner, x: torch.Tensor, pause: float) -> Answer | None:
-    asked = asyncio.create_task(runner.predict_async(x))
+    request = asyncio.create_task(runner.predict_async(x))
     await asyncio.sleep(pause)
-    asked.cancel()
+    request.cancel()
     try:
-        answer = await asked
+        answer = await request
     except asyncio.CancelledError:
         answer = None
     assert len(asyncio.all_tasks()) == 1

@@ -1,4 +1,4 @@
-"""Exported stages in the hands of the runner."""
+"""Exported stages run by the runner."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_answers_are_those_of_the_model_and_its_rule(model: MLP, folder: Path) -
         late = runner.predict(X, deadline="10s")
     for exit, found in enumerate(streamed):
         torch.testing.assert_close(found.log_probs, wanted.log_probs[exit], atol=1e-5, rtol=1e-4)
-    assert (answer.exit, answer.exits, answer.cost) == (2, 3, 2.0)
+    assert (answer.exit, answer.exits, answer.macs) == (2, 3, 2.0)
     torch.testing.assert_close(late.log_probs, wanted.log_probs[-1], atol=1e-5, rtol=1e-4)
     assert runner.rule == anytime.Caching()
 
@@ -58,14 +58,14 @@ def test_rows_that_stop_leave_the_exported_batch(model: MLP, folder: Path) -> No
     torch.testing.assert_close(answer.log_probs, wanted.log_probs, atol=1e-5, rtol=1e-4)
 
 
-def test_sets_for_the_rule_inside_are_welcome_and_another_rule_is_not(model: MLP, folder: Path) -> None:
+def test_sets_for_the_rule_inside_are_accepted_and_another_rule_is_not(model: MLP, folder: Path) -> None:
     labels = torch.arange(200) % 4
     with torch.no_grad():
         logits = model(torch.randn(200, 2, generator=torch.Generator().manual_seed(2)))
     with anytime.Runner.load(folder, calibration=fit_conformal_sets(logits, labels, rule="caching")) as runner:
         assert runner.predict(X).prediction_set is not None
     for wrong in ({"rule": "product"}, {"calibration": fit_temperature(logits, labels)}):
-        with pytest.raises(OptionError, match="hold the rule"):
+        with pytest.raises(OptionError, match="contain the rule"):
             anytime.Runner.load(folder, **wrong)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anytime.run.pace import Pace
+from anytime.run.timing.pace import Pace
 
 
 def work(pace: Pace, per_second: Callable[[int], float], *, stages: int, now: float = 0.0) -> float:
@@ -26,7 +26,7 @@ def side_by_side(level: int) -> float:
 
 
 @pytest.mark.parametrize(("per_second", "best"), [(held_up, 1), (side_by_side, 4)])
-def test_the_number_that_gets_the_most_done_is_found_and_kept(per_second: Callable[[int], float], best: int) -> None:
+def test_the_number_with_the_highest_throughput_is_found_and_kept(per_second: Callable[[int], float], best: int) -> None:
     pace = Pace(4)
     now = work(pace, per_second, stages=200)
     levels = []
@@ -36,7 +36,7 @@ def test_the_number_that_gets_the_most_done_is_found_and_kept(per_second: Callab
     assert levels.count(best) > 1700
 
 
-def test_a_change_is_noticed() -> None:
+def test_a_change_of_throughput_is_noticed() -> None:
     pace = Pace(2)
     now = work(pace, held_up, stages=500)
     assert pace._rates[1] > pace._rates[2]
@@ -44,7 +44,7 @@ def test_a_change_is_noticed() -> None:
     assert pace._rates[2] > pace._rates[1]
 
 
-def test_time_in_which_there_was_too_little_to_do_does_not_count() -> None:
+def test_idle_time_is_not_measured() -> None:
     pace, now = Pace(2), 0.0
     for _ in range(100):
         now = work(pace, side_by_side, stages=10, now=now) + 1000.0
@@ -52,7 +52,7 @@ def test_time_in_which_there_was_too_little_to_do_does_not_count() -> None:
     assert pace._rates == {}
 
 
-def test_one_core_needs_no_trial() -> None:
+def test_one_core_needs_no_measurement() -> None:
     pace = Pace(1)
     work(pace, side_by_side, stages=100)
     assert pace.level == 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anytime.errors import DeadlineTooShort, FormatError, OptionError, ShapeError
 from anytime.run import Profile, Runner, profile_model
-from anytime.run.profile import describe_machine
+from anytime.run.timing.profile import describe_machine
 
 
 @pytest.fixture
@@ -19,12 +19,12 @@ def engine(fakes: Any, logits: Tensor) -> Any:
     return fakes.FakeEngine(logits, [0.1, 0.2, 0.3, 0.4, 0.5], fakes.FakeClock())
 
 
-def test_a_profile_is_what_the_stages_took(engine: Any) -> None:
+def test_a_profile_has_the_times_of_the_stages(engine: Any) -> None:
     profile = profile_model(engine, engine.rows, batch_sizes=(3, 1), repeats=4, clock=engine.clock, macs=range(1, 6))
     assert profile.batch_sizes == (1, 3)
     assert profile.stage_seconds.shape == profile.exit_seconds.shape == (2, 5, 4)
     torch.testing.assert_close(profile.stage_seconds[1, :, 0], torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64))
-    assert profile.seconds(3, share=0.99) == pytest.approx((0.1, 0.3, 0.6, 1.0, 1.5))
+    assert profile.seconds(3, quantile=0.99) == pytest.approx((0.1, 0.3, 0.6, 1.0, 1.5))
     assert (profile.engine, profile.threads, profile.classes, profile.repeats) == ("fake", 1, 4, 4)
     assert engine.open == 0
 
@@ -37,7 +37,7 @@ def test_a_profile_survives_a_file(engine: Any, tmp_path: Path) -> None:
     assert again.seconds() == profile.seconds()
 
 
-def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
+def test_a_runner_starts_with_a_profile(engine: Any, tmp_path: Path) -> None:
     profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, macs=range(1, 6))
     path = profile.save(tmp_path / "profile.json")
     for given in (profile, path, str(path)):
@@ -46,7 +46,7 @@ def test_a_runner_begins_with_a_profile(engine: Any, tmp_path: Path) -> None:
                 runner.predict(engine.rows, deadline=0.05)
             assert error.value.forecast == pytest.approx(0.1)
             answer = list(runner.stream(engine.rows, deadline=0.7))[-1]
-        assert (answer.exit, answer.cost) == (3, 3)
+        assert (answer.exit, answer.macs) == (3, 3)
 
 
 def test_a_profile_of_something_else_is_refused(engine: Any, fakes: Any, logits: Tensor, tmp_path: Path) -> None:
@@ -64,21 +64,21 @@ def test_a_profile_of_something_else_is_refused(engine: Any, fakes: Any, logits:
 
 
 @pytest.mark.parametrize("options", [{"batch_sizes": ()}, {"batch_sizes": (0,)}, {"repeats": 0}, {"repeats": True}])
-def test_nonsense_is_refused(engine: Any, options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(engine: Any, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         profile_model(engine, engine.rows, clock=engine.clock, **options)
     with pytest.raises(OptionError, match="batch size"):
         profile_model(engine, engine.rows, repeats=1, clock=engine.clock).seconds(64)
 
 
-def test_a_machine_is_described() -> None:
+def test_the_machine_is_described() -> None:
     machine = describe_machine()
     assert machine["cores"] >= 1
     assert machine["torch"] == torch.__version__
     assert machine["processor"]
 
 
-def test_a_profile_of_before_is_read_with_its_macs(engine: Any, tmp_path: Path) -> None:
+def test_an_older_profile_is_read_with_its_macs(engine: Any, tmp_path: Path) -> None:
     profile = profile_model(engine, engine.rows, repeats=2, clock=engine.clock, macs=range(1, 6))
     document = profile.document()
     document["fields"]["costs"] = document["fields"].pop("macs")

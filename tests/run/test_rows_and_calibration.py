@@ -43,7 +43,7 @@ POLICIES = [
 @pytest.mark.parametrize("rule", [anytime.Product(), Cached(anytime.Product())], ids=repr)
 def test_rows_that_stop_leave_and_come_back_in_order(fakes: Any, many: Tensor, policy: Policy, rule: Any) -> None:
     engine = fakes.FakeEngine(many)
-    with Runner(engine, rule, engine, policy=policy, costs=range(1, 6)) as runner:
+    with Runner(engine, rule, engine, policy=policy, macs=range(1, 6)) as runner:
         answer = runner.predict(engine.rows)
     offline = policy.answer(rule(many))
     torch.testing.assert_close(answer.log_probs, offline.log_probs)
@@ -51,8 +51,8 @@ def test_rows_that_stop_leave_and_come_back_in_order(fakes: Any, many: Tensor, p
     assert answer.exit.equal(offline.exit)
     assert answer.fell_back.equal(offline.fell_back)
     assert answer.labels.equal(offline.labels)
-    assert isinstance(answer.cost, Tensor)
-    assert answer.cost.equal(answer.exit.double())
+    assert isinstance(answer.macs, Tensor)
+    assert answer.macs.equal(answer.exit.double())
     assert answer.reason == ("policy" if int(offline.exit.max()) < 5 else "finished")
 
 
@@ -210,7 +210,7 @@ def test_regression_gives_intervals_that_shrink() -> None:
         Runner(model, anytime.Intersection(), EagerEngine(model), policy=Confidence(0.9))
 
 
-def test_a_classifier_is_no_regression(fakes: Any, many: Tensor) -> None:
+def test_a_classifier_is_refused_as_regression(fakes: Any, many: Tensor) -> None:
     engine = fakes.FakeEngine(many)
     with Runner(engine, anytime.Intersection(), engine) as runner, pytest.raises(ShapeError, match="lower"):
         runner.predict(engine.rows)
@@ -228,9 +228,9 @@ def test_a_deep_ensemble_answers_member_by_member() -> None:
         torch.testing.assert_close(runner.predict(x, deadline=60).log_probs, offline[-1])
 
 
-def test_costs_are_measured_when_a_budget_names_macs() -> None:
+def test_macs_are_measured_for_a_budget_in_macs() -> None:
     model, x = MLP(MLPConfig(classes=5, inputs=8, exits=5)).eval(), torch.randn(3, 8)
     costs = measure_cost(model, x).macs
     with Runner(model, engine=EagerEngine(model)) as runner:
         answer = runner.predict(x, budget=Budget(macs=costs[2]))
-    assert (answer.exit, answer.cost, answer.reason) == (3, costs[2], "macs")
+    assert (answer.exit, answer.macs, answer.reason) == (3, costs[2], "macs")

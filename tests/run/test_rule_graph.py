@@ -12,12 +12,12 @@ import anytime
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import NonFiniteError
 from anytime.run.combining import ByRule
-from anytime.run.rule_graph import ByGraph, by_graph
+from anytime.run.export.rule_graph import ByGraph, by_graph
 
 pytest.importorskip("onnxruntime")
 
 EXITS, CLASSES = 4, 6
-# Those of the paper, and what tuning finds; anything that cannot be a graph is asked itself.
+# The rules of the paper and of tuning; others are evaluated by torch.
 GRAPHS = [
     anytime.Latest(),
     anytime.Caching(),
@@ -51,7 +51,7 @@ def logits_of(kind: str, batch: int, classes: int = CLASSES) -> list[Tensor]:
 def test_graphs_give_the_answers_of_the_rule(rule: Rule[State], classes: int) -> None:
     graphs, plain = by_graph(rule, EXITS, classes), ByRule(rule)
     assert isinstance(graphs, ByGraph)
-    for kind in ("usual", "collapsed", "without evidence", "large"):
+    for kind in ("typical", "collapsed", "without evidence", "large"):
         for batch in (1, 2, 7):
             logits = logits_of(kind, batch, classes)
             for seen in range(1, EXITS + 1):
@@ -64,7 +64,7 @@ def test_graphs_give_the_answers_of_the_rule(rule: Rule[State], classes: int) ->
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_logits_that_are_not_finite_are_refused(value: float) -> None:
-    logits = logits_of("usual", 2)
+    logits = logits_of("typical", 2)
     logits[1][0, 0] = value
     with pytest.raises(NonFiniteError):
         by_graph(anytime.Product(), EXITS, CLASSES).after([now.numpy() for now in logits], EXITS)
@@ -72,7 +72,7 @@ def test_logits_that_are_not_finite_are_refused(value: float) -> None:
 
 @dataclass(frozen=True)
 class ByHand(Rule[State]):
-    """Goes another way where a logit is large, which no row that a graph is compared on shows."""
+    """Takes another branch if a logit is large, which no row that graphs are compared on shows."""
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
         sharper = 2.0 if bool((logits.abs() < 1e3).all()) else 1.0
@@ -82,15 +82,26 @@ class ByHand(Rule[State]):
 
 @dataclass(frozen=True)
 class Halved:
-    """An activation of somebody else's."""
+    """An activation that is not part of the library."""
 
     def log_evidence(self, logits: Tensor) -> Tensor:
         return (logits / (2.0 if bool((logits.abs() < 1e3).all()) else 1.0)).clamp(min=0).log()
 
 
-@pytest.mark.parametrize("rule", [ByHand(), anytime.Cached(ByHand()), anytime.Product(Halved()), anytime.Mixture()], ids=repr)
-def test_a_rule_that_cannot_be_a_graph_is_asked_itself(rule: Rule[State]) -> None:
+OTHERS = [(ByHand(), "ByHand"), (anytime.Cached(ByHand()), "Cached"), (anytime.Product(Halved()), "Product")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        *((rule, f"torch: {name}, or a part of it, is not a rule of this") for rule, name in OTHERS),
+        (anytime.Mixture(), "torch: Mixture("),
+    ],
+    ids=repr,
+)
+def test_a_rule_that_cannot_be_a_graph_is_evaluated_by_torch_and_the_reason_is_kept(rule: Rule[State], why: str) -> None:
     chosen = by_graph(rule, EXITS, CLASSES)
     assert not isinstance(chosen, ByGraph)
+    assert chosen.why.startswith(why)
     logits = logits_of("large", 3)
     torch.testing.assert_close(chosen.after(logits, EXITS).log_probs, ByRule(rule).after(logits, EXITS).log_probs)

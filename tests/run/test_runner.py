@@ -124,7 +124,7 @@ def test_a_slow_stage_is_known_from_then_on(make: Make) -> None:
     assert engine.begun[begun:] == [0, 1]
 
 
-def test_too_short_is_said_at_once_with_the_forecast_and_nothing_is_begun(make: Make) -> None:
+def test_a_too_short_deadline_is_refused_at_once_with_the_forecast(make: Make) -> None:
     runner, engine, _ = make(2.0, 1.0, 1.0, 1.0, 1.0, forecast=seeded(2.0))
     with pytest.raises(DeadlineTooShort, match="2e\\+03 ms") as error:
         runner.predict(engine.rows, deadline=1.5)
@@ -144,7 +144,7 @@ def test_a_first_stage_that_overruns_is_too_short_as_well(make: Make) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_prior_is_given_to_who_asks_for_it(make: Make, known: bool) -> None:
+def test_the_prior_is_returned_on_request(make: Make, known: bool) -> None:
     prior = torch.tensor([0.1, 0.2, 0.3, 0.4])
     options: dict[str, Any] = {"forecast": seeded(2.0)} if known else {}
     runner, engine, _ = make(2.0, 1.0, 1.0, 1.0, 1.0, on_too_short="prior", prior=prior, **options)
@@ -171,13 +171,13 @@ def test_a_runner_that_refuses_finds_out_that_the_load_has_gone(make: Make) -> N
 def test_waking_up_late_moves_the_next_waits_forward(make: Make) -> None:
     runner, engine, clock = make(1.0, 1.0, 1.0, 1.0, 1.0)
     for _ in range(2):
-        runner._forecast.note_handing("thread", 0.25)
+        runner._forecast.note_dispatch("thread", 0.25)
     runner.predict(engine.rows, deadline=6.0)
     assert clock.waits[-1] == 5.75
 
 
-def test_without_cut_off_stages_run_in_the_callers_thread(make: Make) -> None:
-    runner, engine, _ = make(1.0, 1.0, 9.0, 1.0, 1.0, waited=False, cut_off=False)
+def test_without_preemption_stages_run_in_the_callers_thread(make: Make) -> None:
+    runner, engine, _ = make(1.0, 1.0, 9.0, 1.0, 1.0, waited=False, preempt=False)
     answer = runner.predict(engine.rows, deadline=3.0)
     assert (answer.exit, answer.reason, answer.deadline_met, answer.elapsed) == (3, "deadline", False, 11.0)
     answer = runner.predict(engine.rows, deadline=3.0)  # now the third stage is known to be slow
@@ -187,8 +187,8 @@ def test_without_cut_off_stages_run_in_the_callers_thread(make: Make) -> None:
     assert not any(thread.name == "anytime-runner" for thread in threading.enumerate())
 
 
-def test_within_the_grace_an_answer_is_in_time_and_slow_stages_are_begun(make: Make) -> None:
-    runner, engine, _ = make(1.0, 1.0, 1.5, 1.0, 1.0, waited=False, cut_off=False, grace="500ms")
+def test_within_the_grace_period_an_answer_is_on_time_and_slow_stages_are_started(make: Make) -> None:
+    runner, engine, _ = make(1.0, 1.0, 1.5, 1.0, 1.0, waited=False, preempt=False, grace="500ms")
     for _ in range(2):  # the second time it is known how long the third stage takes
         runner._forecast.note(2, len(engine.rows), 0.9)
         answer = runner.predict(engine.rows, deadline=3.0)
@@ -200,7 +200,7 @@ def test_within_the_grace_an_answer_is_in_time_and_slow_stages_are_begun(make: M
 
 def test_zero_is_always_too_short(make: Make) -> None:
     runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False)
-    with pytest.raises(DeadlineTooShort, match="not there by then"):
+    with pytest.raises(DeadlineTooShort, match="was not reached by then"):
         runner.predict(engine.rows, deadline=0)
 
 
@@ -232,19 +232,19 @@ def test_a_clock_that_jumps_back_gives_no_endless_wait(make: Make) -> None:
 
 
 def test_macs_are_a_budget_for_one_input(make: Make) -> None:
-    runner, engine, _ = make(costs=(1e6, 2e6, 4e6, 5e6, 6e6))
+    runner, engine, _ = make(macs=(1e6, 2e6, 4e6, 5e6, 6e6))
     answer = runner.predict(engine.rows, budget=Budget(macs=4.5e6))
-    assert (answer.exit, answer.reason, answer.cost) == (3, "macs", 4e6)
+    assert (answer.exit, answer.reason, answer.macs) == (3, "macs", 4e6)
     assert runner.predict(engine.rows, budget=Budget(macs=4.5e6, exits=2)).reason == "exits"
     assert runner.predict(engine.rows, budget=Budget(macs=1e9)).reason == "finished"
     with pytest.raises(OptionError, match="first exit"):
         runner.predict(engine.rows, budget=Budget(macs=10))
 
 
-def test_unknown_costs_are_asked_for(make: Make) -> None:
+def test_a_budget_in_macs_needs_known_macs(make: Make) -> None:
     runner, engine, _ = make()
-    assert runner.predict(engine.rows).cost is None
-    with pytest.raises(OptionError, match="costs="):
+    assert runner.predict(engine.rows).macs is None
+    with pytest.raises(OptionError, match="macs="):
         runner.predict(engine.rows, budget=Budget(macs=1e6))
 
 
@@ -380,7 +380,7 @@ def test_a_failing_stage_fails_the_request_and_no_other(make: Make, deadline: fl
     assert runner.predict(engine.rows, deadline=deadline).exit == 5
 
 
-def test_a_stage_that_fails_after_it_was_given_up_is_nobodys_concern(make: Make) -> None:
+def test_errors_of_a_stage_that_was_given_up_are_ignored(make: Make) -> None:
     runner, engine, clock = make(1.0, 9.0, 1.0, 1.0, 1.0)
     engine.fail_at = 1
     task = runner.submit(engine.rows, deadline=3.0)
@@ -399,7 +399,7 @@ def test_nan_is_named(make: Make, fakes: Any, logits: Tensor) -> None:
     assert (error.value.exit, error.value.row) == (3, 3)
 
 
-def test_a_stream_gives_one_answer_an_exit_and_computes_no_more_than_asked(make: Make, logits: Tensor) -> None:
+def test_a_stream_yields_one_answer_per_exit_and_computes_no_more(make: Make, logits: Tensor) -> None:
     runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False)
     offline = anytime.Product()(logits).log_probs
     stream = runner.stream(engine.rows)
@@ -432,7 +432,7 @@ def test_a_stream_that_is_never_begun_computes_nothing(make: Make) -> None:
     assert engine.begun == []
 
 
-def test_gradients_are_nobodys_business_and_answers_are_ordinary_tensors(make: Make) -> None:
+def test_answers_are_ordinary_tensors_without_gradients(make: Make) -> None:
     runner, engine, _ = make(waited=False)
     for answer in (runner.predict(engine.rows), runner.predict(engine.rows, deadline=60), *runner.stream(engine.rows)):
         assert not answer.log_probs.is_inference()
@@ -451,7 +451,7 @@ def test_one_input_has_a_label(make: Make) -> None:
 
 
 @pytest.mark.parametrize("x", [torch.zeros(0, 1), torch.tensor(1.0), "image.png"])
-def test_what_is_no_batch_is_refused(make: Make, x: Any) -> None:
+def test_inputs_without_a_batch_are_refused(make: Make, x: Any) -> None:
     with pytest.raises(anytime.AnytimeError):
         make()[0].predict(x)
 
@@ -488,7 +488,7 @@ def test_closing_interrupts_what_runs_and_what_waits(make: Make) -> None:
     assert engine.begun == [0, 1]
 
 
-def test_more_requests_than_threads_wait_their_turn(make: Make) -> None:
+def test_requests_beyond_the_number_of_threads_wait(make: Make) -> None:
     runner, engine, _ = make(waited=False, workers=2)
     tasks = [runner.submit(engine.rows) for _ in range(20)]
     assert all(task.result().exit == 5 for task in tasks)
@@ -510,7 +510,7 @@ def test_a_stage_that_was_given_up_does_not_hold_up_the_next_request(make: Make)
     clock.resume()
 
 
-def test_a_runner_that_nobody_closed_ends_its_threads(fakes: Any, logits: Tensor) -> None:
+def test_a_runner_that_was_not_closed_ends_its_threads(fakes: Any, logits: Tensor) -> None:
     engine = fakes.FakeEngine(logits)
     runner = Runner(engine, engine=engine)
     runner.predict(engine.rows, deadline=60)
@@ -525,7 +525,7 @@ def test_a_task_keeps_its_runner(fakes: Any, logits: Tensor) -> None:
     assert Runner(engine, engine=engine).submit(engine.rows).result().exit == 5
 
 
-def test_a_task_that_was_done_in_time_says_so_whenever_its_answer_is_fetched(make: Make) -> None:
+def test_deadline_met_does_not_depend_on_when_the_answer_is_fetched(make: Make) -> None:
     runner, engine, clock = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False)
     task = runner.submit(engine.rows, deadline=6.0)
     while not task.settled:
@@ -582,7 +582,7 @@ print(runner.predict(torch.zeros(1, 1), deadline=0.2).exit)
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_runners_that_overlap_leave_torchs_threads_to_each_other(fakes: Any, logits: Tensor, first: int) -> None:
+def test_the_last_of_overlapping_runners_restores_torchs_thread_count(fakes: Any, logits: Tensor, first: int) -> None:
     engine = fakes.FakeEngine(logits)
     torch.set_num_threads(2)
     try:
@@ -607,7 +607,7 @@ def test_a_regression_needs_no_rule() -> None:
         assert runner.predict(torch.zeros(2, 1)).lower.shape == (2,)
 
 
-def test_threads_of_torch_are_set_and_put_back(fakes: Any, logits: Tensor) -> None:
+def test_torchs_thread_count_is_set_and_restored(fakes: Any, logits: Tensor) -> None:
     engine = fakes.FakeEngine(logits)
     torch.set_num_threads(2)
     try:
@@ -637,17 +637,17 @@ def test_threads_of_torch_are_set_and_put_back(fakes: Any, logits: Tensor) -> No
         {"engine": 3},
         {"profile": 3},
         {"forecast": 3},
-        {"costs": (1.0, 2.0)},
-        {"costs": (5.0, 4.0, 3.0, 2.0, 1.0)},
+        {"macs": (1.0, 2.0)},
+        {"macs": (5.0, 4.0, 3.0, 2.0, 1.0)},
     ],
 )
-def test_nonsense_is_refused(fakes: Any, logits: Tensor, options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(fakes: Any, logits: Tensor, options: dict[str, Any]) -> None:
     engine = fakes.FakeEngine(logits)
     with pytest.raises(anytime.AnytimeError):
         Runner(engine, **{"engine": engine, **options})
 
 
-def test_something_without_exits_is_refused() -> None:
+def test_a_model_without_exits_is_refused() -> None:
     with pytest.raises(OptionError, match="attach"):
         Runner(torch.nn.Linear(2, 2))
     with pytest.raises(OptionError, match="attach"):
@@ -668,18 +668,30 @@ def test_engines_go_by_name_and_are_made_from_an_example_or_the_first_inputs(nam
     torch.testing.assert_close(answer.log_probs, offline, rtol=1e-4, atol=1e-4)
 
 
-def test_an_engine_that_nobody_knows_is_refused_at_once() -> None:
+def test_an_unknown_engine_is_refused_at_once() -> None:
     with pytest.raises(OptionError, match="eager"):
         Runner(MLP(MLPConfig(classes=4)), engine="steam")
 
 
-@pytest.mark.parametrize("cut_off", [True, False], ids=["in a thread", "in its caller"])
-def test_who_once_took_longer_to_be_told_than_there_is_time_is_not_refused_for_ever(make: Make, cut_off: bool) -> None:
+@pytest.mark.parametrize("preempt", [True, False], ids=["in a thread", "in its caller"])
+def test_one_slow_dispatch_does_not_refuse_all_later_requests(make: Make, preempt: bool) -> None:
     forecast = seeded(1.0, 1.0, 1.0, 1.0, 1.0)
     for _ in range(100):
-        forecast.note_handing("thread" if cut_off else "here", 12.0)
-    options = {"forecast": forecast, "on_too_short": "prior", "prior": torch.full((4,), 0.25), "cut_off": cut_off}
-    runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=cut_off, **options)
+        forecast.note_dispatch("thread" if preempt else "caller", 12.0)
+    options = {"forecast": forecast, "on_too_short": "prior", "prior": torch.full((4,), 0.25), "preempt": preempt}
+    runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=preempt, **options)
     exits = [runner.predict(engine.rows, deadline=9.0).exit for _ in range(2000)]
     assert exits[0] == 0
     assert exits[-1] == 5
+
+
+def test_the_repr_shows_the_engine_and_why_a_rule_is_not_run_as_graphs() -> None:
+    pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    model, x = MLP(MLPConfig(classes=5, exits=2)).eval(), torch.zeros(1, 2)
+    with Runner(model, anytime.Product(), "onnxruntime") as runner:
+        assert repr(runner).endswith("engine='onnxruntime': not built yet)")
+        runner.warm_up(x)
+        assert "rule evaluated by ONNX Runtime graphs, exits=2, engine='onnxruntime' (requested)" in repr(runner)
+    with Runner(model, anytime.Mixture(), "onnxruntime", example=x) as runner:
+        assert "rule evaluated by torch: Mixture(" in repr(runner)
+        assert "logaddexp" in repr(runner)

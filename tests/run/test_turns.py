@@ -1,4 +1,4 @@
-"""Many callers: whose stage is next, what is counted as a stage's time, and that nothing is lost."""
+"""Many callers: which stage is next, what counts as stage time, and that no request is lost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ import anytime
 from anytime.errors import DeadlineTooShort, StateError
 from anytime.models import MLP, MLPConfig
 from anytime.run import Budget, Forecast, Runner
-from anytime.run.pace import Pace
+from anytime.run.timing.pace import Pace
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 
 
 class Held:
-    """A clock's sleep that notes which stage runs, and waits for a word in one of them."""
+    """A clock's sleep that notes which stage runs, and waits for an event in one of them."""
 
     def __init__(self, clock: Any, engine: Any, *, at: int) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
@@ -44,7 +44,7 @@ class Held:
 
 
 @pytest.mark.parametrize("deadline", [None, 1000.0])
-def test_everybody_has_a_first_exit_before_anybody_has_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
+def test_every_request_gets_a_first_exit_before_any_gets_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -75,7 +75,7 @@ def test_the_earliest_deadline_is_first_among_equals(fakes: Any, logits: Tensor)
     assert ended == [100.0, 200.0, 300.0]
 
 
-def test_to_wait_for_others_is_not_counted_as_a_stages_time(fakes: Any, logits: Tensor) -> None:
+def test_waiting_for_others_does_not_count_as_stage_time(fakes: Any, logits: Tensor) -> None:
     clock, forecast = fakes.FakeClock(), Forecast()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     advance = clock.sleep
@@ -97,7 +97,7 @@ def test_to_wait_for_others_is_not_counted_as_a_stages_time(fakes: Any, logits: 
     assert [forecast.stage(exit, 6) for exit in range(5)] == [1.0] * 5
 
 
-def test_a_stage_that_ended_after_its_deadline_counts_as_nothing_done(fakes: Any, logits: Tensor) -> None:
+def test_a_stage_that_ended_after_its_deadline_counts_as_zero_throughput(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     forecast = Forecast()
@@ -111,7 +111,7 @@ def test_a_stage_that_ended_after_its_deadline_counts_as_nothing_done(fakes: Any
         assert task.done == 0.0
 
 
-def test_a_request_without_a_deadline_is_not_put_off_for_ever(fakes: Any, logits: Tensor) -> None:
+def test_a_request_without_a_deadline_is_not_starved(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -134,7 +134,7 @@ def test_a_request_in_its_callers_thread_takes_turns_with_the_others(fakes: Any,
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
     answers: list[Any] = []
-    with Runner(engine, engine=engine, clock=clock, workers=1, cut_off=False) as runner:
+    with Runner(engine, engine=engine, clock=clock, workers=1, preempt=False) as runner:
         task = runner.submit(engine.rows)
         assert held.reached.wait(20)
         asked = [
@@ -155,13 +155,13 @@ def test_a_request_in_its_callers_thread_takes_turns_with_the_others(fakes: Any,
         torch.testing.assert_close(answer.log_probs, anytime.Product()(logits).log_probs[-1], rtol=0, atol=0)
 
 
-def test_a_stage_that_takes_far_longer_than_others_keeps_nobody_waiting(fakes: Any, logits: Tensor) -> None:
+def test_a_very_long_stage_does_not_block_others(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
     with Runner(engine, engine=engine, clock=clock, workers=2) as runner:
         runner._executor.pace = Pace(1)
-        hangs = runner.submit(engine.rows)  # without a deadline: nobody ever gives it up
+        hangs = runner.submit(engine.rows)  # without a deadline it is never given up
         assert held.reached.wait(20)
         task = runner.submit(engine.rows)
         clock.time += 10.0  # fake seconds
@@ -235,7 +235,7 @@ class Simulation:
 
     def _take(self, caller: int, task: Any, notified: bool) -> None:
         if task.settled and not notified:
-            return  # the caller was told
+            return  # the caller was notified
         if not task.settled:
             task._notify = None
             task.expire()
@@ -246,7 +246,7 @@ class Simulation:
             self.refused[caller] += 1
             self.longest[caller] = max(self.longest[caller], self.refused[caller])
         else:
-            assert answer.elapsed < self.allowed + 1e-4  # to be woken takes 0.05 ms here
+            assert answer.elapsed < self.allowed + 1e-4  # a wake-up takes 0.05 ms here
             self.refused[caller] = 0
             self.exits.append(answer.exit)
         self._at(1e-4, lambda: self._ask(caller))
@@ -264,7 +264,7 @@ def in_time(fakes: Any, logits: Tensor, callers: int, *, seconds: list[float] = 
 
 @pytest.fixture(scope="module")
 def few(fakes: Any, logits: Tensor) -> int:
-    """The most answers in time with 1, 2 or 4 callers."""
+    """The most answers on time with 1, 2 or 4 callers."""
     return max(len(in_time(fakes, logits, count).exits) for count in (1, 2, 4))
 
 
@@ -283,7 +283,7 @@ def test_a_single_caller_has_all_exits(fakes: Any, logits: Tensor) -> None:
     assert len(alone.exits) > 0.9 * SIMULATED / sum(SECONDS)
 
 
-def test_times_of_a_crowd_that_has_gone_refuse_nobody_for_long(fakes: Any, logits: Tensor) -> None:
+def test_durations_measured_under_contention_are_soon_forgotten(fakes: Any, logits: Tensor) -> None:
     """All stages looked ten times as slow for a while: every caller has an answer again within a few deadlines."""
     simulation = Simulation(fakes, logits, SECONDS, callers=8, allowed=0.02)
     for exit, seconds in enumerate(SECONDS):
@@ -323,13 +323,13 @@ def interrupt_at(number: int, work: Callable[[], object]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a generator that is being collected
-@pytest.mark.parametrize("way", ["thread", "task", "here"])
-def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes: Any, logits: Tensor, way: str) -> None:
+@pytest.mark.parametrize("mode", ["thread", "task", "caller"])
+def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes: Any, logits: Tensor, mode: str) -> None:
     engine = fakes.FakeEngine(logits)
-    with Runner(engine, engine=engine, workers=1, cut_off=way != "here") as runner:
+    with Runner(engine, engine=engine, workers=1, preempt=mode != "caller") as runner:
 
         def ask() -> None:
-            (runner.submit(engine.rows, deadline=60).result() if way == "task" else runner.predict(engine.rows, deadline=60))
+            (runner.submit(engine.rows, deadline=60).result() if mode == "task" else runner.predict(engine.rows, deadline=60))
 
         ask()
         assert interrupt_at(0, ask)
@@ -343,7 +343,7 @@ def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes:
         assert not runner._executor._waiting
 
 
-def test_who_is_interrupted_while_it_drops_expired_requests_loses_none_of_them(fakes: Any, logits: Tensor) -> None:
+def test_an_interrupt_while_expired_requests_are_removed_loses_none(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -422,7 +422,7 @@ def test_a_task_of_the_other_process_is_settled_in_a_forked_one(fakes: Any, logi
         assert (running.result().exit, waiting.result().exit) == (5, 5)
 
 
-def test_expired_tasks_that_nobody_fetches_are_dropped_though_threads_hang(fakes: Any, logits: Tensor) -> None:
+def test_expired_tasks_are_removed_while_threads_hang(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)

@@ -19,7 +19,7 @@ from anytime.data.images import read_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
 from anytime.reading import is_file, open_file, parsing, read_file
-from anytime.run.exported import ExportedModel
+from anytime.run.export import ExportedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -27,9 +27,9 @@ from anytime.models.zoo import create
 from anytime.reading import is_file, json_from, parsing, read_file
 from anytime.reproduce.runs import is_published, read_run
 from anytime.run import engines
-from anytime.run.description import DTYPES, NAME, tensors_of
 from anytime.run.engines import Engine
-from anytime.run.exported import ExportedModel, load_exported
+from anytime.run.export import ExportedModel, load_exported
+from anytime.run.export.description import DTYPES, NAME, tensors_of
 from anytime.safe_text import printable
 
 DATA = "data.json"

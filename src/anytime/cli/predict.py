@@ -81,7 +81,7 @@ def predict(
     from anytime.errors import FewClassesWarning
     from anytime.models import measure_cost
     from anytime.run import Budget
-    from anytime.run.exported import ExportedModel
+    from anytime.run.export import ExportedModel
 
     budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else parse_rule(rule)
     check_count(top, "--top", fix="pass a whole number such as --top 3")
@@ -135,7 +135,7 @@ def answer_stream(
     from anytime.run import Runner, profile_model
 
     profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(len(x),), repeats=_RUNS)
-    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, costs=costs, threads=None) as runner:
+    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, macs=costs, threads=None) as runner:
         for _ in runner.stream(x):  # a rule is slow the first time, too
             pass
         return list(runner.stream(x, budget=budget)), runner.rule

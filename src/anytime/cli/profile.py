@@ -50,7 +50,7 @@ def profile(
     from anytime.cli import models
     from anytime.outputs import check_folder
     from anytime.run import profile_model
-    from anytime.run.exported import ExportedModel
+    from anytime.run.export import ExportedModel
 
     check_count(repeats, "--repeats", most=_MOST_REPEATS)
     sizes = counts(batch, "batch", example="1,8")
@@ -113,7 +113,7 @@ def document(found: Profile) -> dict[str, Any]:
         "machine": found.machine,
         "macs": found.macs,
         "seconds": {
-            str(batch): {name: found.seconds(batch, share=quantile) for name, quantile in quantiles.items()}
+            str(batch): {name: found.seconds(batch, quantile=quantile) for name, quantile in quantiles.items()}
             for batch in found.batch_sizes
         },
     }

@@ -1,4 +1,4 @@
-"""What a caller gets: a distribution (or an interval), how far the network got, and whether it was in time."""
+"""The result of a request: a distribution (or an interval), the exit that was reached, and whether it was on time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from anytime.combine import Interval, Prediction
 from anytime.errors import ShapeError, StateError
 
 Reason = Literal["finished", "deadline", "forecast", "exits", "macs", "interrupted", "policy"]
-"""Why a request stopped: all exits are done; time was up; the next stage would not have been done in time; the exits or the
-MACs of the budget are spent; somebody interrupted it; a policy wanted no more."""
+"""Why a request stopped: all exits were computed; the deadline passed; the next stage was not expected to end in time; the
+budget's exits or MACs are used up; it was interrupted; the policy stopped it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,15 +20,15 @@ class Answer:
     """The answer to a batch of inputs. Every tensor has the batch first.
 
     Attributes:
-        prediction: What the rule says: log-probabilities, or for regression an interval, and `fell_back`.
-        exit: How many exits were used: 1 after the first exit, 0 for the prior alone. Where a policy lets inputs stop, a
-            tensor with one number an input.
-        exits: How many there are.
+        prediction: The rule's output: log-probabilities, or for regression an interval, and `fell_back`.
+        exit: How many exits were used: 1 after the first exit, 0 for the prior alone. With a policy, a tensor with one number
+            per input.
+        exits: The number of exits of the model.
         elapsed: Seconds from the call to this answer.
-        deadline_met: Whether that was within the time allowed and the runner's `grace`; None where no time was given.
-        reason: Why it stopped there; None for an answer after which others may come.
-        cost: MACs (multiply-accumulates) for one input up to its exit, where they are known; with a policy, one per input.
-        prediction_set: Booleans `(batch, classes)`, where sets were calibrated.
+        deadline_met: Whether that was within the time budget plus the runner's `grace`; None without a time budget.
+        reason: Why it stopped there; None if further answers may follow.
+        macs: MACs (multiply-accumulates) per input up to its exit, if known; with a policy, one number per input.
+        prediction_set: Booleans `(batch, classes)`, if prediction sets were calibrated.
     """
 
     prediction: Prediction | Interval
@@ -37,60 +37,66 @@ class Answer:
     elapsed: float
     deadline_met: bool | None
     reason: Reason | None
-    cost: float | Tensor | None = None
+    macs: float | Tensor | None = None
     prediction_set: Tensor | None = None
 
     @property
     def log_probs(self) -> Tensor:
         """Log-probabilities, `(batch, classes)`; `-inf` for classes outside the support."""
-        return self._distribution().log_probs
+        return self._distribution.log_probs
 
     @property
     def probs(self) -> Tensor:
         """Probabilities, `(batch, classes)`."""
-        return self._distribution().probs
+        return self._distribution.probs
 
     @property
     def labels(self) -> Tensor:
-        """The most probable class of each input, `(batch,)`; the first of equals."""
-        return self._distribution().labels
+        """The most probable class of each input, `(batch,)`; the first one among equals."""
+        return self._distribution.labels
 
     @property
     def label(self) -> int:
-        """The most probable class of the one input there is."""
+        """The most probable class of a single input."""
         labels = self.labels
         if len(labels) != 1:
-            raise ShapeError(f"an answer to {len(labels)} inputs", expected="one input", fix="use labels")
+            raise ShapeError(f"label of an answer to {len(labels)} inputs", expected="one input", fix="use answer.labels")
         return int(labels)
 
     @property
     def confidence(self) -> Tensor:
-        """The probability of that class, `(batch,)`."""
-        return self._distribution().confidence
+        """The probability of the most probable class, `(batch,)`."""
+        return self._distribution.confidence
 
     @property
     def fell_back(self) -> Tensor:
-        """Where the rule had no evidence left and gave the current exit's own answer, `(batch,)`."""
+        """Where the rule collapsed and fell back to the current exit's own prediction, `(batch,)`."""
         return self.prediction.fell_back
 
     @property
     def lower(self) -> Tensor:
-        """The lower ends of the intervals of a regression, `(batch,)`."""
-        return self._interval().lower
+        """The lower bounds of regression intervals, `(batch,)`."""
+        return self._interval.lower
 
     @property
     def upper(self) -> Tensor:
-        """The upper ends of the intervals of a regression, `(batch,)`."""
-        return self._interval().upper
+        """The upper bounds of regression intervals, `(batch,)`."""
+        return self._interval.upper
 
+    @property
     def _distribution(self) -> Prediction:
         if isinstance(self.prediction, Prediction):
             return self.prediction
         raise StateError(
-            "a distribution over classes was asked for", expected="lower and upper: this is a regression", fix="use those"
+            "probabilities were requested of a regression", expected="a classification", fix="use answer.lower and answer.upper"
         )
 
+    @property
     def _interval(self) -> Interval:
         if isinstance(self.prediction, Interval):
             return self.prediction
-        raise StateError("an interval was asked for", expected="probs: this is a classification", fix="use Intersection()")
+        raise StateError(
+            "an interval was requested of a classification",
+            expected="a regression",
+            fix="use answer.probs, or a Runner with rule=Intersection() for a regression model",
+        )

@@ -1,4 +1,4 @@
-"""What the environment allows: time, multiply-accumulates, a number of exits, or until something happens.
+"""What the environment allows: time, multiply-accumulates, a number of exits, or an interrupt.
 
 A time is a duration. It becomes a deadline on the monotonic clock when a request begins, see `Budget.deadline`.
 """
@@ -19,7 +19,7 @@ from anytime.errors import OptionError
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-zµμ]*)\s*", re.IGNORECASE | re.ASCII)
 _LONGEST = 1e9
-"""Seconds, some thirty years: longer waits overflow the timers of some systems."""
+"""Seconds, about thirty years: longer waits overflow the timers of some systems."""
 
 Duration = str | float | timedelta
 """`"5ms"`, `"2s"`, `"300us"`, a timedelta, or seconds as a number."""
@@ -30,46 +30,50 @@ class Event(Protocol):
     """Anything like a `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Whether the event has occurred."""
         ...
 
 
 def seconds(value: Duration) -> float:
-    """A duration in seconds.
+    """Convert a duration to seconds.
 
     >>> seconds("5ms"), seconds(timedelta(seconds=2)), seconds(0.25)
     (0.005, 2.0, 0.25)
     """
-    if type(value) is float:  # as in most requests; the other questions cost them microseconds
+    if type(value) is float:  # the common case first: the other checks cost microseconds per request
         found = value
     elif isinstance(value, timedelta):
         found = value.total_seconds()
-    elif isinstance(value, str):
-        found = _read(value)
-    elif isinstance(value, Real) and not isinstance(value, bool):  # NumPy's numbers too
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)) and match[2].lower() in _UNITS:
+        found = float(match[1]) * _UNITS[match[2].lower()]
+    elif isinstance(value, Real) and not isinstance(value, bool):  # includes NumPy's numbers
         found = _as_float(value)
     else:
-        raise _no_duration(value)
-    if not 0 <= found <= _LONGEST:  # NaN is neither
         raise OptionError(
-            f"a duration of {value!r}",
-            expected="at least 0, and at most thirty years",
-            fix="for no deadline at all leave it out" if found > 0 else "give a positive duration, such as '5ms'",
+            f"{value!r} is not a valid duration",
+            expected=f"a number with a unit ({', '.join(unit for unit in _UNITS if unit.isascii())}), a timedelta, or seconds",
+            fix="write '5ms', '2s' or '300us'",
+        )
+    if not 0 <= found <= _LONGEST:  # false for NaN
+        raise OptionError(
+            f"the duration is {value!r}",
+            expected="at least 0 and at most thirty years",
+            fix="omit it for no deadline" if found > 0 else "pass a positive duration, such as '5ms'",
         )
     return found
 
 
 @dataclass(frozen=True, init=False)
 class Budget:
-    """Limits on one request; what is not given is not limited, and the first limit that is reached counts.
+    """Limits on one request. A limit that is not given does not apply; the first limit that is reached ends the request.
 
     Args:
         time: A duration from the call on: `"5ms"`, `"2s"`, `"300us"`, a timedelta, or seconds as a number.
-        macs: Multiply-accumulates for one input, as `anytime.models.measure_cost` counts them.
-        exits: How many exits at most.
-        until: An event, or a function that says whether it has happened. It is looked at between stages, so after it at most
-            the running stage completes.
-        flops: In place of `macs`: floating-point operations for one input, of which a multiply-accumulate is two.
+        macs: Multiply-accumulates per input, as counted by `anytime.models.measure_cost`.
+        exits: The largest number of exits.
+        until: An event, or a function that returns whether to stop. It is polled between stages, so at most the running
+            stage completes afterwards.
+        flops: Floating-point operations per input, in place of `macs`: twice the MACs.
 
     Example:
         >>> Budget(time="5ms") & Budget(time=0.002, exits=3)
@@ -93,7 +97,7 @@ class Budget:
         flops: float | None = None,
     ) -> None:
         if macs is not None and flops is not None:
-            raise OptionError("macs and flops were both given", expected="one of them", fix="give macs alone")
+            raise OptionError("both macs and flops are given", expected="one of them", fix="pass macs only: flops / 2")
         if flops is not None:
             macs = check_number(flops, "flops", above=0) / 2
         elif macs is not None:
@@ -104,12 +108,20 @@ class Budget:
             raise OptionError(
                 f"until is {until!r}",
                 expected="an event with is_set(), or a function without arguments",
-                fix="give a threading.Event",
+                fix="pass a threading.Event()",
             )
-        object.__setattr__(self, "time", None if time is None else seconds(time))
-        object.__setattr__(self, "macs", macs)
-        object.__setattr__(self, "exits", exits)
-        object.__setattr__(self, "until", until)
+        if flops is not None:
+            macs = check_number(flops, "flops", above=0) / 2
+        elif macs is not None:
+            macs = check_number(macs, "macs", above=0)
+        limits = {
+            "time": None if time is None else seconds(time),
+            "macs": macs,
+            "exits": None if exits is None else check_count(exits, "exits"),
+            "until": until,
+        }
+        for name, limit in limits.items():
+            object.__setattr__(self, name, limit)
 
     @property
     def flops(self) -> float | None:
@@ -120,19 +132,19 @@ class Budget:
         """Both limits at once."""
         if not isinstance(other, Budget):
             return NotImplemented
+        until = other.until if self.until is None else self.until
+        if other.until is not None and until is not other.until:
+            until = lambda: self.happened() or other.happened()  # noqa: E731
         return Budget(
-            _least(self.time, other.time),
-            _least(self.macs, other.macs),
-            _least(self.exits, other.exits),
-            _either(self.until, other.until),
+            _smaller(self.time, other.time), _smaller(self.macs, other.macs), _smaller(self.exits, other.exits), until
         )
 
     def deadline(self, began: float) -> float | None:
-        """When time is up on the clock that said `began`, or None without a time."""
+        """When the time is up on the clock that `began` was read from; None without a time."""
         return None if self.time is None else began + self.time
 
     def happened(self) -> bool:
-        """Whether what `until` waits for has happened."""
+        """Whether the event of `until` has occurred."""
         if self.until is None:
             return False
         return bool(self.until.is_set() if isinstance(self.until, Event) else self.until())
@@ -142,46 +154,24 @@ _UNLIMITED = Budget()
 
 
 def make_budget(budget: Any = None, deadline: Duration | None = None) -> Budget:
-    """One budget from the two ways to say it."""
+    """Combine a budget and a deadline."""
     if budget is not None and not isinstance(budget, Budget):
         raise OptionError(
             f"budget is {budget!r}",
             expected="an anytime.Budget",
-            fix="for a time alone say deadline='5ms', or Budget(time='5ms')",
+            fix="pass Budget(time='5ms'), or deadline='5ms' for a time alone",
         )
     if deadline is None:
         return budget or _UNLIMITED
     return Budget(time=deadline) if budget is None else budget & Budget(time=deadline)
 
 
+def _smaller(first: Any, second: Any) -> Any:
+    return min((limit for limit in (first, second) if limit is not None), default=None)
+
+
 def _as_float(value: Real) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number beyond all floats, and so beyond every limit
+    except OverflowError:  # an integer beyond the largest float, and so beyond every limit
         return math.nan
-
-
-def _read(text: str) -> float:
-    found = _DURATION.fullmatch(text)
-    if found is None or found[2].lower() not in _UNITS:
-        raise _no_duration(text)
-    return float(found[1]) * _UNITS[found[2].lower()]
-
-
-def _no_duration(value: object) -> OptionError:
-    return OptionError(
-        f"{value!r} is no duration",
-        expected=f"a number with a unit ({', '.join(unit for unit in _UNITS if unit.isascii())}), a timedelta, or seconds",
-        fix="write '5ms', '2s' or '300us'",
-    )
-
-
-def _least(first: Any, second: Any) -> Any:
-    return first if second is None else second if first is None else min(first, second)
-
-
-def _either(first: Any, second: Any) -> Any:
-    if first is None or second is None or first is second:
-        return first if second is None else second
-    both = Budget(until=first), Budget(until=second)
-    return lambda: any(each.happened() for each in both)

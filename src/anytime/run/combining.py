@@ -1,14 +1,14 @@
-"""Rules as the runner uses them: one stage at a time, or all stages so far at once when only the last answer is wanted.
+"""Rules as the runner uses them: one stage at a time, or all stages so far at once if only the last answer is needed.
 
-A step costs some ten calls of small tensor functions, so a request that will show nobody its answers on the way keeps the
-logits and combines them at the end.
+A step costs some ten calls of small tensor functions, so a request that returns no intermediate answers keeps the logits and
+combines them at the end.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,33 +25,21 @@ from anytime.fitted import Fitted
 _FLOATS = (torch.float32, torch.float64)
 
 
-class Combiner(Protocol):
-    """What the runner needs of a rule."""
-
-    def start(self, exits: int) -> Any:
-        """The state before the first exit."""
-        ...
-
-    def step(self, state: Any, logits: Tensor) -> tuple[Any, Prediction | Interval]:
-        """Take the logits of the next exit."""
-        ...
-
-    def after(self, logits: Sequence[Tensor], exits: int) -> Prediction | Interval:
-        """The answer after these of `exits` exits."""
-        ...
-
-
 class ByRule:
     """A rule over distributions.
 
     Args:
         rule: The rule.
-        probabilities: Whether the exits yield probabilities or log-probabilities; otherwise the first batch refuses them.
+        probabilities: Whether the exits yield probabilities or log-probabilities; otherwise these are refused.
+
+    Attributes:
+        why: What evaluates the rule, and why.
     """
 
     def __init__(self, rule: Rule[Any], *, probabilities: bool = False) -> None:
         self.rule, self.probabilities = rule, probabilities
         self.unchecked = not probabilities
+        self.why = "torch"
 
     def start(self, exits: int) -> State:
         """The state before the first exit."""
@@ -63,16 +51,16 @@ class ByRule:
         return self.rule.step(state, logits, probabilities=self.probabilities)
 
     def after(self, logits: Sequence[Tensor], exits: int) -> Prediction:
-        """The answer after these of `exits` exits: what stepping over them gives."""
+        """The answer after these of `exits` exits, equal to stepping over them."""
         try:
             given = torch.stack(tuple(logits))
         except RuntimeError as error:
             raise ShapeError(
-                f"the exits gave shapes {', '.join(str(tuple(now.shape)) for now in logits)}",
-                expected="the same classes at every exit, (batch, classes)",
-                fix="correct the model's exits",
+                f"the exits returned shapes {', '.join(str(tuple(now.shape)) for now in logits)}",
+                expected="the same shape (batch, classes) at every exit",
+                fix="give all classifiers of the model the same number of classes",
             ) from error
-        # What is finite has a finite sum; the whole check says what is wrong, and where.
+        # Finite logits have a finite sum; the full check reports what is wrong, and where.
         if given.dtype not in _FLOATS or given.ndim != 3 or not math.isfinite(given.sum()):
             given = check_logits(given)
         if self.unchecked:
@@ -82,23 +70,23 @@ class ByRule:
 
 
 class AsGiven:
-    """Stages with a rule inside, as `anytime.run.export` writes them: what they give is the answer already."""
+    """Stages with a rule inside, as `anytime.run.export` writes them: their output is the answer."""
 
     def start(self, exits: int) -> State:
         """The state before the first exit; the stages keep their own."""
         return State(exits)
 
     def step(self, state: Any, given: Any) -> tuple[State, Prediction]:
-        """Take what the next stage gave."""
+        """Take the output of the next stage."""
         return state, _check_given(given)
 
     def after(self, given: Sequence[Any], exits: int) -> Prediction:
-        """What the last of these stages gave."""
+        """The output of the last of these stages."""
         return _check_given(given[-1])
 
 
 class ByIntersection:
-    """Anytime regression: each exit gives a lower and an upper end, `(batch, 2)`."""
+    """Anytime regression: each exit returns a lower and an upper bound, `(batch, 2)`."""
 
     def __init__(self, rule: Intersection) -> None:
         self.rule = rule
@@ -108,12 +96,12 @@ class ByIntersection:
         return self.rule.start(exits)
 
     def step(self, state: Any, logits: Tensor) -> tuple[IntervalState, Interval]:
-        """Take the ends of the next exit, `(batch, 2)`."""
+        """Take the bounds of the next exit, `(batch, 2)`."""
         if logits.ndim != 2 or logits.shape[1] != 2:
             raise ShapeError(
-                f"an exit gave shape {tuple(logits.shape)}",
-                expected="(batch, 2): a lower and an upper end each",
-                fix="use a model for regression, such as anytime.models.IntervalMLP, or a rule for classes",
+                f"an exit returned shape {tuple(logits.shape)}",
+                expected="(batch, 2): a lower and an upper bound per input",
+                fix="use a regression model, such as anytime.models.IntervalMLP, or a rule for classes, such as Product()",
             )
         return self.rule.step(state, *logits.unbind(-1))
 
@@ -125,26 +113,30 @@ class ByIntersection:
         return interval
 
 
+Combiner = ByRule | AsGiven | ByIntersection
+"""The interface that the runner uses: `start`, `step` and `after`."""
+
+
 def _check_given(prediction: Prediction) -> Prediction:
-    if math.isfinite(prediction.log_probs.amax(-1).sum()):  # the largest of a distribution is never minus infinity
+    if math.isfinite(prediction.log_probs.amax(-1).sum()):  # the largest log-probability is never -inf
         return prediction
     row = int((~prediction.log_probs.amax(-1).isfinite()).nonzero()[0])
     raise InputError(
-        f"exported stages gave no distribution for row {row} (counted from 0)",
-        expected="finite inputs, and logits that stay so",
-        fix="look for NaN or infinity in that input",
+        f"exported stages returned no distribution for row {row} (counted from 0)",
+        expected="finite inputs and finite logits",
+        fix="remove NaN and infinity from that input; if there are none, its logits overflow: scale the input as in training",
     )
 
 
 def choose_rule(
     rule: Any, calibration: Any, classes: int | None = None
 ) -> tuple[Rule[Any] | Intersection, ConformalSets | None]:
-    """The rule to use and the sets to give, from what the caller said and what was fitted.
+    """The rule and the prediction sets to use, from the arguments and what was fitted.
 
     Args:
-        rule: A rule, its text, or None for what the calibration was fitted for, or else the default.
+        rule: A rule, its text, or None for the rule of the calibration, or else the default.
         calibration: None, or one or several fitted objects: temperatures, any fitted rule, `ConformalSets`.
-        classes: How many there are, where that is known.
+        classes: The number of classes, if known.
     """
     chosen = parse_rule(rule) if isinstance(rule, str) else rule
     sets: ConformalSets | None = None
@@ -167,7 +159,7 @@ def choose_rule(
         raise OptionError(
             f"rule is {chosen!r}",
             expected="a rule, such as anytime.Product(), or anytime.Intersection() for regression",
-            fix="write Product() with parentheses",
+            fix="pass an instance with parentheses, such as Product(), or a text such as 'product'",
         )
     return chosen, sets
 
@@ -177,6 +169,6 @@ def _same(chosen: Any, fitted: Rule[Any]) -> Rule[Any]:
         raise OptionError(
             f"the rule is {chosen!r}",
             expected=f"{fitted!r}, for which the calibration was fitted",
-            fix="leave rule out, or fit the calibration for this rule",
+            fix="omit rule, or fit the calibration for this rule",
         )
     return fitted

@@ -1,28 +1,19 @@
-"""What a forked process needs anew: a lock that another thread held at the fork is never released there.
+"""Locks in forked processes: a lock that another thread held at the fork is never released there.
 
-Every object of `run` that owns a lock or threads registers itself here. A child renews all of them before anything else.
+Every object of `run` that owns a lock or threads registers itself here, and a child process renews all of them first.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import Any
+
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Renewable(Protocol):
-    """An object with locks, threads, or both."""
-
-    def renew(self) -> None:
-        """Called in a forked process: make new locks. Other threads may have left any change half done."""
-        ...
-
-
-_owners: weakref.WeakSet[Renewable] = weakref.WeakSet()
-
-
-def renew_in_children(owner: Renewable) -> None:
-    """Have `owner.renew()` called in every process that is forked while it exists."""
+def renew_in_children(owner: Any) -> None:
+    """Call `owner.renew()`, which makes new locks, in every process that is forked while `owner` exists."""
     _owners.add(owner)
 
 

@@ -1,8 +1,8 @@
-"""One request on its way: its stages are run by one thread at a time, its best answer so far is there for any other.
+"""One request: its stages are run by one thread at a time, and its best answer so far is available to any other thread.
 
-After each stage the thread that ran it appends to a list, and nothing that was appended ever changes; that is all there is
-between the threads. Whoever settles the task first (the thread at the end, the caller at its deadline, anybody who
-interrupts) decides how many of these stages the answer is from.
+After each stage the thread that ran it appends to a list, and nothing in the list ever changes; threads share nothing else. The
+first to settle the task (the thread at the end, the caller at its deadline, an interrupt) decides how many of these stages the
+answer uses.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from anytime.models.modes import Modes
 from anytime.policy import Policy, RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.clock import Clock, Gate
 from anytime.run.combining import Combiner
 from anytime.run.engines.base import Engine, Stages
 from anytime.run.executor import Executor
-from anytime.run.forecast import Forecast, Outlook
+from anytime.run.timing.clock import Clock
+from anytime.run.timing.forecast import Forecast, Outlook
 
 _PATIENCE = 0.01
 _STAGES = 4
-"""Another's stage is waited for as long as so many of one's own are expected to take, and at least these seconds."""
+"""A request waits for another one's stage as long as so many of its own are expected to take, at least these seconds."""
 _HOLD = 0.01
 _TIMELESS = Outlook(0.0, (0.0,))
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What all requests of a runner share. `begin` is the engine's, or gives logits in the form the combiner likes best."""
+    """What all requests of a runner share. `begin` is the engine's, or one whose logits are in the combiner's format."""
 
     engine: Engine
     begin: Callable[[Tensor], Stages]
@@ -48,13 +48,13 @@ class Setup:
     clock: Clock
     policy: Policy | None = None
     sets: ConformalSets | None = None
-    draws: torch.Generator | None = None
+    generator: torch.Generator | None = None
     prior: Tensor | None = None
     grace: float = 0.0
 
 
 class _Outcome(NamedTuple):
-    """What an answer is made from."""
+    """How a task was settled."""
 
     used: int
     at: float
@@ -65,8 +65,8 @@ class _Outcome(NamedTuple):
 class Task:
     """A request; made by `Runner.submit`.
 
-    It has no lock: whoever settles it first puts its outcome into a dictionary, in one step, and everybody who waits has a
-    gate of its own. So neither a fork nor an exception out of a signal handler can leave it locked.
+    It has no lock: the first to settle it puts the outcome into a dictionary, in one step, and every waiter has a gate of its
+    own. Neither a fork nor an exception in a signal handler can therefore leave it locked.
     """
 
     def __init__(
@@ -78,35 +78,36 @@ class Task:
         executor: Executor,
         began: float,
         limit: int,
-        costs: tuple[float, ...] | None,
-        way: str = "thread",
+        macs: tuple[float, ...] | None,
+        mode: str = "thread",
         notify: Callable[[], None] | None = None,
         owner: object = None,
     ) -> None:
         self._setup, self._executor, self.budget, self._began = setup, executor, budget, began
         self.deadline = budget.deadline(began)
-        self._limit, self._costs, self._way, self._notify = limit, costs, way, notify
-        self._owner = owner  # a runner that nobody else holds lives as long as its task
+        self._limit, self._macs, self._mode, self._notify = limit, macs, mode, notify
+        self._owner = owner  # keeps a runner without other references alive until its task ends
         self._x: Tensor | None = x
         self._batch = len(x)
         self._seen: list[Tensor] = []
         self._rows: list[Stopped] = []
         self._stages: Generator[None, None, None] | None = None
-        self._interrupted = self._begun = self._ran = False
+        self._interrupted = self._started = self._ran = False
         self._refused = executor.caller.refused
         self._reason: Reason | None = None
         self._outcome: dict[None, _Outcome] = {}
-        self._gates: list[Gate] = []
+        self._gates: list[threading.Lock] = []
         self._error: BaseException | None = None
         self.ended = self.picked = began
-        self.waited = self.at_work = False
-        self.more = True
+        self.waited = False  # whether it had to wait for its next stage; that time is not measured
+        self.at_work = False  # whether a stage runs in the caller's own thread
+        self.more = True  # whether there is another stage
         self.modes: Modes
-        self.turn: threading.Lock | None = None
+        self.turn: threading.Lock | None = None  # if a single stage is requested: released after it, and when settled
         self._uniform = self._draw()
         self._outlook = self._look(self._batch)
 
-    # For everybody, from any thread.
+    # Public, from any thread.
 
     def current(self) -> Answer | None:
         """The best answer so far; None before the first exit."""
@@ -117,9 +118,9 @@ class Task:
         return self._answer(used, self._reason) if settled is None else self._answer(used, settled.reason, at=settled.at)
 
     def interrupt(self) -> None:
-        """Take what there is: no further stage is begun. Where there is nothing yet, `result` waits for the running stage."""
+        """Start no further stage and settle for the exits so far; without any, `result` waits for the running stage."""
         self._interrupted = True
-        if self._used() or not self._begun:
+        if self._used() or not self._started:
             self._settle("interrupted")
         self._executor.withdraw(self)
 
@@ -127,16 +128,16 @@ class Task:
         """The answer at the end, at the task's deadline, or after an interrupt, whichever comes first.
 
         Args:
-            timeout: Seconds to wait at most; a TimeoutError after that. The task goes on.
+            timeout: Seconds to wait at most before a TimeoutError; the task continues.
         """
         settled = self._outcome.get(None)
-        if settled is not None:  # its time is when it was there, not when somebody came for it
+        if settled is not None:  # its time is when it was settled, not when it is fetched
             return self.collect(at=settled.at)
         left = None if self.deadline is None else self.seconds_left()
         shorter = timeout is not None and (left is None or timeout < left)
         if not self._wait(timeout if shorter else left):
             if shorter:
-                raise TimeoutError(f"no answer within {timeout} s; the task goes on")
+                raise TimeoutError(f"no answer within {timeout} s; the task continues")
             self.expire()
         return self.collect()
 
@@ -144,49 +145,49 @@ class Task:
 
     @property
     def settled(self) -> bool:
-        """Whether it is decided what the answer is from."""
+        """Whether it is decided which exits the answer uses."""
         return bool(self._outcome)
 
     def seconds_left(self) -> float:
-        """Until the caller should take what there is: the deadline less the time it takes to wake up."""
+        """Until the caller takes the best answer so far: the deadline less the dispatch time."""
         assert self.deadline is not None
-        return self._bounded(self.deadline - self._outlook.waking - self._setup.clock.now())
+        return self._bounded(self.deadline - self._outlook.dispatch - self._setup.clock.now())
 
     def expected(self) -> float:
-        """Seconds until the first exit's answer is expected to be in the caller's hands."""
+        """Seconds until the first exit's answer is expected to be delivered."""
         return self._outlook.needed[0]
 
     def fits(self) -> bool:
-        """Whether the first exit can be had in time, or should be tried."""
+        """Whether the first exit is expected in time, or should be tried."""
         if self.deadline is None or self.expected() <= self.budget.time:
             return True
         setup, left = self._setup, self.budget.time
-        if left > 0 and self._is_one_of_many(left):
-            self._outlook = self._outlook.of_a_crowd(left)
+        if left > 0 and self._contends(left):
+            self._outlook = self._outlook.under_contention(left)
             return True
-        if left <= 0 or not setup.forecast.decline(0, self._batch, self._way, left=left, now=setup.clock.now()):
+        if left <= 0 or not setup.forecast.decline(0, self._batch, self._mode, left=left, now=setup.clock.now()):
             return False
-        self._outlook = self._outlook.of_a_try(left)
+        self._outlook = self._outlook.for_trial(left)
         return True
 
-    def _is_one_of_many(self, left: float) -> bool:
-        """Whether it is to be tried, as others compete for the same turns.
+    def _contends(self, left: float) -> bool:
+        """Whether to try because other requests compete for the same threads.
 
-        Times that were measured in a crowd are long for everybody. Who refuses all for them has nobody left to learn from that
-        they are shorter again: so everybody waits for a turn whose first exit ever was so quick, and where nobody is at work,
-        as all others were refused, it is tried.
+        Durations measured under contention are long for every request. Refusing all of them would leave none to show that the
+        durations are short again: so a request waits for its turn if the shortest first exit would fit, and is tried if
+        nothing is running because all others were refused.
         """
         at_work = self._executor.at_work()
-        if at_work and self._way != "here":
-            return self._outlook.quick[0] + self._outlook.at_best <= left
+        if at_work and self._mode != "caller":
+            return self._outlook.shortest[0] + self._outlook.shortest_dispatch <= left
         return not at_work and self._executor.refused_another(self._setup.clock.now() - left)
 
     def refuse(self, *, hold: bool = False) -> None:
-        """Settle for nothing, as the first exit is not expected in time.
+        """Settle without an answer, since the first exit is not expected in time.
 
         Args:
-            hold: Whether to do so after half of the time only, or 10 ms. Who asks again and again takes Python's lock from
-                the stages of others, which then look as slow as the refusal said they are.
+            hold: Whether to do so only after half of the time, or 10 ms: callers that retry in a loop take Python's lock from
+                the stages of others, which then are as slow as the forecast says.
         """
         self._executor.note_refusal(self._setup.clock.now())
         if hold:
@@ -194,16 +195,16 @@ class Task:
         self._settle("forecast")
 
     def wait(self) -> Answer:
-        """The answer, no later than the deadline; how long the caller took to wake up is learnt for later ones."""
+        """The answer, no later than the deadline; the dispatch time is recorded."""
         clock, left = self._setup.clock, self.seconds_left()
-        woken = clock.now() + left
+        wake_up = clock.now() + left
         if self._wait(left):
             return self.collect(since=self.ended)
         self.expire()
-        return self.collect(since=woken)
+        return self.collect(since=wake_up)
 
-    def run_here(self) -> Answer:
-        """The answer, by stages in the caller's own thread as long as nobody else waits for a turn."""
+    def run_in_caller(self) -> Answer:
+        """The answer, by stages in the caller's own thread as long as no other request waits."""
         if not self.settled:
             while self._executor.turn(self):
                 pass
@@ -211,13 +212,13 @@ class Task:
         return self.collect(since=None if self.deadline is None else self.ended)
 
     def expire(self) -> None:
-        """Time is up: the answer is what there is now."""
+        """The deadline has passed: settle for the exits so far."""
         self._settle("deadline")
-        self._interrupted = True  # not before: the thread would give that as the reason
+        self._interrupted = True  # not before: the thread would report that as the reason
         self._executor.withdraw(self)
 
     def answers(self) -> Iterator[Answer]:
-        """Run the stages as `run_here`, an answer after each."""
+        """Run the stages as `run_in_caller`, and yield an answer after each."""
         try:
             while not self.settled and self.more:
                 before = self._used()
@@ -232,10 +233,10 @@ class Task:
             self.drop()
         if not self._used():
             self._settle("interrupted")
-            yield self._nothing()
+            yield self._without_exit()
 
     def finish(self) -> None:
-        """Tell who waits; the thread is free for other work."""
+        """Notify the waiters; the thread is free for other work."""
         self._x = None
         self._settle("interrupted")
 
@@ -243,8 +244,8 @@ class Task:
         """The answer of a settled task.
 
         Args:
-            since: When the answer could have been made at the earliest, to learn how long it took to be in the caller's hands.
-            at: When it was there, if that was before now.
+            since: When the answer was available, to record the dispatch time.
+            at: When it was delivered, if before now.
         """
         settled = self._outcome[None]
         if settled.failure is not None:
@@ -252,18 +253,18 @@ class Task:
         caller = self._executor.caller
         caller.refused = 0 if settled.used else caller.refused + 1
         if not settled.used:
-            return self._nothing()
+            return self._without_exit()
         answer = self._answer(settled.used, settled.reason, at=at)
         if since is not None:
-            self._setup.forecast.note_handing(self._way, self._began + answer.elapsed - since)
+            self._setup.forecast.note_dispatch(self._mode, self._began + answer.elapsed - since)
         return answer
 
     # For the executor.
 
     def rank(self, now: float) -> tuple[float, ...]:
-        """Whose turn it is, the least first: the fewest exits, then who was refused most, then the earliest deadline.
+        """The sort key for the next turn, smallest first: fewest exits, then most refusals, then earliest deadline.
 
-        A first stage that is not likely to end in time comes after all others: it would be at their cost.
+        A first stage that is not likely to end in time comes last: it would delay the others.
         """
         exits = len(self._seen) or len(self._rows)
         if self.deadline is None:
@@ -272,29 +273,29 @@ class Task:
 
     @property
     def patience(self) -> float:
-        """For how many seconds it is worth waiting for another's running stage."""
+        """How many seconds to wait for another request's running stage."""
         needed = self._outlook.needed
         return max(_PATIENCE, _STAGES * needed[min(self._used(), len(needed) - 1)])
 
     @property
     def done(self) -> float | None:
-        """The seconds that the last stage takes at best, if that is known; 0 if it ended after the deadline, for nobody."""
-        quick, last = self._outlook.quick, len(self._seen) or len(self._rows)
-        if not (self._ran and 0 < last <= len(quick)):
+        """The seconds that the last stage takes at best, if known; 0 if it ended after the deadline."""
+        shortest, last = self._outlook.shortest, len(self._seen) or len(self._rows)
+        if not (self._ran and 0 < last <= len(shortest)):
             return None
-        return quick[last - 1] if self.deadline is None or self.ended <= self.deadline else 0.0
+        return shortest[last - 1] if self.deadline is None or self.ended <= self.deadline else 0.0
 
     def holds(self, now: float, patience: float) -> bool:
         """Whether its running stage is worth waiting for.
 
-        It is so when its request was given up, too: it needs the processor all the same, and one more beside it would make both
+        This includes requests that were given up: they still use the processor, and another stage beside them would make both
         so slow that they are given up as well.
         """
         return now - max(self.picked, self.ended) <= patience
 
     def step(self) -> bool:
-        """Run the next stage, in whichever thread; whether there is another to run."""
-        self._begun, self._ran = True, False
+        """Run the next stage, in any thread; whether there is another one."""
+        self._started, self._ran = True, False
         try:
             if self._stages is None:
                 self._stages = self._run_stages()
@@ -302,28 +303,28 @@ class Task:
             self._ran, self.more = True, self._reason is None
         except StopIteration:
             self.more = False
-        except BaseException as error:  # it comes out where the caller waits
+        except BaseException as error:  # raised where the caller waits
             self._error, self.more = error, False
         if not self.more:
             self.drop()
         return self.more
 
     def drop(self) -> None:
-        """Let go of everything that stages hold."""
+        """Release the memory of the stages."""
         stages, self._x = self._stages, None
         if stages is not None:
-            with suppress(ValueError):  # one is running: its thread lets go afterwards
+            with suppress(ValueError):  # a stage is running: its thread releases them afterwards
                 stages.close()
 
     def orphan(self) -> None:
-        """Settle for what there is in a forked process, in which no thread will go on with it."""
-        self._interrupted, self._notify = True, None  # the event loop is the other process's
+        """Settle for the exits so far in a forked process, in which no thread continues it."""
+        self._interrupted, self._notify = True, None  # the event loop belongs to the parent process
         self.finish()
 
     # The stages.
 
     def _run_stages(self) -> Generator[None, None, None]:
-        """Run a stage and publish what it gave, each time it is asked to."""
+        """Run one stage per iteration and publish its result."""
         setup, x, limit = self._setup, self._x, self._limit
         if x is None:  # dropped before it began
             return
@@ -331,8 +332,8 @@ class Task:
         exits, batch, now = setup.engine.num_exits, self._batch, clock.now()
         rows = None if policy is None else RunningBatch(policy, batch, exits)
         state = None if rows is None else setup.combiner.start(exits)
-        # To be woken is part of the first stage, to wait for a turn is not.
-        before = now if self.waited or self._way == "stream" else self._began
+        # The wake-up is part of the first stage, waiting for a turn is not.
+        before = now if self.waited or self._mode == "stream" else self._began
         if self._stopped(0, batch, now):
             return
         self.waited = False
@@ -359,15 +360,15 @@ class Task:
                     self._outlook = self._look(batch)
                 yield
                 before = now
-                if self.waited or self._way == "stream":  # a reader takes its time between exits
+                if self.waited or self._mode == "stream":  # the time between exits is the reader's
                     self.waited = False
                     self.ended = before = clock.now()
         finally:
-            setup.forecast.note_all(times)  # all at once: between stages every microsecond is the caller's
+            setup.forecast.note_all(times)  # all at once: between stages every microsecond counts
             stages.close()
 
     def _take(self, exit: int, logits: Tensor, state: Any, rows: RunningBatch) -> tuple[Any, Tensor | None]:
-        """One step under a policy: the rule's new state and the rows to go on with, if not all."""
+        """One step under a policy: the rule's new state and the rows to continue with, if not all."""
         setup = self._setup
         state, prediction = setup.combiner.step(state, logits)
         assert isinstance(prediction, Prediction)
@@ -381,28 +382,28 @@ class Task:
         return state if keep is None else state.select(keep), keep
 
     def _stopped(self, exit: int, batch: int, now: float) -> bool:
-        """Whether the next stage is not to be begun; the reason is noted."""
+        """Whether to stop before the next stage; records the reason."""
         if self._interrupted or (self.budget.until is not None and self.budget.happened()):
             self._reason = "interrupted"
             return True
         if self.deadline is None:
             return False
         left, outlook = self.deadline - now, self._outlook
-        if left <= outlook.waking:
+        if left <= outlook.dispatch:
             self._reason = "deadline"
         elif exit == 0:
-            # Its times count from the call on, and its forecast was looked at there, unless it had to wait since.
+            # Its time counts from the call, where its forecast was checked, unless it had to wait since.
             if self.waited and left < outlook.least:
                 self._reason = "forecast"
-        elif outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._way, left=left):
+        elif outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._mode, left=left):
             self._reason = "forecast"
         return self._reason is not None
 
     def _look(self, batch: int) -> Outlook:
-        """What to expect with so many inputs; nothing where time does not count."""
+        """What to expect for a batch size; nothing without a deadline."""
         if self.deadline is None:
             return _TIMELESS
-        return self._setup.forecast.outlook(self._limit, batch, self._way, self._setup.grace)
+        return self._setup.forecast.outlook(self._limit, batch, self._mode, self._setup.grace)
 
     def _limited(self) -> Reason:
         if self._limit == self._setup.engine.num_exits:
@@ -410,21 +411,21 @@ class Task:
         return "exits" if self._limit == self.budget.exits else "macs"
 
     def _settle(self, reason: Reason) -> None:
-        """Fix what the answer is from, once, and let everybody go who waits for it."""
+        """Decide once which exits the answer uses, and release all waiters."""
         used = max(len(self._seen), len(self._rows))
-        # What fails later, in a stage that was given up, is nobody's concern.
+        # Errors of a stage that was given up are ignored.
         outcome = _Outcome(used, self._setup.clock.now(), self._reason or reason, self._error)
         first = self._outcome.setdefault(None, outcome) is outcome
         self.more = False
         for gate in (*self._gates, self.turn):
-            with suppress(RuntimeError):  # it is open
+            with suppress(RuntimeError):  # released already
                 if gate is not None:
                     gate.release()
         if first and self._notify is not None:
             self._notify()
 
     def _wait(self, seconds: float | None) -> bool:
-        """Wait until it is settled, at most so long; whether it is."""
+        """Wait until the task is settled, at most so long; whether it is."""
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)
@@ -440,7 +441,7 @@ class Task:
         return max(len(self._seen), len(self._rows)) if settled is None else settled.used
 
     def _bounded(self, left: float) -> float:
-        """Never negative and never longer than the whole budget, whatever the clock does."""
+        """Not negative and not longer than the whole budget, even if the clock jumps."""
         return min(max(left, 0.0), self.budget.time) if self.budget.time is not None else max(left, 0.0)
 
     def _answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
@@ -456,18 +457,18 @@ class Task:
     def _make(self, used: int, prediction: Any, members: Tensor | None, now: float, reason: Reason | None) -> Answer:
         elapsed = max(now - self._began, 0.0)
         exit: int | Tensor = self._rows[used - 1].exit.clone() if self._rows and used else used
-        cost: float | Tensor | None = None
-        if self._costs is not None:
-            paid = (0.0, *self._costs)
-            cost = paid[exit] if isinstance(exit, int) else torch.tensor(paid, dtype=torch.float64)[exit]
+        macs: float | Tensor | None = None
+        if self._macs is not None:
+            paid = (0.0, *self._macs)
+            macs = paid[exit] if isinstance(exit, int) else torch.tensor(paid, dtype=torch.float64)[exit]
         met = None if self.budget.time is None else elapsed <= self.budget.time + self._setup.grace
-        return Answer(prediction, exit, self._setup.engine.num_exits, elapsed, met, reason, cost, members)
+        return Answer(prediction, exit, self._setup.engine.num_exits, elapsed, met, reason, macs, members)
 
     def _draw(self) -> Tensor | None:
         sets = self._setup.sets
         if sets is None or not sets.randomised:
             return None
-        return torch.rand(self._batch, 1 if sets.shared else sets.exits, generator=self._setup.draws)
+        return torch.rand(self._batch, 1 if sets.shared else sets.exits, generator=self._setup.generator)
 
     def _sets(self, used: int, prediction: Any) -> Tensor | None:
         sets = self._setup.sets
@@ -482,16 +483,16 @@ class Task:
             members[rows] = sets.set_at(exit + 1, log_probs[rows], draw)
         return members
 
-    def _nothing(self) -> Answer:
-        """What there is to say where not even the first exit was reached."""
+    def _without_exit(self) -> Answer:
+        """The prior, or an error, if not even the first exit was reached."""
         if self._setup.prior is not None:
             return self._from_prior()
         if self._why() in ("deadline", "forecast"):
             raise self._too_short()
         raise StateError(
-            "the request was interrupted before its first stage",
-            expected="an interrupt after the first exit, for an answer",
-            fix="look at task.current() first, or ask for the prior with on_too_short='prior'",
+            "the request was interrupted before its first exit",
+            expected="an interrupt after the first exit",
+            fix="interrupt once task.current() returns an answer, or make the Runner with on_too_short='prior'",
         )
 
     def _from_prior(self) -> Answer:
@@ -506,29 +507,29 @@ class Task:
         return self._reason if settled is None else settled.reason
 
     def _too_short(self) -> DeadlineTooShort:
-        # A first stage that was begun and did not end took longer than was foreseen: at least as long as there was.
+        # A first stage that was started and did not end took at least the whole budget.
         expected = max(self.expected(), self.budget.time)
-        foreseen = f"at least {1e3 * expected:.3g} ms, which the first exit is expected to take"
+        forecast = f"at least {1e3 * expected:.3g} ms, the forecast for the first exit"
         return DeadlineTooShort(
             f"a deadline of {1e3 * self.budget.time:.3g} ms for {self._batch} input{'s' if self._batch > 1 else ''}",
-            expected=foreseen if expected > self.budget.time else "more time: the first exit was not there by then",
-            fix="allow more time, take fewer inputs at once or a smaller network, or ask for the prior: on_too_short='prior'",
+            expected=forecast if expected > self.budget.time else "more time: the first exit was not reached by then",
+            fix="allow more time, use smaller batches or a smaller network, or make the Runner with on_too_short='prior'",
             forecast=expected,
             budget=self.budget.time,
         )
 
 
-def limit_exits(budget: Budget, exits: int, costs: tuple[float, ...] | None) -> int:
-    """How many exits the budget allows, time aside."""
+def limit_exits(budget: Budget, exits: int, macs: tuple[float, ...] | None) -> int:
+    """How many exits the budget allows, apart from time."""
     limit = exits if budget.exits is None else min(budget.exits, exits)
     if budget.macs is None:
         return limit
-    assert costs is not None  # the runner has measured them
-    affordable = sum(cost <= budget.macs for cost in costs)
+    assert macs is not None  # the runner has measured them
+    affordable = sum(each <= budget.macs for each in macs)
     if affordable == 0:
         raise OptionError(
             f"a budget of {budget.macs:g} MACs",
-            expected=f"at least {costs[0]:g}, what the first exit costs",
-            fix="allow more, or use a smaller network",
+            expected=f"at least {macs[0]:g}, the MACs of the first exit",
+            fix=f"allow Budget(macs={macs[0]:g}) or more, or use a smaller network",
         )
     return min(limit, affordable)

@@ -1,4 +1,4 @@
-"""Every network of the library in small, with batch norms that do something, and a stand-in for CUDA graphs."""
+"""Every network of the library in small, with random batch norm statistics, and a replacement for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from anytime.models import (
     attach_cascade,
     attach_exits,
 )
-from anytime.run.engines.cuda import Recorded, Step
+from anytime.run.engines.cuda import CudaGraphs, Recorded, Step
 
 SHAPE: dict[str, Any] = {"classes": 4, "exits": 3, "base": 1, "step": 1, "channels": 4, "growth": 4}
 SMALL_DVIT = DViTConfig(
@@ -83,15 +83,12 @@ ZOO: dict[str, tuple[Callable[[], MultiExit], Tensor]] = {
     ),
     "cascade": (lambda: attach_cascade(_resnet(), ["stem", "blocks.0"], example=_images(), classes=4), _images()),
     "resnet": (lambda: ResNet(ResNetConfig(classes=4, depth=8, width=4, at=(0.3, 0.6))), _images()),
+    "dvit-performers": (lambda: DViT(DVIT), _images(side=16)),
 }
 
 
-# Export by torch.export takes too long for these.
-LONG_ZOO: dict[str, tuple[Callable[[], MultiExit], Tensor]] = {"dvit-performers": (lambda: DViT(DVIT), _images(side=16))}
-
-
 def settled(model: MultiExit) -> MultiExit:
-    """The model in eval mode, with batch norms as after a training."""
+    """The model in eval mode, with batch norms as after training."""
     generator = torch.Generator().manual_seed(2)
     for part in model.modules():
         if isinstance(part, _BatchNorm):
@@ -102,14 +99,6 @@ def settled(model: MultiExit) -> MultiExit:
             part.weight.data.uniform_(0.5, 2, generator=generator)
             part.bias.data.normal_(0, 0.3, generator=generator)
     return model.eval().requires_grad_(False)
-
-
-@pytest.fixture(params=[*ZOO, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_ZOO)])
-def network(request: pytest.FixtureRequest) -> tuple[MultiExit, Tensor]:
-    """Each network of the library, and an example."""
-    make, x = (ZOO | LONG_ZOO)[request.param]
-    torch.manual_seed(0)
-    return settled(make()), x
 
 
 @pytest.fixture
@@ -125,25 +114,24 @@ def make_network() -> Callable[[str], tuple[MultiExit, Tensor]]:
 
 @pytest.fixture
 def settle() -> Callable[[MultiExit], MultiExit]:
-    """What puts a model into the state that it has after a training."""
+    """Puts a model into the state that it has after training."""
     return settled
 
 
-class OnCPU:
-    """Records like CUDA graphs do: replays on the same memory, and forgets where it is not told to keep."""
-
-    device = torch.device("cpu")
+class OnCPU(CudaGraphs):
+    """Records like CUDA graphs: replays read and write the same memory."""
 
     def __init__(self) -> None:
+        self.device = torch.device("cpu")
         self.replays = 0
-        self.times: dict[tuple[int, str], float] = {}  # by batch size and way
+        self.times: dict[tuple[int, str], float] = {}  # by batch size and variant
 
-    def record(self, steps: Sequence[Step], given: Carry) -> list[Recorded]:
+    def record(self, steps: Sequence[Step], carry: Carry) -> list[Recorded]:
         recorded = []
         for step in steps:
-            left, logits = step(given)
-            recorded.append(Recorded(left, logits, self._again(step, given, (*left, logits))))
-            given = left
+            left, logits = step(carry)
+            recorded.append(Recorded(left, logits, self._again(step, carry, (*left, logits))))
+            carry = left
         return recorded
 
     def _again(self, step: Step, given: Carry, places: Carry) -> Callable[[], None]:
@@ -157,7 +145,7 @@ class OnCPU:
         return replay
 
     def mark(self, device: torch.device) -> None:
-        raise AssertionError("there is nothing to wait for where inputs lie on the CPU")
+        raise AssertionError("inputs on the CPU need no event")
 
     def queue(self, after: None = None) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -171,7 +159,7 @@ class OnCPU:
     def seconds(self, work: Callable[[], None]) -> float:
         work()
         lane: Any = work.__self__  # type: ignore[attr-defined]
-        return self.times.get((lane.size, lane.way.name), 1.0)
+        return self.times.get((lane.size, lane.variant.name), 1.0)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_an_engine_is_made_by_its_name(name: str, make_network: Any) -> None:
         pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     model, x = make_network("mlp")
     engine: Any = make_engine(model, name, example=x)
-    assert (engine.name, engine.num_exits, engine.why) == (name, 3, "asked for")
+    assert (engine.name, engine.num_exits, engine.why) == (name, 3, "requested")
 
 
 def test_auto_says_what_it_measured(make_network: Any) -> None:
@@ -51,9 +51,9 @@ def test_auto_is_eager_without_an_example_or_without_stages(make_network: Any) -
     model, x = make_network("mlp")
     first: Any = make_engine(model)
     second: Any = make_engine(OnlyExits(), example=x)
-    assert (first.name, first.why) == ("eager", "there is no example to measure on")
+    assert (first.name, first.why) == ("eager", "no example to measure on")
     assert (second.name, second.why) == ("eager", "the model cannot be run stage by stage")
-    with pytest.raises(OptionError, match="'folded' was asked for a OnlyExits"):
+    with pytest.raises(OptionError, match="'folded' was requested for a OnlyExits"):
         make_engine(OnlyExits(), "folded", example=x)
 
 
@@ -61,14 +61,14 @@ def test_wrong_calls_are_named(make_network: Any) -> None:
     model, x = make_network("mlp")
     with pytest.raises(OptionError, match="engine is 'tensorrt'"):
         make_engine(model, "tensorrt", example=x)
-    with pytest.raises(OptionError, match="asked for without an example"):
+    with pytest.raises(OptionError, match="requested without an example"):
         make_engine(model, "folded")
     for threads in (0, True, 1.5):
         with pytest.raises(OptionError, match="threads is"):
             make_engine(model, threads=threads)  # type: ignore[arg-type]
 
 
-def test_threads_are_set_where_asked_for(make_network: Any) -> None:
+def test_threads_are_set_unless_none(make_network: Any) -> None:
     model, _ = make_network("mlp")
     before = torch.get_num_threads()
     try:
@@ -92,5 +92,5 @@ def test_an_engine_that_gives_other_logits_is_refused() -> None:
             self.calls = self.calls + 1
             return (), carry[0] + self.calls
 
-    with pytest.raises(CheckError, match="away from the model's"):
+    with pytest.raises(CheckError, match="differ from the model's"):
         make_engine(Moody(), "folded", example=torch.zeros(1, 2))

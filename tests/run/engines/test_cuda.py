@@ -10,7 +10,7 @@ import torch
 
 from anytime.errors import DeviceError, OptionError, ShapeError
 from anytime.run.engines.cuda import CudaGraphsEngine
-from anytime.run.engines.folding import apart
+from anytime.run.engines.folding import difference
 
 
 def test_batches_between_sizes_are_padded_and_larger_ones_run_without_a_graph(make_network: Any, recorder: Any) -> None:
@@ -20,7 +20,7 @@ def test_batches_between_sizes_are_padded_and_larger_ones_run_without_a_graph(ma
         recorder.replays = 0
         batch = torch.randn(rows, 2)
         run = engine.begin(batch)
-        assert apart([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
+        assert difference([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
         assert recorder.replays == replays
 
 
@@ -33,23 +33,23 @@ def test_a_large_batch_moves_into_a_graph_when_enough_rows_have_left(make_networ
     run.advance()
     assert recorder.replays == 0
     run.keep(torch.tensor([3, 1]))
-    assert apart([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
+    assert difference([run.advance(), run.advance()], [logits[[3, 1]] for logits in wanted[1:]]) < 1e-5
     assert recorder.replays == 2
 
 
-def test_each_size_runs_in_the_way_that_was_quickest(make_network: Any, recorder: Any) -> None:
+def test_each_size_runs_in_the_fastest_variant(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
     recorder.times = {(1, "fused"): 2e-3, (1, "packed"): 1e-3, (4, "fused"): 2e-3, (4, "packed"): 3e-3}
     engine = CudaGraphsEngine(model, x, sizes=(4, 1), recorder=recorder)
-    assert engine.why == "asked for; all exits for a batch of 1: packed 1 ms, fused 2 ms; of 4: fused 2 ms, packed 3 ms"
-    assert [lane.way.name for lane in engine._lanes] == ["packed", "fused"]
+    assert engine.why == "requested; all exits for a batch of 1: packed 1 ms, fused 2 ms; of 4: fused 2 ms, packed 3 ms"
+    assert [lane.variant.name for lane in engine._lanes] == ["packed", "fused"]
     for rows in (1, 2, 4, 7):
         batch = torch.randn(rows, 3, 32, 32)
         run = engine.begin(batch)
-        assert apart([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
+        assert difference([run.advance() for _ in range(3)], list(model.exits(batch))) < 1e-5
 
 
-def test_a_run_stays_in_the_way_that_it_began_in(make_network: Any, recorder: Any) -> None:
+def test_a_run_stays_in_its_variant(make_network: Any, recorder: Any) -> None:
     model, x = make_network("msdnet")
     recorder.times = {(4, "fused"): 0.5}
     engine = CudaGraphsEngine(model, x, sizes=(1, 4), recorder=recorder)
@@ -57,10 +57,10 @@ def test_a_run_stays_in_the_way_that_it_began_in(make_network: Any, recorder: An
         batch = torch.randn(rows, 3, 32, 32)
         wanted = list(model.exits(batch))
         run = engine.begin(batch)
-        assert apart([run.advance()], wanted[:1]) < 1e-5
+        assert difference([run.advance()], wanted[:1]) < 1e-5
         run.keep(torch.tensor([2]))  # one row would be packed, had it come alone
         recorder.replays = 0
-        assert apart([run.advance(), run.advance()], [logits[[2]] for logits in wanted[1:]]) < 1e-5
+        assert difference([run.advance(), run.advance()], [logits[[2]] for logits in wanted[1:]]) < 1e-5
         assert recorder.replays == 2
         assert engine._lanes[1].owner is run
 
@@ -104,7 +104,7 @@ def test_threads_take_turns(make_network: Any, recorder: Any) -> None:
         for number in range(30):
             batch = torch.randn(1 + number % 2, 2, generator=torch.Generator().manual_seed(100 * seed + number))
             run = engine.begin(batch)
-            share = apart([run.advance() for _ in range(3)], list(model.exits(batch)))
+            share = difference([run.advance() for _ in range(3)], list(model.exits(batch)))
             if share > 1e-4:
                 wrong.append(share)
 
@@ -119,7 +119,7 @@ def test_threads_take_turns(make_network: Any, recorder: Any) -> None:
 def test_wrong_options_are_named(make_network: Any, recorder: Any) -> None:
     model, x = make_network("mlp")
     for sizes in ((), (0,), (1.5,)):
-        with pytest.raises(OptionError, match="sizes are"):
+        with pytest.raises(OptionError, match="sizes is"):
             CudaGraphsEngine(model, x, sizes=sizes, recorder=recorder)
     with pytest.raises(OptionError, match="precision is 'int8'"):
         CudaGraphsEngine(model, x, precision="int8", recorder=recorder)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_without_a_gpu_it_says_so(make_network: Any) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "float16", "bfloat16"])
-@pytest.mark.parametrize("options", [{}, {"pack": True}, {"pack": False}, {"pack": False, "parallel": False, "fuse": False}])
+@pytest.mark.parametrize("options", [{}, {"pack": True}, {"pack": False}])
 def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, options: dict[str, bool]) -> None:
     model, x = make_network("msdnet")
     engine = CudaGraphsEngine(model, x, sizes=(1, 4), precision=precision, **options)  # type: ignore[arg-type]
@@ -144,4 +144,4 @@ def test_graphs_on_a_gpu_give_the_logits(make_network: Any, precision: Any, opti
         runs = [engine.begin(batch), engine.begin(batch)]
         for exit in range(3):
             for run in runs:
-                assert apart([run.advance()], [wanted[exit]]) <= engine.TOLERANCE
+                assert difference([run.advance()], [wanted[exit]]) <= engine.TOLERANCE

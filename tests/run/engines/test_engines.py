@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from anytime.models import MultiExit
 from anytime.run.engines.cuda import CudaGraphsEngine
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folded import FoldedEngine
+from anytime.run.engines.folding import FoldedEngine
 from anytime.run.engines.onnx import OnnxRuntimeEngine
 from anytime.testing import check_engine
-
-Network = tuple[MultiExit, Tensor]
 
 
 def eager(model: MultiExit, x: Tensor, recorder: Any) -> EagerEngine:
@@ -36,22 +34,34 @@ def cuda_graphs(model: MultiExit, x: Tensor, recorder: Any) -> CudaGraphsEngine:
     return CudaGraphsEngine(model, x, sizes=(1, 2, 4), recorder=recorder)
 
 
-EVERY = pytest.mark.parametrize("make", [eager, folded, onnxruntime, cuda_graphs])
+ENGINES = (eager, folded, onnxruntime, cuda_graphs)
+EVERY = pytest.mark.parametrize("make", ENGINES)
 
 
 def inputs(like: Tensor, rows: int) -> Tensor:
     return torch.randn(rows, *like.shape[1:], generator=torch.Generator().manual_seed(rows))
 
 
-@EVERY
-def test_every_engine_passes_the_battery(make: Callable[..., Any], network: Network, recorder: Any) -> None:
-    model, x = network
+NETWORKS = ("msdnet", "msdnet-min", "imta", "mlp", "intervals", "ensemble", "cascade", "resnet")
+SLOW = ("dvit", "averaged", "attached", "dvit-performers")  # torch.export takes long for these
+
+
+def pairs() -> list[Any]:
+    slow = [
+        pytest.param(name, make, marks=pytest.mark.long if make is onnxruntime else ()) for name in SLOW for make in ENGINES
+    ]
+    return [*((name, make) for name in NETWORKS for make in ENGINES), *slow]
+
+
+@pytest.mark.parametrize(("name", "make"), pairs())
+def test_every_engine_passes_the_battery(name: str, make: Callable[..., Any], make_network: Any, recorder: Any) -> None:
+    model, x = make_network(name)
     engine = make(model, x, recorder)
     check_engine(engine, model, inputs(x, 7), tolerance=engine.TOLERANCE or 1e-6)
 
 
 class Doubling(MultiExit):
-    """A model that gives exits alone, and the same memory each time."""
+    """A model that only has a generator, and reuses the memory of its logits."""
 
     num_exits = 3
 
@@ -73,7 +83,7 @@ class Doubling(MultiExit):
 
 
 def test_a_model_that_is_not_staged_runs_by_its_generator() -> None:
-    model = Doubling()
+    model = Doubling().eval()
     run = EagerEngine(model).begin(torch.ones(3, 2))
     assert model.computed == 0
     first = run.advance()
@@ -86,13 +96,11 @@ def test_a_model_that_is_not_staged_runs_by_its_generator() -> None:
     assert model.closed
 
 
-def test_the_eager_engine_puts_the_model_into_eval_mode_and_the_others_leave_it(make_network: Any, recorder: Any) -> None:
-    for make in (folded, onnxruntime, cuda_graphs):
+def test_no_engine_changes_the_model(make_network: Any, recorder: Any) -> None:
+    for make in ENGINES:
         model, x = make_network("msdnet")
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         model.train()
         make(model, x, recorder)
         assert all(part.training for part in model.modules())
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    EagerEngine(model)
-    assert not any(part.training for part in model.modules())

@@ -1,4 +1,4 @@
-"""Folding takes out the batch norms it can, and no others."""
+"""Folding removes exactly the batch norms that it can."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anytime.errors import OptionError
 from anytime.models import Carry, MultiExit
-from anytime.run.engines.folding import ConvReLU, apart, folded_copy, logits_of_stages, rounded_factors
+from anytime.run.engines.folding import ConvReLU, allow_tf32, difference, folded_copy, logits_of_stages
 
 
 def norms(model: nn.Module) -> int:
@@ -36,27 +36,7 @@ def test_relus_become_part_of_convolutions(make_network: Any) -> None:
     kinds = [type(part) for part in copy.modules()]
     assert kinds.count(ConvReLU) == kinds.count(nn.Conv2d) > 0
     assert nn.ReLU not in kinds
-    assert apart(logits_of_stages(copy, x), list(model.exits(x))) < 1e-5
-
-
-def test_convolutions_that_read_the_same_become_one(make_network: Any) -> None:
-    model, x = make_network("msdnet")
-    copy: Any = folded_copy(model, x, merged=True)
-    siblings = [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
-    assert siblings
-    for batch in (x, x.flip(0), x[:1]):
-        assert apart(logits_of_stages(copy, batch), list(model.exits(batch))) < 1e-5
-    assert all(part.read is None and not part.left for part in siblings)  # nothing is held on to
-    # A stage alone, on a copy of some rows, as an engine may run it.
-    carry, _ = model.stage(0, (x,))
-    some = tuple(tensor[1:].clone() for tensor in carry)
-    torch.testing.assert_close(copy.stage(1, some)[1], model.stage(1, some)[1], rtol=1e-4, atol=1e-5)
-
-
-def test_convolutions_of_different_stages_stay_apart(make_network: Any) -> None:
-    model, x = make_network("cascade")  # a head and the next block read the same maps with the same form
-    copy: Any = folded_copy(model, x, merged=True)
-    assert not [part for part in copy.modules() if type(part).__name__ == "_Siblings"]
+    assert difference(logits_of_stages(copy, x), list(model.exits(x))) < 1e-5
 
 
 class OneStage(MultiExit):
@@ -83,7 +63,7 @@ class Twice(nn.Module):
 
 
 class WrittenOver(nn.Module):
-    """What the batch norm reads is no longer what the layer gave, though it lies in the same place."""
+    """The layer's output is overwritten in place before the batch norm reads it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,17 +90,17 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
 
 
 def test_nan_is_far_from_everything() -> None:
-    assert apart([torch.tensor([[float("nan")]])], [torch.zeros(1, 1)]) == float("inf")
-    assert apart([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75
+    assert difference([torch.tensor([[float("nan")]])], [torch.zeros(1, 1)]) == float("inf")
+    assert difference([torch.ones(1, 1)], [torch.full((1, 1), 4.0)]) == 0.75
 
 
-def test_factors_are_rounded_inside_as_asked_and_outside_as_before() -> None:
+def test_tf32_is_set_inside_and_restored_outside() -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
     for tf32 in (False, True):
-        with rounded_factors(tf32):
+        with allow_tf32(tf32):
             assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == (tf32, tf32, True)
         assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before
-    with pytest.raises(ValueError, match="inside"), rounded_factors(True):
+    with pytest.raises(ValueError, match="inside"), allow_tf32(True):
         raise ValueError("inside")
     assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before

@@ -1,6 +1,6 @@
-"""Engines: the same model on different machinery, stage by stage.
+"""Engines: the same model on different backends, stage by stage.
 
-`make_engine` makes one by name or chooses the quickest. Each engine is a module of its own, which loads what it needs late.
+`make_engine` makes one by name or chooses the fastest. Each engine is a module of its own, which imports its backend late.
 """
 
 from anytime.run.engines.base import Engine, Stages

@@ -1,4 +1,4 @@
-"""What an engine is: a model made ready to be run stage by stage on some machinery."""
+"""The interface of engines: a model prepared to run stage by stage on some backend."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 
 class Stages(Protocol):
-    """One input, or batch of inputs, on its way through the stages. Used by one thread at a time."""
+    """One batch of inputs on its way through the stages. Used by one thread at a time."""
 
     def advance(self) -> Tensor:
-        """Run the next stage; its logits, `(batch, classes)`, float32, on the CPU, without gradients. They stay as they are."""
+        """Run the next stage; its logits, `(batch, classes)`, float32, on the CPU, without gradients, never overwritten."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch only, in this order."""
+        """Continue with these rows of the batch only, in this order."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; stages that were not asked for are never run."""
+        """Release all memory; the remaining stages are never run."""
         ...
 
 
@@ -28,12 +28,12 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Which machinery it is, such as `eager` or `onnxruntime`."""
+        """The backend, such as `eager` or `onnxruntime`."""
         ...
 
     @property
     def num_exits(self) -> int:
-        """How many exits there are."""
+        """The number of exits."""
         ...
 
     def begin(self, x: Tensor) -> Stages:

@@ -1,10 +1,9 @@
-"""Which engine to use: by name, or the quickest by a short measurement."""
+"""Engines by name, or the fastest one by a short measurement."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,28 +15,27 @@ from anytime.models.base import ExitModel, is_staged
 from anytime.models.modes import without_autocast
 from anytime.run.engines.base import Engine
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folding import apart, rounded_factors
+from anytime.run.engines.folding import FoldedEngine, allow_tf32, difference
 from anytime.run.engines.running import check_inputs, device_of
 
 ENGINES = ("eager", "folded", "onnxruntime", "cuda-graphs")
 _ROUNDS, _SECONDS = 9, 0.3
 
 
-@without_autocast()  # engines give the model's logits in float32; autocast around a request is for `eager` and `folded`
+@without_autocast()  # engines return the model's logits in float32; autocast around a request applies to `eager` and `folded`
 def make_engine(model: ExitModel, name: str = "auto", *, example: Tensor | None = None, threads: int | None = 1) -> Engine:
-    """Make a model ready to be run stage by stage.
+    """Prepare a model to run stage by stage.
 
-    Every engine gives the model's logits within its `TOLERANCE`; this is checked on the example.
+    Every engine returns the model's logits within its `TOLERANCE`; this is checked on the example.
 
     Args:
-        model: Any model with exits. Engines other than `eager` need one that is staged (`anytime.models.is_staged`).
-        name: One of `ENGINES`, or `auto`: the one that is quickest on the example here and now.
-        example: Inputs like those to come, batch first. Only `eager` does without; `auto` is `eager` then.
-        threads: How many threads work on one stage; a setting of the whole process where torch does the work. None leaves
-            torch's setting alone.
+        model: Any model with exits. Engines other than `eager` need a staged one (`anytime.models.is_staged`).
+        name: One of `ENGINES`, or `auto` for the fastest one on the example.
+        example: Typical inputs, batch first. Only `eager` works without; `auto` is then `eager`.
+        threads: Threads per stage. For torch engines this sets `torch.set_num_threads` for the whole process; None leaves it.
 
     Returns:
-        The engine. Its `why` says why it is this one.
+        The engine. Its `why` explains the choice.
 
     Example:
         >>> from anytime.models import MLP, MLPConfig
@@ -46,37 +44,33 @@ def make_engine(model: ExitModel, name: str = "auto", *, example: Tensor | None 
         ('folded', 5)
     """
     if name not in (*ENGINES, "auto"):
-        raise OptionError(f"engine is {name!r}", expected=f"one of {', '.join((*ENGINES, 'auto'))}", fix="'auto' measures")
-    if threads is not None:
-        _set_threads(threads)
+        names = ", ".join((*ENGINES, "auto"))
+        raise OptionError(f"engine is {name!r}", expected=f"one of {names}", fix="use 'auto' for the fastest one")
+    if threads is not None and torch.get_num_threads() != check_threads(threads):
+        torch.set_num_threads(threads)
     if name == "auto":
-        return _quickest(model, example, threads)
+        return _fastest(model, example, threads)
     return _make(model, name, example, threads)
 
 
-def _quickest(model: ExitModel, example: Tensor | None, threads: int | None) -> Engine:
+def _fastest(model: ExitModel, example: Tensor | None, threads: int | None) -> Engine:
     eager = EagerEngine(model)
     if example is None or not is_staged(model):
-        eager.why = "there is no example to measure on" if is_staged(model) else "the model cannot be run stage by stage"
+        eager.why = "no example to measure on" if is_staged(model) else "the model cannot be run stage by stage"
         return eager
-    candidates: dict[str, Engine] = {"eager": eager}
+    candidates: dict[str, Any] = {"eager": eager}
     left_out = []
-    for name in _fitting(model):
+    for name in ("folded", "cuda-graphs" if device_of(model).type == "cuda" else "onnxruntime"):
         try:
             candidates[name] = _make(model, name, example, threads)
         except AnytimeError as error:
             left_out.append(f"{name} is left out: {error.got}")
     times = _measure(candidates, example)
     order = sorted(times, key=times.__getitem__)
-    chosen = candidates[order[0]]
+    chosen: Engine = candidates[order[0]]
     measured = ", ".join(f"{name} {1e3 * times[name]:.3g} ms" for name in order)
-    chosen.why = "; ".join([f"all exits for a batch of {len(example)}: {measured}", *left_out])  # type: ignore[attr-defined]
+    candidates[order[0]].why = "; ".join([f"all exits for a batch of {len(example)}: {measured}", *left_out])
     return chosen
-
-
-def _fitting(model: object) -> tuple[str, ...]:
-    """What may be quicker than eager where a model lies."""
-    return ("folded", "cuda-graphs") if device_of(model).type == "cuda" else ("folded", "onnxruntime")
 
 
 def _make(model: ExitModel, name: str, example: Tensor | None, threads: int | None) -> Engine:
@@ -84,45 +78,37 @@ def _make(model: ExitModel, name: str, example: Tensor | None, threads: int | No
         return EagerEngine(model)
     if not is_staged(model):
         raise OptionError(
-            f"the engine {name!r} was asked for a {type(model).__name__} that cannot be run stage by stage",
+            f"the engine {name!r} was requested for a {type(model).__name__} that cannot be run stage by stage",
             expected="a model with stage(exit, carry), see anytime.models.is_staged",
-            fix="use engine='eager', or attach the exits with method='trace', which says what is in the way",
+            fix="use engine='eager', or attach the exits with method='trace', which reports the obstacle",
         )
     if example is None:
         raise OptionError(
-            f"the engine {name!r} was asked for without an example",
-            expected="inputs to make it ready with",
-            fix="pass example=x",
+            f"the engine {name!r} was requested without an example", expected="typical inputs", fix="pass example=x"
         )
-    engine: Any = _MAKERS[name](model, check_inputs(example), threads)
-    _check_agrees(engine, EagerEngine(model), example)
-    made: Engine = engine
-    return made
+    engine = _build(model, name, check_inputs(example), threads)
+    with allow_tf32(False):  # torch's default on a GPU rounds more than the tolerance
+        ratio = difference(run_all(engine, example), run_all(EagerEngine(model), example))
+    if ratio > engine.TOLERANCE:
+        raise CheckError(
+            f"logits of the engine {name!r} differ from the model's by {ratio:.2g} of the largest logit of an exit",
+            expected=f"at most {engine.TOLERANCE:g}",
+            fix="use engine='eager'; models whose stages are random or keep state cannot be run by another",
+        )
+    found: Engine = engine
+    return found
 
 
-def _folded(model: Any, example: Tensor, threads: int | None) -> Any:
-    from anytime.run.engines.folded import FoldedEngine
+def _build(model: Any, name: str, example: Tensor, threads: int | None) -> Any:
+    if name == "folded":
+        return FoldedEngine(model, example)
+    if name == "onnxruntime":
+        from anytime.run.engines.onnx import OnnxRuntimeEngine
 
-    return FoldedEngine(model, example)
-
-
-def _onnxruntime(model: Any, example: Tensor, threads: int | None) -> Any:
-    from anytime.run.engines.onnx import OnnxRuntimeEngine
-
-    return OnnxRuntimeEngine(model, example, threads=threads or torch.get_num_threads())
-
-
-def _cuda_graphs(model: Any, example: Tensor, threads: int | None) -> Any:
+        return OnnxRuntimeEngine(model, example, threads=threads or torch.get_num_threads())
     from anytime.run.engines.cuda import SIZES, CudaGraphsEngine
 
     return CudaGraphsEngine(model, example, sizes=(*SIZES, len(example)))
-
-
-_MAKERS: dict[str, Callable[[Any, Tensor, int | None], Any]] = {
-    "folded": _folded,
-    "onnxruntime": _onnxruntime,
-    "cuda-graphs": _cuda_graphs,
-}
 
 
 def run_all(engine: Engine, x: Tensor) -> list[Tensor]:
@@ -134,33 +120,16 @@ def run_all(engine: Engine, x: Tensor) -> list[Tensor]:
         run.close()
 
 
-def _check_agrees(engine: Any, eager: Engine, example: Tensor) -> None:
-    with rounded_factors(False):  # by default torch rounds more on a GPU than engines may differ
-        share = apart(run_all(engine, example), run_all(eager, example))
-    if share > engine.TOLERANCE:
-        raise CheckError(
-            f"the engine {engine.name!r} gives logits {share:.2g} times the largest of their exit away from the model's",
-            expected=f"at most {engine.TOLERANCE:g}",
-            fix="use engine='eager'; a model whose stages draw lots or keep a state cannot be run by another",
-        )
-
-
 def _measure(engines: dict[str, Engine], example: Tensor) -> dict[str, float]:
-    """The median seconds of each for all exits; they take turns, so that a busy moment meets them all."""
+    """The median seconds of each engine for all exits; they take turns, so that other load affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     end = time.perf_counter() + _SECONDS * len(engines)
     for turn in range(_ROUNDS + 1):
         for name, engine in engines.items():
             begin = time.perf_counter()
             run_all(engine, example)
-            if turn:  # the first warms up
+            if turn:  # the first is a warm-up
                 times[name].append(time.perf_counter() - begin)
         if turn >= 2 and time.perf_counter() > end:
             break
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _set_threads(threads: int) -> None:
-    check_threads(threads)
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)

@@ -1,10 +1,10 @@
-"""The CUDA graphs engine: each stage is one graph, captured once a batch size, on a copy with folded batch norms.
+"""The CUDA graphs engine: each stage is one graph per batch size, captured on a copy with folded batch norms.
 
 At small batches a GPU waits for the host to launch kernels. A graph is launched as a whole and reads and writes fixed memory;
-copying its logits to pinned memory is part of it. Which way to run the stages is the quickest depends on the batch size: where
-there are two, each size is captured in both, and the quicker one is kept. Batches between the captured sizes are padded to the
-next one; larger ones, and inputs of another form than the example's, run without a graph. The fixed memory of a size belongs
-to one run at a time: one that another pushes out takes a copy of what it carries along, so that any number may be open.
+it includes the copy of its logits to pinned memory. Where a model has two variants (`packed` and `fused`), each batch size is
+captured in both and the faster one is kept. Batches between the captured sizes are padded to the next one; larger ones, and
+inputs of a shape other than the example's, run without a graph. The fixed memory of a size belongs to one run at a time: a run
+that another one evicts takes a copy of its carry along, so that any number may be open.
 """
 
 from __future__ import annotations
@@ -15,123 +15,95 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import RLock
-from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import check_choice, check_counts
-from anytime.errors import DeviceError
+from anytime.checks import check_count
+from anytime.errors import DeviceError, OptionError
 from anytime.models.base import Carry, StagedModel
 from anytime.models.branches import run_paths_side_by_side
 from anytime.models.modes import without_autocast
-from anytime.run.engines.folding import apart, folded_copy, logits_of_stages, rounded_factors
+from anytime.run.engines.folding import allow_tf32, difference, folded_copy, logits_of_stages
 from anytime.run.engines.packed import PackedMSDNet, Run, can_be_packed, run_with_torch
 from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
 from anytime.run.forks import renew_in_children
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
 TOLERANCES: dict[Precision, float] = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 5e-2}
-"""How far logits may lie from the model's in float32, relative to the largest of an exit."""
+"""How far logits may differ from the model's in float32, relative to the largest logit of an exit."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-_ROWS = 8  # of the example, at most, that ways are compared on
-_ROUNDS = 11  # in which ways are timed
+_ROWS = 8  # of the example, at most, to compare variants on
+_ROUNDS = 11  # to time variants
 _DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Step = Callable[[Carry], tuple[Carry, Tensor]]
-"""A stage: what it leaves and its logits, from what it is given."""
+"""A stage: from its carry to the next carry and its logits."""
 
 
 class Recorded(NamedTuple):
-    """A stage that was recorded: the memory of what it leaves, its logits on the CPU, and what puts new ones there."""
+    """A recorded stage: the memory of its carry, its logits on the CPU, and the function that overwrites both."""
 
     left: Carry
     logits: Tensor
     replay: Callable[[], None]
 
 
-class Recorder(Protocol):
-    """What records stages, to run them again and again on the same memory."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the work is done."""
-        ...
-
-    def record(self, steps: Sequence[Step], given: Carry) -> list[Recorded]:
-        """Record stages, of which each is given what the one before leaves; the first always reads the memory of `given`."""
-        ...
-
-    def mark(self, device: torch.device) -> Any:
-        """A moment: what the caller has asked a device for comes before it."""
-        ...
-
-    def queue(self, after: Any = None) -> AbstractContextManager[Any]:
-        """What is asked for inside is done in order with what is replayed inside, and after a moment, if one is given."""
-        ...
-
-    def exact(self) -> AbstractContextManager[Any]:
-        """Inside, numbers are as precise as those of what is recorded."""
-        ...
-
-    def wait(self) -> None:
-        """Until all that was asked for is done."""
-        ...
-
-    def seconds(self, work: Callable[[], None]) -> float:
-        """How long work takes."""
-        ...
-
-
 class CudaGraphs:
-    """Records with CUDA graphs, on a stream of its own.
+    """Records stages as CUDA graphs, on a stream of its own; tests replace it by one that works on the CPU.
 
     Args:
-        device: Which GPU.
+        device: The GPU.
         tf32: Whether factors may be rounded to ten bits.
     """
 
     def __init__(self, device: torch.device, *, tf32: bool) -> None:
         self.device, self._tf32 = device, tf32
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def record(self, steps: Sequence[Step], given: Carry) -> list[Recorded]:
-        # Graphs that share a pool may use the same memory for what they do not keep: they are replayed in this order only.
+    def record(self, steps: Sequence[Step], carry: Carry) -> list[Recorded]:
+        """Record stages, each on the carry of the one before; the first always reads the memory of `carry`."""
+        # Graphs of one pool may share memory for temporary results: they are replayed in this order only.
         pool = torch.cuda.graph_pool_handle()
         recorded: list[Recorded] = []
         with self.exact(), self.queue(self.mark(self.device)):
             for step in steps:
-                # Libraries choose their kernels and take their memory, which they cannot while a graph is captured.
-                shape = [step(given)[1].shape for _ in range(3)][-1]
+                # Libraries choose kernels and allocate memory, which is not possible during a capture.
+                shape = [step(carry)[1].shape for _ in range(3)][-1]
                 host = torch.empty(shape, pin_memory=True)
                 self.wait()
                 graph = torch.cuda.CUDAGraph()
                 # Other threads may use the GPU meanwhile.
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-                    left, logits = step(given)
+                    left, logits = step(carry)
                     host.copy_(logits.float().contiguous(), non_blocking=True)
                 graph.replay()  # a capture computes nothing, and the next stage reads these results
                 recorded.append(Recorded(left, host, graph.replay))
-                given = left
+                carry = left
             self.wait()
         return recorded
 
-    def mark(self, device: torch.device) -> torch.cuda.Event:
-        event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
-        return event
+    def mark(self, device: torch.device) -> Any:
+        """An event after everything the caller has queued on a device."""
+        return torch.cuda.current_stream(device).record_event()
 
-    def queue(self, after: torch.cuda.Event | None = None) -> AbstractContextManager[Any]:
+    def queue(self, after: Any = None) -> AbstractContextManager[Any]:
+        """Work queued inside runs in order with replays, and after an event, if given."""
         if after is not None:
             self._stream.wait_event(after)
         return torch.cuda.stream(self._stream)
 
     def exact(self) -> AbstractContextManager[None]:
-        return rounded_factors(self._tf32)
+        """Inside, arithmetic has the precision of the recorded stages."""
+        return allow_tf32(self._tf32)
 
     def wait(self) -> None:
+        """Wait for all queued work."""
         self._stream.synchronize()
 
     def seconds(self, work: Callable[[], None]) -> float:
+        """How long work takes."""
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
@@ -141,15 +113,13 @@ class CudaGraphsEngine:
     """Runs each stage as a CUDA graph.
 
     Args:
-        model: A staged torch module; it stays as it is, and may lie anywhere.
+        model: A staged torch module, on any device; it is unchanged.
         example: Inputs to fold and to capture with.
-        sizes: Which batch sizes to capture, here and now; each takes about a second a way.
-        precision: `float32` gives the model's logits to rounding; the others are quicker and may differ by `TOLERANCES`.
-        pack: Whether an MSDNet for small images runs as few launches of one kernel, where Triton is there and it gives the
-            same logits: at the sizes where that is quicker (None), at all or at none. `parallel` and `fuse` do not matter then.
-        parallel: Whether the paths of an MSDNet's layers run side by side.
-        fuse: Whether convolutions do the ReLU after them too, where cuDNN gives the same logits so.
-        recorder: What records: CUDA graphs by default, where the model lies if that is a GPU, else on the current one.
+        sizes: The batch sizes to capture now; each takes about a second per variant.
+        precision: `float32` returns the model's logits up to rounding; the others are faster and may differ by `TOLERANCES`.
+        pack: Whether an MSDNet for small images runs as few launches of one kernel, provided that Triton is installed and the
+            logits agree: at the sizes where that is faster (None), at all sizes or at none.
+        recorder: Records the stages: CUDA graphs by default, on the model's GPU or else the current one.
     """
 
     name = "cuda-graphs"
@@ -162,45 +132,44 @@ class CudaGraphsEngine:
         sizes: Sequence[int] = SIZES,
         precision: Precision = "float32",
         pack: bool | None = None,
-        parallel: bool = True,
-        fuse: bool = True,
-        recorder: Recorder | None = None,
+        recorder: CudaGraphs | None = None,
     ) -> None:
-        _check_options(sizes, precision)
+        if precision not in get_args(Precision):
+            known = ", ".join(get_args(Precision))
+            raise OptionError(f"precision is {precision!r}", expected=f"one of {known}", fix="use 'float32', the default")
+        if not sizes:
+            raise OptionError("sizes is empty", expected="at least one batch size", fix="pass e.g. sizes=(1, 8, 64)")
+        wanted = sorted({check_count(size, "sizes") for size in sizes})
         example = check_inputs(example)
         self.num_exits = model.num_exits
         self.TOLERANCE = TOLERANCES[precision]
-        self._recorder = recorder or _cuda_graphs(device_of(model), precision)
+        self._recorder = recorder or _make_recorder(device_of(model), precision)
         self.device = self._recorder.device
-        self._form = example.shape[1:]
+        self._shape = example.shape[1:]
         self._lock = RLock()
         renew_in_children(self)
-        with self._recorder.queue(self._moment(example)):
-            ways = _Ways(self._recorder, model, example[:_ROWS], precision, pack=pack, parallel=parallel, fuse=fuse)
-            self._lanes = [ways.lane(size) for size in sorted(set(sizes))]
-        self.why = "; ".join(["asked for", *ways.found()])
+        with self._recorder.queue(self._ready_event(example)):
+            variants = _Variants(self._recorder, model, example[:_ROWS], precision, pack=pack)
+            self._lanes = [variants.lane(size) for size in wanted]
+        self.why = "; ".join(["requested", *variants.found()])
 
     def renew(self) -> None:
-        """The lock anew, in a forked process."""
+        """Make a new lock, in a forked process."""
         self._lock = RLock()
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
         x = check_inputs(x)
         lane = next((lane for lane in self._lanes if lane.size >= len(x)), self._lanes[-1])
-        return _Run(self, lane.way, lane.way.prepared(x))
+        return _Run(self, lane.variant, lane.variant.prepared(x))
 
-    def _moment(self, x: Tensor) -> Any:
-        """From when on inputs are there: on a GPU they may still be on their way."""
+    def _ready_event(self, x: Tensor) -> Any:
+        """The event after which inputs on a GPU are complete."""
         return self._recorder.mark(x.device) if x.is_cuda else None
 
-    def _lane_for(self, rows: int, way: _Way) -> _Lane | None:
-        """The smallest that takes so many rows; of one way, as each carries other things from stage to stage."""
-        return next((lane for lane in self._lanes if lane.size >= rows and lane.way is way), None)
 
-
-class _Way(NamedTuple):
-    """The stages where they are to run, in one of the ways to run them."""
+class _Variant(NamedTuple):
+    """The stages on the GPU, in one of several implementations."""
 
     name: str
     model: Any
@@ -208,132 +177,123 @@ class _Way(NamedTuple):
     channels_last: bool
 
     def prepared(self, x: Tensor) -> Tensor:
-        """Inputs as it takes them."""
+        """Inputs in the type and memory format of the variant."""
         cast = x.detach().to(self.dtype) if x.is_floating_point() else x
         return cast.contiguous(memory_format=torch.channels_last) if self.channels_last else cast.contiguous()
 
 
-class _Ways:
-    """Makes the lanes, each in the quickest way that gives the model's logits, and notes why.
+class _Variants:
+    """Makes the lanes, each in the fastest variant that returns the model's logits, and notes why.
 
-    On an H200 `packed` is the quickest for one image in an MSDNet, `fused` for 64. Paths side by side, and `fused` instead of
-    `plain`, were quicker for both in float32, tf32 and float16, so these are not measured again.
+    On an H200 `packed` is the fastest for one image in an MSDNet, `fused` for 64. Parallel paths, and `fused` instead of
+    `plain`, were faster for both in float32, tf32 and float16, so these are not measured again.
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        model: StagedModel,
-        example: Tensor,
-        precision: Precision,
-        *,
-        pack: bool | None,
-        parallel: bool,
-        fuse: bool,
+        self, recorder: CudaGraphs, model: StagedModel, example: Tensor, precision: Precision, *, pack: bool | None
     ) -> None:
         self._recorder, self._precision = recorder, precision
-        self._parallel = parallel and recorder.device.type == "cuda"
-        # Without rounding to ten bits, cuDNN is quicker on maps in torch's own order.
+        # In float32 without TF32, cuDNN is faster on channels-first maps.
         self._channels_last = example.ndim == 4 and precision != "float32"
         folded = folded_copy(model, example)
-        makers: dict[str, Callable[[], nn.Module]] = {"plain": lambda: folded}
-        if fuse:
-            makers["fused"] = lambda: folded_copy(model, example, with_relu=True)
+        self._makers: dict[str, Callable[[], nn.Module]] = {
+            "plain": lambda: folded,
+            "fused": lambda: folded_copy(model, example, with_relu=True),
+        }
+        # Variants of one group are timed against each other; a group is tried if no variant before it returns the logits.
+        self._groups = [["fused"], ["plain"]]
         if pack is not False and can_be_packed(folded):
-            makers["packed"] = lambda: PackedMSDNet(cast(Any, folded), _convolutions(recorder.device, precision))
-        # The ways of one line are measured against each other; a line counts where no way before it gives the logits.
-        rival = "fused" if fuse else "plain"
-        lines = [["packed"] if pack else ["packed", rival], ["fused"], ["plain"]]
-        self._lines = [[name for name in line if name in makers] for line in lines]
-        self._makers, self._made = makers, dict[str, _Way]()
-        self._chosen, self._notes = dict[int, str](), dict[str, str]()
+            self._makers["packed"] = lambda: PackedMSDNet(cast(Any, folded), _launcher(recorder.device, precision))
+            self._groups.insert(0, ["packed"] if pack else ["packed", "fused"])
+        self._made: dict[str, _Variant] = {}
+        self._chosen: dict[int, str] = {}
+        self._rejected: dict[str, str] = {}
         self._rows = example.to(recorder.device)
         plain = self._moved("plain", folded)
         with recorder.exact():
             self._wanted = logits_of_stages(plain.model, plain.prepared(self._rows))
 
     def lane(self, size: int) -> _Lane:
-        """The stages, recorded for a batch size in the quickest way."""
-        tried = ([lane for name in line if (lane := self._try(name, size)) is not None] for line in self._lines)
-        lanes = next(lanes for lanes in tried if lanes)  # plain is always there
+        """The stages recorded for a batch size, in the fastest variant."""
+        tried = ([lane for name in group if (lane := self._try(name, size)) is not None] for group in self._groups)
+        lanes = next(lanes for lanes in tried if lanes)  # plain is never rejected
         times = self._times(lanes)
         order = sorted(range(len(lanes)), key=times.__getitem__)
-        texts = [f"{lanes[place].way.name} {1e3 * times[place]:.3g} ms" for place in order]
-        self._chosen[size] = ", ".join(texts) if len(lanes) > 1 else lanes[0].way.name
+        texts = [f"{lanes[place].variant.name} {1e3 * times[place]:.3g} ms" for place in order]
+        self._chosen[size] = ", ".join(texts) if len(lanes) > 1 else lanes[0].variant.name
         return lanes[order[0]]
 
     def found(self) -> list[str]:
-        """What was chosen, the quickest first, and what was left out."""
+        """The choices, the fastest first, and what was left out."""
         only = set(self._chosen.values())
         if len(only) == 1 and only <= self._makers.keys():  # nothing was measured
-            return [*only, *self._notes.values()]
+            return [*only, *self._rejected.values()]
         sizes = [f"{size}: {text}" for size, text in self._chosen.items()]
-        return [f"all exits for a batch of {sizes[0]}", *(f"of {text}" for text in sizes[1:]), *self._notes.values()]
+        return [f"all exits for a batch of {sizes[0]}", *(f"of {text}" for text in sizes[1:]), *self._rejected.values()]
 
     def _try(self, name: str, size: int) -> _Lane | None:
-        """The lane in one way, if its logits are right; else no lane is tried in this way again."""
-        if name in self._notes:
+        """The lane of one variant if its logits agree; else the variant is not tried again."""
+        if name in self._rejected:
             return None
         try:
             if name not in self._made:
                 self._made[name] = self._moved(name, self._makers[name]())
-                if self._parallel and name != "packed":
+                if self._recorder.device.type == "cuda" and name != "packed":
                     run_paths_side_by_side(self._made[name].model)
-            way = self._made[name]
-            first = way.prepared(self._rows[torch.arange(size, device=self._rows.device) % len(self._rows)])
-            _spoil_memory(self._recorder.device)
+            variant = self._made[name]
+            first = variant.prepared(self._rows[torch.arange(size, device=self._rows.device) % len(self._rows)])
+            _fill_memory_with_nan(self._recorder.device)
             with self._recorder.exact():
-                logits = [one[: len(self._rows)] for one in logits_of_stages(way.model, first)]
-            share = apart(logits, [one[:size] for one in self._wanted])
-            if share <= TOLERANCES[self._precision] or name == "plain":
+                logits = [one[: len(self._rows)] for one in logits_of_stages(variant.model, first)]
+            ratio = difference(logits, [one[:size] for one in self._wanted])
+            if ratio <= TOLERANCES[self._precision] or name == "plain":
                 with torch.inference_mode():
-                    return _Lane(self._recorder, way, first)
-            self._notes[name] = f"{name} is left out: its logits are {share:.2g} times the largest of their exit away"
-        except Exception as error:  # whatever a library without such a kernel says
+                    return _Lane(self._recorder, variant, first)
+            self._rejected[name] = f"{name} is left out: its logits differ by {ratio:.2g} of the largest logit of an exit"
+        except Exception as error:  # libraries that lack such a kernel raise errors of many types
             if name == "plain":
                 raise
-            self._notes[name] = f"{name} is left out: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            self._rejected[name] = f"{name} is left out: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return None
 
     def _times(self, lanes: Sequence[_Lane]) -> list[float]:
-        """The median seconds of each for all exits; they take turns, so that a busy moment meets them all."""
+        """The median seconds of each for all exits; they take turns, so that other load affects all of them."""
         if len(lanes) == 1:
             return [0.0]
         turns = [[self._recorder.seconds(lane.run_all) for lane in lanes] for _ in range(_ROUNDS + 1)]
-        return [statistics.median(values) for values in zip(*turns[1:], strict=True)]  # the first warms up
+        return [statistics.median(values) for values in zip(*turns[1:], strict=True)]  # the first is a warm-up
 
-    def _moved(self, name: str, copy: nn.Module) -> _Way:
-        """A way of a copy, where it is to run."""
-        packed = name == "packed"
-        dtype = _DTYPES[self._precision]
+    def _moved(self, name: str, copy: nn.Module) -> _Variant:
+        """A variant on the recorder's device."""
+        dtype, channels_last = _DTYPES[self._precision], self._channels_last and name != "packed"
         copy.to(self._recorder.device, dtype)
-        if self._channels_last and not packed:
+        if channels_last:
             copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return _Way(name, copy, dtype, self._channels_last and not packed)
+        return _Variant(name, copy, dtype, channels_last)
 
 
 class _Lane:
-    """The graphs of all stages for one batch size in one way, and the memory that they read and write."""
+    """The graphs of all stages for one batch size in one variant, and the memory that they read and write."""
 
-    def __init__(self, recorder: Recorder, way: _Way, first: Tensor) -> None:
-        self.size, self.way = len(first), way
+    def __init__(self, recorder: CudaGraphs, variant: _Variant, first: Tensor) -> None:
+        self.size, self.variant = len(first), variant
         self.owner: _Run | None = None
         self._recorder = recorder
-        stages = [partial(way.model.stage, exit) for exit in range(way.model.num_exits)]
+        stages = [partial(variant.model.stage, exit) for exit in range(variant.model.num_exits)]
         self._stages = recorder.record(stages, (first,))
-        self._given: list[Carry] = [(first,), *(stage.left for stage in self._stages)]
+        self._carries: list[Carry] = [(first,), *(stage.left for stage in self._stages)]
 
     def load(self, exit: int, carry: Carry) -> None:
-        """Put what a stage is given into its place."""
-        for place, tensor in zip(self._given[exit], carry, strict=True):
+        """Copy the carry of a stage into the fixed memory."""
+        for place, tensor in zip(self._carries[exit], carry, strict=True):
             place[: len(tensor)].copy_(tensor, non_blocking=True)
 
     def start(self, exit: int) -> None:
-        """Start a stage on what lies in its place."""
+        """Start a stage on the fixed memory."""
         self._stages[exit].replay()
 
     def finish(self, exit: int, rows: int) -> Tensor:
-        """Wait for it; its logits for the first rows."""
+        """Wait for the stage; its logits of the first rows."""
         logits = self._stages[exit].logits[:rows]
         self._recorder.wait()
         return logits.clone()
@@ -345,27 +305,27 @@ class _Lane:
             self.finish(exit, self.size)
 
     def unload(self, exit: int, rows: int) -> Carry:
-        """A copy of what lies ready for a stage, the first rows of it."""
-        return tuple(tensor[:rows].clone() for tensor in self._given[exit])
+        """A copy of the first rows of the carry of a stage."""
+        return tuple(tensor[:rows].clone() for tensor in self._carries[exit])
 
 
 class _Run(Running[Tensor]):
-    """One run. What it carries lies in the lane that it owns or, while there is none, in memory of its own."""
+    """One run. Its carry is in the memory of the lane it owns or, without a lane, in memory of its own."""
 
-    def __init__(self, engine: CudaGraphsEngine, way: _Way, x: Tensor) -> None:
+    def __init__(self, engine: CudaGraphsEngine, variant: _Variant, x: Tensor) -> None:
         super().__init__(engine.num_exits, len(x))
-        self._engine, self._way = engine, way
-        self._fits = x.shape[1:] == engine._form  # texts may be longer, say
+        self._engine, self._variant = engine, variant
+        self._fits = x.shape[1:] == engine._shape  # texts, for example, may be longer
         self._lane: _Lane | None = None
         self._carry: Carry = (x,)
-        self._begun = engine._moment(x)
-        self._next = 0  # kept under the lock, as another thread may move this run out
+        self._ready = engine._ready_event(x)
+        self._next = 0  # changed under the lock, since another thread may evict this run
 
     def _run(self, exit: int) -> Tensor:
         engine = self._engine
         with engine._lock:
-            carry = self._carry  # not let go of before the stage is done, as others may be given its memory then
-            with engine._recorder.queue(self._begun):
+            carry = self._carry  # held until the stage is done: its memory must not be reused before
+            with engine._recorder.queue(self._ready):
                 if self._lane is None:
                     self._enter(exit, carry)
                 if self._lane is None:
@@ -374,36 +334,35 @@ class _Run(Running[Tensor]):
                     self._lane.start(exit)
             if self._lane is not None:
                 logits = self._lane.finish(exit, self._batch)
-            self._begun, self._next = None, exit + 1
+            self._ready, self._next = None, exit + 1
             return logits
 
     @torch.inference_mode()
     def _enter(self, exit: int, carry: Carry) -> None:
-        """Move into the lane for so many rows, if there is one."""
-        lane = self._engine._lane_for(self._batch, self._way) if self._fits else None
-        if lane is not None:
+        """Take over the smallest lane for so many rows, of the same variant, since each has a carry of its own."""
+        fitting = (lane for lane in self._engine._lanes if lane.size >= self._batch and lane.variant is self._variant)
+        if self._fits and (lane := next(fitting, None)) is not None:
             if lane.owner is not None:
                 lane.owner._leave()
             lane.load(exit, carry)
             lane.owner, self._lane, self._carry = self, lane, ()
 
     def _leave(self) -> None:
-        """Move out, with all that is carried."""
+        """Leave the lane with a copy of the carry."""
         if self._lane is not None:
             self._carry = self._lane.unload(self._next, self._batch)
-            self._lane.owner = None
-            self._lane = None
+            self._lane.owner, self._lane = None, None
 
     @torch.inference_mode()
     def _run_without_graph(self, exit: int, carry: Carry) -> Tensor:
         engine = self._engine
-        there = tuple(tensor.to(engine._recorder.device) for tensor in carry)
-        with engine._recorder.exact(), without_autocast():  # as the graphs, which were captured so
-            self._carry, logits = self._way.model.stage(exit, there)
+        moved = tuple(tensor.to(engine.device) for tensor in carry)
+        with engine._recorder.exact(), without_autocast():  # as the graphs were captured
+            self._carry, logits = self._variant.model.stage(exit, moved)
             return as_answer(logits)
 
     def _select(self, rows: Tensor) -> None:
-        with self._engine._lock, torch.inference_mode(), self._engine._recorder.queue(self._begun):
+        with self._engine._lock, torch.inference_mode(), self._engine._recorder.queue(self._ready):
             self._leave()
             self._carry = tuple(tensor[rows.to(tensor.device)] for tensor in self._carry)
 
@@ -414,15 +373,14 @@ class _Run(Running[Tensor]):
             self._lane, self._carry = None, ()
 
 
-def _spoil_memory(device: torch.device) -> None:
-    """Leave numbers that are none where the next results will lie: a kernel that reads them is found out."""
+def _fill_memory_with_nan(device: torch.device) -> None:
+    """Leave NaN in the memory that the next results will use, to detect kernels that read uninitialised memory."""
     if device.type == "cuda":
-        held = [torch.full((size,), float("nan"), device=device) for size in (1 << 10, 1 << 16, 1 << 20) for _ in range(16)]
-        held.clear()
+        _ = [torch.full((size,), float("nan"), device=device) for size in (1 << 10, 1 << 16, 1 << 20) for _ in range(16)]
 
 
-def _convolutions(device: torch.device, precision: Precision) -> Run:
-    """What runs the launches of a packed network."""
+def _launcher(device: torch.device, precision: Precision) -> Run:
+    """The function that runs the launches of a packed network."""
     if device.type != "cuda":
         return run_with_torch
     from anytime.run.engines.kernel import run_with_triton
@@ -431,17 +389,12 @@ def _convolutions(device: torch.device, precision: Precision) -> Run:
     return run_with_triton("ieee" if precision == "float32" else "tf32")
 
 
-def _cuda_graphs(where: torch.device, precision: Precision) -> CudaGraphs:
+def _make_recorder(where: torch.device, precision: Precision) -> CudaGraphs:
     if not torch.cuda.is_available():
         raise DeviceError(
-            "the engine 'cuda-graphs' was asked for where torch sees no GPU",
-            expected="an NVIDIA GPU and a build of torch for it",
-            fix="use engine='onnxruntime' or engine='eager' on a CPU; `anytime doctor` shows what there is",
+            "the engine 'cuda-graphs' was requested, but torch sees no GPU",
+            expected="an NVIDIA GPU and a CUDA build of torch",
+            fix="use engine='onnxruntime' or engine='eager' on a CPU; run `anytime doctor` to see what is installed",
         )
     device = where if where.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
     return CudaGraphs(device, tf32=precision != "float32")
-
-
-def _check_options(sizes: Sequence[int], precision: str) -> None:
-    check_counts(sizes, "sizes", fix="pass batch sizes such as (1, 8, 64)")
-    check_choice(precision, "precision", get_args(Precision))

@@ -1,25 +1,28 @@
-"""The eager engine: torch as it is. It runs any model, also one that has a generator alone."""
+"""The eager engine: plain torch. It runs any model, including one that only has the generator `exits(x)`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from anytime.errors import ShapeError, StateError
+from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.models.modes import Modes
 from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
 
 
 class EagerEngine:
-    """Runs a model stage by stage with torch, where the model lies.
+    """Runs a model stage by stage with torch, on the model's device and in eval mode.
 
-    A model that is not staged is run by its generator; rows that are dropped then are computed all the same.
+    A model in training mode stays in it: the engine then runs an eval-mode copy that shares the weights. A model that is not
+    staged is run by its generator; rows that are dropped are then computed all the same.
 
     Args:
-        model: Any model with exits. It is put into eval mode.
+        model: Any model with exits.
 
     Example:
         >>> from anytime.models import MLP, MLPConfig
@@ -34,12 +37,12 @@ class EagerEngine:
 
     name = "eager"
     TOLERANCE = 0.0
-    """It is what the others are measured against."""
+    """The reference that other engines are compared with."""
 
     def __init__(self, model: ExitModel) -> None:
-        self.why = "asked for"
+        self.why = "requested"
         self.num_exits = model.num_exits
-        self._model = model.eval() if isinstance(model, nn.Module) else model
+        self._model = _in_eval_mode(model)
         self.device, self._dtype = device_of(model), _dtype_of(model)
 
     def begin(self, x: Tensor) -> Running[Tensor]:
@@ -86,14 +89,14 @@ class _ByGenerator(Running[Tensor]):
             if logits is None:
                 raise StateError(
                     f"the model's exits(x) ended after {exit} of {self._exits} exits",
-                    expected="as many as its num_exits says",
-                    fix="correct num_exits, or exits(x)",
+                    expected="num_exits exits",
+                    fix=f"set num_exits to {exit}, or yield logits for every exit",
                 )
-            # Picking rows copies: a generator may use the memory of its logits again.
+            # Indexing copies: a generator may reuse the memory of its logits.
             return as_answer(_checked(logits, exit, self._given))[self._rows]
 
     def _next(self) -> Tensor | None:
-        """Modes that it leaves on, as by `with torch.autocast(...)` around a yield, are kept for it, and off for its thread."""
+        """Modes that the generator leaves on, e.g. autocast around a yield, are kept for it and switched off for its thread."""
         own = Modes.now()
         if self._left is not None:
             self._left.restore()
@@ -112,23 +115,39 @@ class _ByGenerator(Running[Tensor]):
     def _drop(self) -> None:
         close = getattr(self._exits_left, "close", None)
         if close is not None:
-            with Modes.now().again():  # what it left on it turns off, here or elsewhere
+            with Modes.now().again():  # the generator turns off modes that it left on
                 close()
+
+
+def _in_eval_mode(model: ExitModel) -> ExitModel:
+    """The model, or an eval-mode copy that shares its weights if a part of it is in training mode."""
+    if not isinstance(model, nn.Module) or not any(part.training for part in model.modules()):
+        return model
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    try:
+        copy = deepcopy(model, shared)
+    except Exception as error:
+        raise OptionError(
+            f"the {type(model).__name__} is in training mode and cannot be copied: {error}",
+            expected="a model in eval mode, or one that copy.deepcopy can copy",
+            fix="call model.eval() first",
+        ) from error
+    return copy.eval()
 
 
 def _checked(logits: object, exit: int, rows: int) -> Tensor:
     if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows:
         return logits
-    came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
     raise ShapeError(
-        f"exit {exit + 1} of the model gave {came}",
+        f"exit {exit + 1} of the model returned {got}",
         expected=f"logits of shape ({rows}, classes), one row per input",
-        fix="correct the model, or give its inputs with the batch first",
+        fix="return (batch, classes) logits from every exit, and pass inputs with the batch first",
     )
 
 
 def _dtype_of(model: object) -> torch.dtype | None:
-    """Of what a model's numbers are, so that inputs can be: NumPy's are float64 unless told otherwise."""
+    """The floating-point type of a model, to which inputs are converted: NumPy defaults to float64."""
     if isinstance(model, nn.Module):
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():

@@ -1,9 +1,8 @@
-"""Fewer steps for the same function: batch norms become part of the layers before them, and more of that kind.
+"""Fewer steps for the same function: batch norms are folded into the layers before them, and convolutions fused with ReLUs.
 
-In eval mode a batch norm is a scale and a shift a channel, which the convolution or linear layer before it can do itself. Who
-comes before whom is seen in a run on an example, by what is handed on, so that it does not matter how a network is written
-down. In the same way a convolution takes up the ReLU after it, and convolutions that read the same become one.
-Every change is then checked: one after which the logits are not the same is taken back.
+In eval mode a batch norm is a scale and a shift per channel, which the convolution or linear layer before it can do itself.
+Layer order is recorded during a forward pass on an example, by tensor identity, so it does not depend on how a network is
+written. Every change is checked: one that changes the logits is reverted.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +20,43 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from anytime.errors import OptionError
 from anytime.models.base import Carry, StagedModel
+from anytime.run.engines.eager import EagerEngine
+from anytime.run.engines.running import device_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 TOLERANCE = 1e-4
-"""How far the logits may move, relative to the largest of an exit."""
+"""How far logits may differ, relative to the largest logit of an exit."""
 
 Change = Callable[[nn.Module], None]
 
 
+class FoldedEngine(EagerEngine):
+    """Runs a float32 copy of a staged model with folded batch norms and channels-last images; the model itself is unchanged.
+
+    Args:
+        model: A staged torch module.
+        example: Inputs to find and check the folding with.
+    """
+
+    name = "folded"
+    TOLERANCE = TOLERANCE
+    """How far its logits may differ from the model's, relative to the largest logit of an exit."""
+
+    def __init__(self, model: StagedModel, example: Tensor) -> None:
+        copy = folded_copy(model, example).to(device_of(model))
+        if example.ndim == 4:
+            copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert isinstance(copy, StagedModel)
+        super().__init__(copy)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        moved = x.to(self.device, torch.float32) if x.is_floating_point() else x.to(self.device)
+        return moved.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else moved
+
+
 class ConvReLU(nn.Module):
-    """A convolution and its ReLU in one call where cuDNN has one."""
+    """A convolution and its ReLU, in one call where cuDNN has one."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
@@ -47,68 +72,23 @@ class ConvReLU(nn.Module):
         return F.relu(own(x))
 
 
-class _Siblings(nn.Module):
-    """Convolutions of the same input as one: computed when the first is asked for, the others take their channels of it."""
-
-    def __init__(self, layers: Sequence[ConvReLU]) -> None:
-        super().__init__()
-        first = layers[0].convolution
-        self.sizes = [layer.convolution.out_channels for layer in layers]
-        joined = nn.Conv2d(
-            first.in_channels,
-            sum(self.sizes),
-            first.kernel_size,  # type: ignore[arg-type]
-            stride=first.stride,  # type: ignore[arg-type]
-            padding=first.padding,  # type: ignore[arg-type]
-            dilation=first.dilation,  # type: ignore[arg-type]
-        )
-        joined.weight = nn.Parameter(torch.cat([layer.convolution.weight for layer in layers]), requires_grad=False)
-        biases = [layer.convolution.bias for layer in layers]
-        joined.bias = nn.Parameter(torch.cat([bias for bias in biases if bias is not None]), requires_grad=False)
-        self.layer = ConvReLU(joined)
-        self.left: dict[int, Tensor] = {}
-        self.read: Tensor | None = None
-
-    def take(self, place: int, x: Tensor) -> Tensor:
-        if self.read is not x or place not in self.left:
-            self.read, self.left = x, dict(enumerate(self.layer(x).split(self.sizes, dim=1)))
-        part = self.left.pop(place)
-        if not self.left:
-            self.read = None
-        return part
-
-
-class _Sibling(nn.Module):
-    """One of these convolutions. As they wait for each other, they are for tracing and for one thread only."""
-
-    def __init__(self, together: _Siblings, place: int) -> None:
-        super().__init__()
-        self.together, self.place = together, place
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.together.take(self.place, x)
-
-
-def folded_copy(model: StagedModel, example: Tensor, *, with_relu: bool = False, merged: bool = False) -> nn.Module:
-    """A copy in eval mode, on the CPU, whose batch norms are part of the layers before them, where that changes nothing.
+def folded_copy(model: StagedModel, example: Tensor, *, with_relu: bool = False) -> nn.Module:
+    """A copy in eval mode, on the CPU, with batch norms folded into the layers before them where the logits stay the same.
 
     Args:
-        model: A staged torch module; it stays as it is.
-        example: Inputs to look and to check with.
-        with_relu: Whether convolutions do the ReLU after them too.
-        merged: Whether such convolutions that read the same become one. The copy is for one thread then.
+        model: A staged torch module; it is unchanged.
+        example: Inputs to record and check with.
+        with_relu: Whether to fuse convolutions with the ReLUs after them as well.
     """
-    folded, example = copied(model), on_cpu(example)
+    folded, example = eval_copy(model), on_cpu(example)
     _apply(folded, example, _folds(folded, example))
-    if with_relu or merged:
+    if with_relu:
         _apply(folded, example, _fusions(folded, example))
-    if merged:
-        _apply(folded, example, _merges(folded, example))
     return folded
 
 
-def copied(model: StagedModel) -> nn.Module:
-    """A copy in eval mode, on the CPU and in float32, to be changed without changing the model."""
+def eval_copy(model: StagedModel) -> nn.Module:
+    """A copy in eval mode, on the CPU and in float32."""
     if not isinstance(model, nn.Module):
         raise OptionError(
             f"the model is a {type(model).__name__}",
@@ -119,24 +99,26 @@ def copied(model: StagedModel) -> nn.Module:
         return deepcopy(model).eval().requires_grad_(False).cpu().float()
     except Exception as error:
         raise OptionError(
-            f"a {type(model).__name__} cannot be copied: {error}", expected="a model that copy.deepcopy takes", fix=_EAGER
+            f"a {type(model).__name__} cannot be copied: {error}",
+            expected="a model that copy.deepcopy can copy",
+            fix="use engine='eager', which runs the model itself",
         ) from error
 
 
 def on_cpu(example: Tensor) -> Tensor:
-    """An example as a copied model takes it."""
+    """Inputs for a model made by `eval_copy`."""
     wanted = torch.float32 if example.is_floating_point() else example.dtype
     if example.is_cpu and example.dtype == wanted and not example.requires_grad:
-        return example  # as most are: each call on a tensor costs a request some microseconds
+        return example  # the common case: each call on a tensor costs a request some microseconds
     return example.detach().to("cpu", wanted)
 
 
-def apart(given: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+def difference(logits: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The largest difference between logits, relative to the largest logit of an exit (at least 1)."""
-    shares = [
-        (one - other).abs().max().item() / max(1.0, other.abs().max().item()) for one, other in zip(given, wanted, strict=True)
+    ratios = [
+        (one - other).abs().max().item() / max(1.0, other.abs().max().item()) for one, other in zip(logits, wanted, strict=True)
     ]
-    return max(float("inf") if share != share else share for share in shares)
+    return max(float("inf") if ratio != ratio else ratio for ratio in ratios)
 
 
 @torch.no_grad()
@@ -151,43 +133,42 @@ def logits_of_stages(model: StagedModel, x: Tensor) -> list[Tensor]:
 
 
 @contextmanager
-def rounded_factors(tf32: bool) -> Iterator[None]:
-    """Inside, products on a GPU round their factors to ten bits, or do not, whatever torch is set to outside."""
+def allow_tf32(allowed: bool) -> Iterator[None]:
+    """Set whether matrix products and convolutions on a GPU may use TF32, whatever torch is set to outside."""
     matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, tf32
+    before, matmul.allow_tf32 = matmul.allow_tf32, allowed
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=tf32):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=allowed):
             yield
     finally:
         matmul.allow_tf32 = before
 
 
 class _Call(NamedTuple):
-    """One call of a layer. The version tells whether a tensor was written over in between."""
+    """One call of a layer. Versions show whether a tensor was overwritten in between."""
 
-    stage: int
     name: str
     module: nn.Module
     given: Tensor
     given_version: int
-    gave: Tensor
-    gave_version: int
+    output: Tensor
+    output_version: int
 
 
 def _folds(model: nn.Module, example: Tensor) -> list[Change]:
     return [
-        _fold(first.name, second.name)
-        for first, second in _followed(model, example)
+        _replace(first.name, second.name, _fold)
+        for first, second in _consecutive_calls(model, example)
         if isinstance(second.module, _NORMS)
         and second.module.running_mean is not None
-        and (isinstance(first.module, _CONVOLUTIONS) or (isinstance(first.module, nn.Linear) and first.gave.ndim == 2))
+        and (isinstance(first.module, _CONVOLUTIONS) or (isinstance(first.module, nn.Linear) and first.output.ndim == 2))
     ]
 
 
 def _fusions(model: nn.Module, example: Tensor) -> list[Change]:
     return [
-        _fuse(first.name, second.name)
-        for first, second in _followed(model, example)
+        _replace(first.name, second.name, lambda convolution, _: ConvReLU(convolution))
+        for first, second in _consecutive_calls(model, example)
         if isinstance(second.module, nn.ReLU)
         and type(first.module) is nn.Conv2d
         and first.module.padding_mode == "zeros"
@@ -195,115 +176,76 @@ def _fusions(model: nn.Module, example: Tensor) -> list[Change]:
     ]
 
 
-def _merges(model: nn.Module, example: Tensor) -> list[Change]:
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for call in _calls(model, example):
-        if isinstance(call.module, ConvReLU) and call.module.convolution.groups == 1:
-            own = call.module.convolution
-            form = (own.kernel_size, own.stride, own.padding, own.dilation)
-            groups.setdefault((call.stage, id(call.given), call.given_version, form), []).append(call.name)
-    return [_merge(names) for names in groups.values() if len(names) > 1]
+def _fold(layer: nn.Module, norm: nn.Module) -> nn.Module:
+    fuse = fuse_linear_bn_eval if isinstance(layer, nn.Linear) else fuse_conv_bn_eval
+    return fuse(layer, norm).requires_grad_(False)  # type: ignore[type-var, arg-type]
 
 
-def _merge(names: Sequence[str]) -> Change:
+def _replace(layer: str, follower: str, join: Callable[[Any, Any], nn.Module]) -> Change:
+    """Replace a layer by its union with the one that follows it, and that one by the identity."""
+
     def change(model: nn.Module) -> None:
-        layers = [model.get_submodule(name) for name in names]
-        together = _Siblings([layer for layer in layers if isinstance(layer, ConvReLU)])
-        for place, name in enumerate(names):
-            model.set_submodule(name, _Sibling(together, place).eval())
-
-    return change
-
-
-def _fold(layer: str, norm: str) -> Change:
-    def change(model: nn.Module) -> None:
-        first, second = model.get_submodule(layer), model.get_submodule(norm)
-        fuse = fuse_linear_bn_eval if isinstance(first, nn.Linear) else fuse_conv_bn_eval
-        model.set_submodule(layer, fuse(first, second).requires_grad_(False))  # type: ignore[type-var, arg-type]
-        model.set_submodule(norm, nn.Identity().eval())
-
-    return change
-
-
-def _fuse(layer: str, relu: str) -> Change:
-    def change(model: nn.Module) -> None:
-        convolution = model.get_submodule(layer)
-        assert isinstance(convolution, nn.Conv2d)
-        model.set_submodule(layer, ConvReLU(convolution).eval())
-        model.set_submodule(relu, nn.Identity().eval())
+        model.set_submodule(layer, join(model.get_submodule(layer), model.get_submodule(follower)).eval())
+        model.set_submodule(follower, nn.Identity().eval())
 
     return change
 
 
 def _apply(model: nn.Module, example: Tensor, changes: Sequence[Change]) -> None:
-    """Make all changes; if the logits are others then, one by one, without those that make them so."""
+    """Make all changes; if that changes the logits, one by one, without those that do."""
     assert isinstance(model, StagedModel)
     wanted = logits_of_stages(model, example)
-    before = dict(model.named_modules())
-    for change in changes:
-        change(model)
-    if apart(logits_of_stages(model, example), wanted) <= TOLERANCE:
-        return
-    _restore(model, before)
-    for change in changes:
+
+    def keeps_logits(changes: Sequence[Change]) -> bool:
         before = dict(model.named_modules())
-        change(model)
-        if apart(logits_of_stages(model, example), wanted) > TOLERANCE:
-            _restore(model, before)
+        for change in changes:
+            change(model)
+        if difference(logits_of_stages(model, example), wanted) <= TOLERANCE:
+            return True
+        for name, module in before.items():
+            if name and model.get_submodule(name) is not module:
+                model.set_submodule(name, module)
+        return False
+
+    if not keeps_logits(changes):
+        for change in changes:
+            keeps_logits([change])
 
 
-def _restore(model: nn.Module, before: dict[str, nn.Module]) -> None:
-    for name, module in before.items():
-        if name and model.get_submodule(name) is not module:
-            model.set_submodule(name, module)
-
-
-def _followed(model: nn.Module, example: Tensor) -> Iterator[tuple[_Call, _Call]]:
-    """Calls of which the second was given just what the first gave."""
+def _consecutive_calls(model: nn.Module, example: Tensor) -> Iterator[tuple[_Call, _Call]]:
+    """Pairs of calls in which the second takes exactly the output of the first."""
     makers: dict[int, _Call] = {}
     for second in _calls(model, example):
         first = makers.get(id(second.given))
-        if first is not None and first.gave_version == second.given_version:
+        if first is not None and first.output_version == second.given_version:
             yield first, second
-        makers[id(second.gave)] = second
+        makers[id(second.output)] = second
 
 
 @torch.no_grad()
 def _calls(model: nn.Module, example: Tensor) -> list[_Call]:
-    """The calls of layers in a run, in order, but for layers that were called twice.
+    """The calls of layers in a forward pass, in order, except for layers that are called twice.
 
     They keep their tensors alive, so that no two of these have the same id.
     """
-    assert isinstance(model, StagedModel)
     calls: list[_Call] = []
-    carry: Carry = (example,)
-    for exit in range(model.num_exits):
-        with _watched(model, exit, calls):
-            carry, _ = model.stage(exit, carry)
-    times = Counter(call.name for call in calls)
-    return [call for call in calls if times[call.name] == 1]
-
-
-@contextmanager
-def _watched(model: nn.Module, stage: int, calls: list[_Call]) -> Iterator[None]:
-    """Note the calls of layers while inside."""
     handles = []
     for name, module in model.named_modules():
         if isinstance(module, (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.ReLU, ConvReLU)):
             versions: list[int] = []
-            handles.append(module.register_forward_pre_hook(lambda _, given, seen=versions: seen.append(given[0]._version)))
+            handles.append(module.register_forward_pre_hook(lambda _, args, seen=versions: seen.append(args[0]._version)))
             handles.append(
                 module.register_forward_hook(
-                    lambda module, given, gave, name=name, seen=versions: calls.append(
-                        _Call(stage, name, module, given[0], seen.pop(), gave, gave._version)
+                    lambda module, args, output, name=name, seen=versions: calls.append(
+                        _Call(name, module, args[0], seen.pop(), output, output._version)
                     )
                 )
             )
     try:
-        yield
+        assert isinstance(model, StagedModel)
+        logits_of_stages(model, example)
     finally:
         for handle in handles:
             handle.remove()
-
-
-_EAGER = "use engine='eager', which takes the model as it is"
+    times = Counter(call.name for call in calls)
+    return [call for call in calls if times[call.name] == 1]

@@ -1,4 +1,4 @@
-"""What all engines share: the life of a run through the stages, and what may be asked of it when."""
+"""What all engines share: the order of the stages of a run, and the checks of inputs and rows."""
 
 from __future__ import annotations
 
@@ -15,52 +15,47 @@ T = TypeVar("T")
 
 
 class Running(ABC, Generic[T]):
-    """Keeps count of the stages and refuses what cannot be; subclasses do the work.
-
-    Args:
-        exits: How many stages there are.
-        batch: How many inputs.
-    """
+    """Counts the stages and refuses calls out of order; subclasses do the work."""
 
     def __init__(self, exits: int, batch: int) -> None:
         self._exits, self._seen, self._batch, self._open = exits, 0, batch, True
 
     def advance(self) -> T:
-        """Run the next stage; what it gives: of an engine its logits, `(batch, classes)`, float32, on the CPU."""
+        """Run the next stage and return its output: for engines the logits, `(batch, classes)`, float32, on the CPU."""
         if not self._open or self._seen == self._exits:
             raise StateError(
-                f"another stage was asked for {'after the last' if self._open else 'after close()'}",
+                f"another stage was requested {'after the last one' if self._open else 'after close()'}",
                 expected=f"at most {self._exits} stages, before close()",
-                fix="begin the next inputs with engine.begin(x)",
+                fix="start a new run with engine.begin(x)",
             )
         result = self._run(self._seen)
         self._seen += 1
         return result
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch only, in this order: their places, or a mask."""
-        places = check_rows(rows, self._batch)
+        """Continue with these rows of the batch only, in this order: indices or a mask."""
+        indices = check_rows(rows, self._batch)
         if self._open:
-            self._select(places)
-        self._batch = len(places)
+            self._select(indices)
+        self._batch = len(indices)
 
     def close(self) -> None:
-        """Let go of everything; a second time does nothing."""
+        """Release all memory; a second call does nothing."""
         if self._open:
             self._open = False
             self._drop()
 
     @abstractmethod
     def _run(self, exit: int) -> T:
-        """What a stage gives."""
+        """Run a stage."""
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None:
-        """Keep rows of what is carried."""
+        """Keep rows of the carried tensors."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Let go of what is carried."""
+        """Release the carried tensors."""
 
 
 def check_inputs(x: Any) -> Tensor:
@@ -69,43 +64,43 @@ def check_inputs(x: Any) -> Tensor:
     if inputs.ndim == 0 or inputs.shape[0] == 0:
         raise ShapeError(
             f"x has shape {tuple(inputs.shape)}",
-            expected="inputs with the batch first, and at least one of them",
+            expected="inputs with the batch first, and at least one input",
             fix="add a batch dimension, e.g. x[None]; skip an empty batch",
         )
     return inputs
 
 
 def check_rows(rows: Tensor, batch: int) -> Tensor:
-    """Places in a batch, from places or a mask, at least one.
+    """Row indices of a batch, from indices or a mask, at least one.
 
     >>> check_rows(torch.tensor([False, True, True]), batch=3)
     tensor([1, 2])
     """
-    places = as_tensor(rows, "rows").cpu()
-    if places.dtype == torch.bool and places.shape == (batch,):
-        places = places.nonzero()[:, 0]
-    if places.is_floating_point() or places.dtype == torch.bool:
+    indices = as_tensor(rows, "rows").cpu()
+    if indices.dtype == torch.bool and indices.shape == (batch,):
+        indices = indices.nonzero()[:, 0]
+    if indices.is_floating_point() or indices.dtype == torch.bool:
         raise DtypeError(
-            f"rows are {places.dtype} of shape {tuple(places.shape)}",
-            expected=f"places in the batch as integers, or a mask of shape ({batch},)",
+            f"rows is {indices.dtype} of shape {tuple(indices.shape)}",
+            expected=f"integer row indices, or a mask of shape ({batch},)",
             fix="use mask.nonzero()[:, 0]",
         )
-    if places.ndim != 1 or len(places) == 0 or int(places.min()) < 0 or int(places.max()) >= batch:
+    if indices.ndim != 1 or len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= batch:
         raise ShapeError(
-            f"rows are {places.tolist()}",
-            expected=f"at least one place from 0 to {batch - 1}",
-            fix="close the run where no row is left",
+            f"rows is {indices.tolist()}",
+            expected=f"at least one row index from 0 to {batch - 1}",
+            fix="close the run if no row is left",
         )
-    return places.long()
+    return indices.long()
 
 
 def as_answer(logits: Tensor) -> Tensor:
-    """Logits as engines give them: float32, on the CPU; what is no floating point number is refused."""
+    """Logits as engines return them: float32, on the CPU; anything but floating point is refused."""
     return as_float(logits, "logits").detach().to("cpu", torch.float32)
 
 
 def device_of(model: object) -> torch.device:
-    """Where a model lies: where its first parameter or buffer does, else the CPU."""
+    """The device of a model's first parameter or buffer, else the CPU."""
     if isinstance(model, nn.Module):
         for tensor in (*model.parameters(), *model.buffers()):
             return tensor.device

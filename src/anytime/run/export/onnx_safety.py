@@ -1,9 +1,9 @@
-"""ONNX files from anybody: what could reach outside of the file is refused before ONNX Runtime sees it.
+"""ONNX files from untrusted sources: anything that could reach outside of the file is refused before ONNX Runtime sees it.
 
-An ONNX graph holds no code, but a tensor may be "external": bytes of another file, or even of the process's own memory, which
-the stage then gives away as its answer. Operators outside of the standard's own domain come from libraries that somebody
-registered. A tensor may claim more numbers than the file holds. What was understood is written anew, so that the checked bytes
-are the loaded bytes. What a stage computes is not limited: it can take as much time and memory as it asks for.
+An ONNX graph contains no code, but a tensor may be "external": bytes of another file, or even of the process's own memory,
+which the stage would then return as its answer. Operators outside of the standard domain come from registered libraries. A
+tensor may claim more numbers than the file has. What was parsed is serialised again, so that the checked bytes are the loaded
+bytes. The computation of a stage is not limited: it can take any amount of time and memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LISTS = ("float_data", "int32_data", "string_data", "int64_data", "double_data"
 
 
 def safe_onnx(data: bytes) -> bytes:
-    """An ONNX file that was checked, without its metadata; raises `ValueError` with the reason if it is refused."""
+    """A checked ONNX file without its metadata; raises `ValueError` with the reason if it is refused."""
     onnx = require("onnx")
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception as error:  # the parser's own type of error belongs to protobuf
         raise ValueError("it is not an ONNX file") from error
-    # A newer reader may understand what this one does not.
+    # A newer reader may understand fields that this one does not.
     model.DiscardUnknownFields()
     for message in messages(model):
         _check(message, message.DESCRIPTOR.name)
@@ -37,7 +37,7 @@ def safe_onnx(data: bytes) -> bytes:
 
 
 def strip_metadata(model: Any) -> None:
-    """Remove metadata and comments: a runtime may take settings from them, and exporters write the paths of their sources."""
+    """Remove metadata and comments: runtimes may read settings from them, and exporters write source paths into them."""
     for message in messages(model):
         for field in ("metadata_props", "doc_string"):
             if field in message.DESCRIPTOR.fields_by_name:
@@ -59,12 +59,12 @@ def _check(message: Any, kind: str) -> None:
     elif kind == "NodeProto" and message.domain not in _STANDARD:
         raise ValueError(f"it uses the operator {message.op_type[:80]!r} of the domain {message.domain[:80]!r}")
     elif kind in ("FunctionProto", "SparseTensorProto", "TrainingInfoProto"):
-        raise ValueError(f"it holds a {kind}, which exported stages never do")
+        raise ValueError(f"it contains a {kind}, which exported stages never do")
 
 
 def _check_tensor(tensor: Any) -> None:
     if tensor.external_data or tensor.data_location:
-        raise ValueError(f"the tensor {tensor.name[:80]!r} is external data: it names bytes outside of the file")
+        raise ValueError(f"the tensor {tensor.name[:80]!r} is external data: it refers to bytes outside of the file")
     stored = len(tensor.raw_data) + sum(len(getattr(tensor, name)) for name in _LISTS)
     if any(size < 0 for size in tensor.dims) or math.prod(tensor.dims) > _NUMBERS_PER_ITEM * stored:
         shape = ", ".join(map(str, tensor.dims[:8]))

@@ -1,7 +1,7 @@
-"""Exported stages run again: what `anytime.run.export` wrote, as something that gives distributions exit by exit.
+"""Running exported stages: what `anytime.run.export` wrote, as an engine that returns distributions exit by exit.
 
-A folder of stages may come from anybody. ONNX files are checked (`anytime.run.onnx_safety`) and hold no code. Files of
-`torch.export` can run any code while torch reads them, so they are read only if the caller says that the folder is trusted.
+A folder of stages may come from an untrusted source. ONNX files are checked (`anytime.run.export.onnx_safety`) and contain no
+code. `.pt2` files of `torch.export` can run any code while torch reads them, so they are read only with `trusted=True`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from anytime.artifacts import bundle_reader
 from anytime.checks import check_count, check_flag
 from anytime.combine.base import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
-from anytime.run.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.engines.folding import on_cpu
-from anytime.run.engines.onnx import make_session
+from anytime.run.engines.onnx import ONNX_TYPES, make_session
 from anytime.run.engines.running import Running, check_inputs
-from anytime.run.onnx_safety import safe_onnx
+from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
+from anytime.run.export.onnx_safety import safe_onnx
 
 LARGEST_STAGE = (1 << 31) - 1
-"""Bytes: protobuf, and so ONNX, has no larger files."""
-_IN_ONNX = {"float32": "float", "float64": "double"}
+"""Bytes: the limit of protobuf, and so of ONNX."""
 
 Stage = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""What a stage's file does: tensors in, tensors out, in the order of the description."""
+"""A loaded stage: tensors in, tensors out, in the order of the description."""
 
 
 class ExportedModel:
-    """Stages with a rule inside; made by `load_exported`. It gives distributions, not logits.
+    """Stages with a rule inside, made by `load_exported`. It returns distributions, not logits.
 
     `anytime.Runner.load(folder)` runs them by a deadline.
 
     Attributes:
-        num_exits: How many exits there are.
-        classes: How many classes.
+        num_exits: The number of exits.
+        classes: The number of classes.
         rule: The rule inside, as text.
-        class_names: The names of the classes, if the export was given them.
-        macs: The cumulative MACs up to each exit, if the export was given them.
+        class_names: The names of the classes, if they were exported.
+        macs: The cumulative MACs up to each exit, if they were exported.
         description: All of `exported.json`.
     """
 
@@ -59,20 +58,21 @@ class ExportedModel:
         self._stages, self._path = stages, path
 
     def begin(self, x: Tensor) -> ExportedRun:
-        """Take inputs, batch first; nothing is computed yet. `advance` runs a stage and gives its `Prediction`."""
+        """Take inputs, batch first; nothing is computed yet. `advance` runs a stage and returns its `Prediction`."""
         inputs, wanted = on_cpu(check_inputs(x)), self.description["stages"][0]["inputs"][0]
         if not _fits(inputs.shape, wanted["shape"]):
             raise ShapeError(
                 f"x has shape {tuple(inputs.shape)}",
                 expected=f"({', '.join(map(str, wanted['shape']))})",
-                fix="export the model with an example of this shape, or resize the inputs",
+                fix="resize the inputs, or export the model with an example of this shape",
             )
-        if inputs.dtype != DTYPES[wanted["dtype"]]:
-            raise DtypeError(f"x is {inputs.dtype}", expected=wanted["dtype"], fix=f"convert it to {wanted['dtype']}")
+        dtype = wanted["dtype"]
+        if inputs.dtype != DTYPES[dtype]:
+            raise DtypeError(f"x is {inputs.dtype}", expected=dtype, fix=f"convert it: x.to(torch.{dtype})")
         return ExportedRun(self._stages, inputs.contiguous(), self.classes, self._path)
 
     def run(self, x: Tensor) -> Iterator[Prediction]:
-        """Yield the prediction after each exit; what is not asked for is not computed."""
+        """Yield the prediction after each exit; stages that are not requested are not computed."""
         running = self.begin(x)
         try:
             for _ in range(self.num_exits):
@@ -82,7 +82,7 @@ class ExportedModel:
 
 
 def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
-    """Whether a shape is as it should be; what is not a number stands for any size.
+    """Whether a shape matches; a name stands for any size.
 
     >>> _fits((3, 7), ["batch", "length"]), _fits((3, 7), ["batch", 8])
     (True, False)
@@ -93,7 +93,7 @@ def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
 
 
 class ExportedRun(Running[Prediction]):
-    """One input, or batch of inputs, on its way through exported stages."""
+    """One batch of inputs on its way through exported stages."""
 
     def __init__(self, stages: Sequence[Stage], x: Tensor, classes: int, path: Path) -> None:
         super().__init__(len(stages), len(x))
@@ -104,28 +104,25 @@ class ExportedRun(Running[Prediction]):
         try:
             _, log_probs, fell_back, labels, *values = self._stages[exit](self._values)
         except Exception as error:  # the runtimes have no common type of error
-            shape = tuple(self._values[0].shape)
             raise InputError(
-                f"stage {exit + 1} of {self._exits} failed on values of shape {shape}: {_first_line(error)}",
-                expected="inputs like the example that the model was exported with: for a text model, tokens of its vocabulary",
+                f"stage {exit + 1} of {self._exits} failed on values of shape {tuple(self._values[0].shape)}: "
+                f"{_first_line(error)}",
+                expected="inputs like the example of the export: for a text model, token ids of its vocabulary",
                 fix="check the range and the length of the inputs; if they are right, export the model again",
             ) from error
-        self._check_given(exit, log_probs, fell_back, labels, values)
-        self._values = values
-        return Prediction(log_probs, fell_back, labels)
-
-    def _check_given(self, exit: int, log_probs: Tensor, fell_back: Tensor, labels: Tensor, values: Sequence[Tensor]) -> None:
-        """A file may declare one shape and give another."""
+        # A file may declare one shape and return another.
         rows = self._batch
-        sound = log_probs.shape == (rows, self._classes) and fell_back.shape == labels.shape == (rows,)
-        if not sound or not all(value.ndim and len(value) == rows for value in values):
+        valid = log_probs.shape == (rows, self._classes) and fell_back.shape == labels.shape == (rows,)
+        if not valid or not all(value.ndim and len(value) == rows for value in values):
             shapes = [tuple(value.shape) for value in (log_probs, fell_back, labels, *values)]
             raise FormatError(
-                f"stage {exit + 1} gives tensors of the shapes {shapes} for {rows} inputs and {self._classes} classes",
+                f"stage {exit + 1} returns tensors of shapes {shapes} for {rows} inputs and {self._classes} classes",
                 expected="one row per input in each of them",
                 fix="export the model again",
                 path=self._path,
             )
+        self._values = values
+        return Prediction(log_probs, fell_back, labels)
 
     def _select(self, rows: Tensor) -> None:
         self._values = [value[rows] for value in self._values]
@@ -139,9 +136,9 @@ def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False
 
     Args:
         folder: The folder with `exported.json`.
-        threads: For one stage in ONNX Runtime.
-        trusted: Whether to read `.pt2` files of `torch.export` as well. They can run any code while they are read: say True
-            only for files from yourself, or from somebody whose programs you would run. ONNX files need no trust.
+        threads: Threads per stage in ONNX Runtime.
+        trusted: Whether to read `.pt2` files of `torch.export`, too. They can run any code while they are read: use True only
+            for files from sources whose programs you would run. ONNX files need no trust.
     """
     check_count(threads, "threads")
     check_flag(trusted, "trusted")
@@ -154,10 +151,10 @@ def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False
         onnx = description["kind"] == "onnx"
         if not onnx and not trusted:
             raise UntrustedError(
-                f"{folder} holds .pt2 files of torch.export",
+                f"{folder} contains .pt2 files of torch.export",
                 expected="ONNX stages: .pt2 files can run any code while they are read",
-                fix="export the model as ONNX, the default format; or, if you would run a program from whoever made this "
-                "folder, say trusted=True (--trust on the command line)",
+                fix="export the model as ONNX, the default format; or, if you trust the source of this folder as you would "
+                "trust a program, pass trusted=True (--trust on the command line)",
                 path=path,
             )
         stages = [_stage(read, stage, Path(folder), threads if onnx else None) for stage in description["stages"]]
@@ -178,15 +175,15 @@ def _onnx_stage(file: bytes, stage: Mapping[str, Any], threads: int) -> Stage:
     session = make_session(safe_onnx(file), threads=threads)
     for side, real in (("inputs", session.get_inputs()), ("outputs", session.get_outputs())):
         described = tensors_of(stage, side)
-        if [(name, f"tensor({_IN_ONNX.get(dtype, dtype)})") for name, dtype, _ in described] != [
-            (each.name, each.type) for each in real
-        ] or not all(_fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
+        types = [(name, f"tensor({ONNX_TYPES.get(dtype, dtype)})") for name, dtype, _ in described]
+        same = types == [(each.name, each.type) for each in real]
+        if not same or not all(_fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
             raise ValueError(f"its {side} are {[(each.name, each.type, each.shape) for each in real][:8]}")
     names = [name for name, _, _ in tensors_of(stage, "inputs")]
 
     def run(values: Sequence[Tensor]) -> Sequence[Tensor]:
-        given = dict(zip(names, (value.numpy() for value in values), strict=True))
-        return [torch.from_numpy(array) for array in session.run(None, given)]
+        arrays = dict(zip(names, (value.numpy() for value in values), strict=True))
+        return [torch.from_numpy(array) for array in session.run(None, arrays)]
 
     return run
 
@@ -194,20 +191,20 @@ def _onnx_stage(file: bytes, stage: Mapping[str, Any], threads: int) -> Stage:
 def _torch_stage(file: bytes) -> Stage:
     module: Any = torch.export.load(io.BytesIO(file)).module()
 
+    @torch.inference_mode()
     def run(values: Sequence[Tensor]) -> Sequence[Tensor]:
-        with torch.inference_mode():
-            gave: Sequence[Tensor] = module(*values)
-        return gave
+        outputs: Sequence[Tensor] = module(*values)
+        return outputs
 
     return run
 
 
 def _first_line(error: Exception) -> str:
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _unreadable(path: Path, got: str) -> FormatError:
     return FormatError(
-        f"{path} {got}", expected="a folder that 'anytime export' wrote", fix="export the model again", path=path
+        f"{path} {got}", expected="a folder written by 'anytime export'", fix="export the model again", path=path
     )

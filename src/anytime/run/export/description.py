@@ -1,7 +1,7 @@
-"""`exported.json`: what exported stages are, read from a file that anybody may have written.
+"""`exported.json`, the description of exported stages, read from a file that may come from an untrusted source.
 
-Every value is checked before it is used, against the limits here and against the other values: what a stage leaves is what the
-next one is given.
+Every value is checked before use, against the limits here and against the other values: the outputs of a stage must match the
+inputs of the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from anytime.run.rule_step import GIVES
+from anytime.run.export.rule_step import OUTPUTS
 
 NAME = "exported.json"
 KIND = "export"
@@ -26,7 +26,7 @@ DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 }
-"""Element types of what stages are given and give."""
+"""Element types of the inputs and outputs of stages."""
 _MOST_EXITS, _MOST_CLASSES, _MOST_DIMENSIONS, _LARGEST_SIZE, _LARGEST_NUMBER = 1000, 1 << 24, 8, 1 << 31, 1e30
 _VALUES = {"kind", "exits", "classes", "class_names", "macs", "data", "rule", "stages"}
 
@@ -37,44 +37,40 @@ def read_description(data: bytes) -> dict[str, Any]:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError("does not describe exported stages")
-    if document.get("version") != VERSION:
-        raise ValueError(f"has version {str(document.get('version'))[:20]}, and this release reads version {VERSION}")
+    _require(isinstance(document, dict) and document.get("format") == FORMAT, "does not describe exported stages")
+    version = document.get("version")
+    _require(version == VERSION, f"has version {str(version)[:20]}, and this release reads version {VERSION}")
     check_description(document)
-    return document
+    return dict(document)
 
 
 def check_description(document: Mapping[str, Any]) -> None:
-    """Raise `ValueError` with the reason unless every value is of its kind and they fit together."""
+    """Raise `ValueError` with the reason unless every value is valid and consistent with the others."""
     missing = _VALUES - set(document)
     _require(not missing, f"lacks {', '.join(sorted(missing))}")
-    _require(document["kind"] in get_args(Format), f"names no known kind: {_short(document['kind'])}")
-    exits = _count(document, "exits", _MOST_EXITS)
-    classes = _count(document, "classes", _MOST_CLASSES)
+    _require(document["kind"] in get_args(Format), f"has an unknown kind: {_short(document['kind'])}")
+    exits, classes = _count(document, "exits", _MOST_EXITS), _count(document, "classes", _MOST_CLASSES)
     names, macs, stages = document["class_names"], document["macs"], document["stages"]
     if names is not None:
-        sound = isinstance(names, list) and len(names) == classes and all(isinstance(name, str) for name in names)
-        _require(sound, f"does not have one name per class: {_short(names)}")
+        valid = isinstance(names, list) and len(names) == classes and all(isinstance(name, str) for name in names)
+        _require(valid, f"does not have one name per class: {_short(names)}")
     if macs is not None:
-        sound = isinstance(macs, list) and len(macs) == exits and all(_is_number(value) for value in macs)
-        _require(
-            sound and all(a < b for a, b in zip([0, *macs], macs, strict=False)),
-            f"has the MACs {_short(macs)} for {exits} exits",
-        )
-    _require(isinstance(document["rule"], str), f"says of the rule {_short(document['rule'])}")
+        valid = isinstance(macs, list) and len(macs) == exits and all(_is_number(value) for value in macs)
+        increasing = valid and all(a < b for a, b in zip([0, *macs], macs, strict=False))
+        _require(increasing, f"has the MACs {_short(macs)} for {exits} exits")
+    _require(isinstance(document["rule"], str), f"has the rule {_short(document['rule'])}")
     _check_data(document["data"])
-    sound = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages) and len(stages) == exits
-    _require(sound, f"describes {len(stages) if isinstance(stages, list) else 'no'} stages for {exits} exits")
+    valid = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages) and len(stages) == exits
+    _require(valid, f"describes {len(stages) if isinstance(stages, list) else 'no'} stages for {exits} exits")
     files = [stage.get("file") for stage in stages]
     _require(all(isinstance(file, str) for file in files) and len(set(files)) == exits, "does not name one file per stage")
     _check_chain(stages, classes)
 
 
 def tensors_of(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tuple[int | str, ...]]]:
-    """Name, element type and shape of everything that a stage is given or gives."""
+    """Name, element type and shape of the `inputs` or `outputs` of a stage."""
     listed = stage.get(side)
-    _require(isinstance(listed, list), f"does not say what the {side} of a stage are")
+    _require(isinstance(listed, list), f"does not list the {side} of a stage")
     found = []
     for each in listed if isinstance(listed, list) else ():
         match each:
@@ -89,21 +85,19 @@ def tensors_of(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tupl
 
 
 def _check_chain(stages: Sequence[Mapping[str, Any]], classes: int) -> None:
-    """The first stage is given `x`, and each one gives an answer and what the next is given."""
+    """The first stage takes one input, and each one returns an answer and the inputs of the next."""
     answer = [("float32", ("batch", classes)), ("float32", ("batch", classes)), ("bool", ("batch",)), ("int64", ("batch",))]
     left: list[Any] | None = None
     for number, stage in enumerate(stages, 1):
-        inputs, outputs = tensors_of(stage, "inputs"), tensors_of(stage, "outputs")
-        given = [(dtype, shape) for _, dtype, shape in inputs]
-        _require(
-            given == left if left is not None else len(given) == 1, f"gives stage {number} what the one before does not leave"
-        )
-        answers, states = outputs[: len(GIVES)], outputs[len(GIVES) :]
-        _require([name for name, _, _ in answers] == list(GIVES), f"has no answer of stage {number}")
-        of_kind = [(dtype, shape) for _, dtype, shape in answers] == answer
-        _require(of_kind, f"has an answer of stage {number} of another kind")
-        left = [(dtype, shape) for _, dtype, shape in states]
-    _require(not left, "has a last stage that leaves something for a next one")
+        inputs = [(dtype, shape) for _, dtype, shape in tensors_of(stage, "inputs")]
+        outputs = tensors_of(stage, "outputs")
+        fits = inputs == left if left is not None else len(inputs) == 1
+        _require(fits, f"has inputs of stage {number} that do not match the outputs of the stage before")
+        names, kinds = [name for name, _, _ in outputs], [(dtype, shape) for _, dtype, shape in outputs]
+        _require(names[: len(OUTPUTS)] == list(OUTPUTS), f"has a stage {number} without the outputs {', '.join(OUTPUTS)}")
+        _require(kinds[: len(OUTPUTS)] == answer, f"has answers of stage {number} of other types or shapes")
+        left = kinds[len(OUTPUTS) :]
+    _require(not left, "has a last stage with outputs for another one")
 
 
 def _check_data(data: Any) -> None:
@@ -114,12 +108,12 @@ def _check_data(data: Any) -> None:
             numbers = all(_is_number(value) for value in (*mean, *std))
             _require(numbers and all(value > 0 for value in std), f"normalises inputs by {_short(data)}")
         case _:
-            raise ValueError(f"says of the data {_short(data)}")
+            raise ValueError(f"describes the data as {_short(data)}")
 
 
 def _count(document: Mapping[str, Any], name: str, most: int) -> int:
     value = document[name]
-    _require(type(value) is int and 1 <= value <= most, f"says that {name} is {_short(value)}, and 1 to {most} are possible")
+    _require(type(value) is int and 1 <= value <= most, f"has {name} {_short(value)}, which must be from 1 to {most}")
     return int(value)
 
 
@@ -128,7 +122,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _LARGEST_NUMBER  # NaN is not
+    return type(value) in (int, float) and abs(value) < _LARGEST_NUMBER  # false for NaN
 
 
 def _require(holds: bool, why: str) -> None:

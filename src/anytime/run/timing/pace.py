@@ -1,9 +1,9 @@
-"""How many stages to run side by side: the number that gets the most done, by trial.
+"""How many stages to run in parallel: the number with the highest throughput, found by trial.
 
-Cores alone do not say. Threads that run many small operations wait for Python's lock, and for each other's cores where other
-programs use the machine: two of them can get less done than one. Where operations are long, or run outside of Python, as many
-stages as cores are best. What was done is measured in the quickest times of the stages, so that their mix does not matter; a
-stage that ended after its request's deadline counts as nothing done.
+The number of cores alone does not decide. Threads that run many small operations wait for Python's lock, and for each other's
+cores if other programs use the machine: two can achieve less than one. If operations are long, or run outside of Python, as
+many stages as cores are best. Throughput is measured in the shortest times of the stages, so that their mix does not matter; a
+stage that ended after its request's deadline counts as zero.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 _EPOCH = 16
 """Stages in one measurement."""
 _EXPLORE = 12
-"""After so many measurements a number next to the best one is measured again."""
+"""After so many measurements, a number next to the best one is measured again."""
 _NEW = 0.3
 """The weight of a new measurement."""
 
 
 class Pace:
-    """Measures what is done per second with each number of stages side by side.
+    """Measures the throughput with each number of parallel stages.
 
     Args:
         most: The largest number.
@@ -33,12 +33,12 @@ class Pace:
         self.pause()
 
     def pause(self) -> None:
-        """There was not enough fix: what comes next is measured anew."""
+        """Discard the current measurement, since there was too little work."""
         self._since: float | None = None
         self._count, self._done = 0, 0.0
 
     def note(self, done: float, now: float) -> None:
-        """A stage has ended while there was enough to do.
+        """Record a stage that ended while there was enough work.
 
         Args:
             done: The seconds it takes at best.
@@ -47,7 +47,7 @@ class Pace:
         if self.most == 1:
             return
         if self._since is None or now <= self._since:
-            self._since = now  # from the end of a stage on, which another number of stages may have slowed down
+            self._since = now  # start at the end of a stage that another number of stages may have slowed down
             return
         self._count += 1
         self._done += done

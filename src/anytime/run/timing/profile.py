@@ -1,7 +1,6 @@
 """How long each stage takes on a machine: measured once, saved, and used as the first forecast.
 
-Times are of the stages as an engine runs them, one request after the other on a machine that does little else; the forecast
-takes it from there.
+The times are those of one request after another on an otherwise idle machine; the forecast adapts from there.
 """
 
 from __future__ import annotations
@@ -19,34 +18,33 @@ from torch import Tensor
 from anytime.checks import check_costs, check_count, check_counts
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
-from anytime.run.clock import Clock, MonotonicClock
 from anytime.run.engines.base import Engine
 from anytime.run.engines.running import check_inputs
-from anytime.run.forecast import Forecast
+from anytime.run.timing.clock import Clock, MonotonicClock
+from anytime.run.timing.forecast import Forecast
 
 LEVELS = (0.5, 0.9, 0.99, 1.0)
-"""The quantiles that a profile keeps."""
-_SEEDS = 100
-_HIGH = 4
-"""How many of them are high ones, for a forecast's slow quantile to be one of them."""
+"""The quantiles that a profile stores."""
+_SEEDS, _HIGH_SEEDS = 100, 4
+"""Durations that seed a forecast, and how many of them are high, so that the forecast's slow quantile is a high one."""
 _WARM_UP = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Profile(Fitted, kind="profile"):
-    """Times of the stages of a model.
+    """Stage times of a model.
 
     Args:
-        exits: How many exits the model has.
-        classes: How many classes.
-        engine: What it was run by.
-        threads: How many threads a stage had.
-        machine: What it was run on: processor, system, versions, load.
-        batch_sizes: The batch sizes, rising.
+        exits: The number of exits of the model.
+        classes: The number of classes.
+        engine: The name of the engine.
+        threads: Threads per stage.
+        machine: Processor, system, versions, load.
+        batch_sizes: The batch sizes, increasing.
         stage_seconds: Quantiles (`LEVELS`) of each stage's time, `(batch sizes, exits, levels)`.
         exit_seconds: Quantiles of the time from the start to each exit, of the same shape.
-        repeats: How many runs each is from.
-        macs: MACs (multiply-accumulates) for one input up to each exit, where they are known.
+        repeats: Runs per batch size.
+        macs: MACs (multiply-accumulates) per input up to each exit, if known.
     """
 
     engine: str
@@ -65,49 +63,46 @@ class Profile(Fitted, kind="profile"):
             times = getattr(self, name)
             if times.shape != shape or not bool((times >= 0).all()) or not bool(times.isfinite().all()):
                 raise OptionError(
-                    f"{name} have shape {tuple(times.shape)}", expected=f"{shape}, none negative", fix="measure it anew"
+                    f"{name} has shape {tuple(times.shape)}",
+                    expected=f"{shape}, finite and not negative",
+                    fix="measure the profile again: anytime profile, or profile_model",
                 )
         if self.macs is not None:
             check_costs(self.macs, exits=self.exits)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], *, path: str | Path = "the document") -> Self:
-        """The profile that a checked document describes. Files of before call the MACs `costs`."""
+        """The profile that a checked document describes. Older files call the MACs `costs`."""
         fields = document.get("fields")
         if isinstance(fields, dict) and "macs" not in fields and "costs" in fields:
             renamed = {"macs" if name == "costs" else name: value for name, value in fields.items()}
             document = {**document, "fields": renamed}
         return super().from_document(document, path=path)
 
-    def seconds(self, batch: int = 1, *, share: float = 0.5) -> tuple[float, ...]:
-        """The time to each exit, for one of the batch sizes.
-
-        Args:
-            batch: Which.
-            share: Which quantile: one of `LEVELS`.
-        """
-        if batch not in self.batch_sizes or share not in LEVELS:
+    def seconds(self, batch: int = 1, *, quantile: float = 0.5) -> tuple[float, ...]:
+        """The time to each exit for one of the batch sizes, at one of the `LEVELS`."""
+        if batch not in self.batch_sizes or quantile not in LEVELS:
             raise OptionError(
-                f"batch size {batch} and quantile {share}",
+                f"batch size {batch} and quantile {quantile}",
                 expected=f"a batch size of {self.batch_sizes} and a quantile of {LEVELS}",
-                fix="measure a profile with this batch size",
+                fix=f"measure a profile with batch_sizes=({batch},), or choose one of these",
             )
-        return tuple(self.exit_seconds[self.batch_sizes.index(batch), :, LEVELS.index(share)].tolist())
+        return tuple(self.exit_seconds[self.batch_sizes.index(batch), :, LEVELS.index(quantile)].tolist())
 
     def seed(self, forecast: Forecast) -> None:
-        """Begin a forecast with these times."""
+        """Initialise a forecast with these times."""
         for batch, stages in zip(self.batch_sizes, self.stage_seconds.tolist(), strict=True):
-            for exit, (middle, _, high, _) in enumerate(stages):
-                # The few high ones last: they leave the window last.
-                forecast.seed(exit, batch, [middle] * (_SEEDS - _HIGH) + [high] * _HIGH)
+            for exit, (median, _, high, _) in enumerate(stages):
+                # The high ones come last, so that they leave the window last.
+                forecast.seed(exit, batch, [median] * (_SEEDS - _HIGH_SEEDS) + [high] * _HIGH_SEEDS)
 
     def check_engine(self, name: str) -> None:
-        """Refuse another engine than it was measured with."""
+        """Refuse an engine other than the one that was measured."""
         if name != self.engine:
             raise OptionError(
                 f"the profile was measured with the engine {self.engine!r}",
-                expected=f"one measured with {name!r}, which is in use",
-                fix="measure a profile with this engine, or leave the profile out: the forecast learns by itself",
+                expected=f"a profile of the engine in use, {name!r}",
+                fix="measure a profile with this engine, or omit the profile: the forecast adapts to the first requests",
             )
 
 
@@ -123,12 +118,12 @@ def profile_model(
     """Measure how long the stages take.
 
     Args:
-        engine: What runs the model: `anytime.run.engines.make_engine(model, "eager")`.
-        example: Inputs with the batch first; rows are used again where a batch size needs more.
-        batch_sizes: Which.
-        repeats: How many runs for each of them.
-        macs: MACs (multiply-accumulates) for one input up to each exit, to keep beside the times.
-        clock: Tells the time.
+        engine: The engine that runs the model: `anytime.run.engines.make_engine(model, "eager")`.
+        example: Inputs with the batch first; rows are repeated for larger batch sizes.
+        batch_sizes: The batch sizes to measure.
+        repeats: Runs per batch size.
+        macs: MACs (multiply-accumulates) per input up to each exit, stored with the times.
+        clock: The clock to measure with.
     """
     inputs = check_inputs(example)
     sizes = tuple(sorted(set(batch_sizes)))
@@ -136,20 +131,16 @@ def profile_model(
     check_count(repeats, "repeats")
     time = clock or MonotonicClock()
     quantiles = torch.tensor(LEVELS, dtype=torch.float64)
-    stages, totals, classes = [], [], None
+    stages, totals = [], []
     for size in sizes:
         x = inputs[torch.arange(size) % len(inputs)]
-        rows = []
-        for repeat in range(_WARM_UP + repeats):
-            times, classes = _run_once(engine, x, time)
-            if repeat >= _WARM_UP:
-                rows.append(times)
-        taken = torch.tensor(rows, dtype=torch.float64)  # (repeats, exits)
+        runs = [_run_once(engine, x, time) for _ in range(_WARM_UP + repeats)]
+        taken = torch.tensor([times for times, _ in runs[_WARM_UP:]], dtype=torch.float64)  # (repeats, exits)
         stages.append(taken.quantile(quantiles, dim=0, interpolation="higher").T)
         totals.append(taken.cumsum(1).quantile(quantiles, dim=0, interpolation="higher").T)
     return Profile(
         exits=engine.num_exits,
-        classes=classes,
+        classes=runs[-1][1],
         engine=engine.name,
         threads=torch.get_num_threads(),
         machine=describe_machine(),
@@ -162,10 +153,10 @@ def profile_model(
 
 
 def describe_machine() -> dict[str, Any]:
-    """What this machine is, and how busy."""
+    """Processor, system, versions and current load of this machine."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": count_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -174,14 +165,20 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def count_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @torch.inference_mode()
 def _run_once(engine: Engine, x: Tensor, clock: Clock) -> tuple[list[float], int]:
+    """The seconds of each stage, and the number of classes."""
     before, times, classes = clock.now(), [], 0
     stages = engine.begin(x)
     try:
         for _ in range(engine.num_exits):
-            given = stages.advance()
-            classes = getattr(given, "log_probs", given).shape[1]  # exported stages give distributions
+            output = stages.advance()
+            classes = getattr(output, "log_probs", output).shape[1]  # exported stages return distributions
             now = clock.now()
             times.append(now - before)
             before = now

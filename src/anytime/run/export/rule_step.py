@@ -1,7 +1,7 @@
-"""A rule's step as a function of tensors alone, so that it can be exported beside a stage.
+"""A rule's step as a function of tensors only, so that it can be exported with a stage.
 
-The state of a rule becomes a list of tensors with names, in a fixed order: `state_memory`, `state_margin`,
-`state_inner_memory` and so on, each with the batch first.
+The state of a rule becomes a list of named tensors in a fixed order: `state_memory`, `state_margin`, `state_inner_memory` and
+so on, each with the batch first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch.overrides import TorchFunctionMode
 
 from anytime.combine.base import Rule, State
 
-GIVES = ("probs", "log_probs", "fell_back", "labels")
-"""What a step gives besides the new state."""
+OUTPUTS = ("probs", "log_probs", "fell_back", "labels")
+"""The outputs of a step besides the new state."""
 _ROWS = 4
 
 
 class RuleStep(nn.Module):
-    """The step of a rule after a number of exits: `(logits, *state)` in, `(probs, log_probs, fell_back, labels, *state)` out.
+    """A rule's step after some exits: `(logits, *state)` in, `(probs, log_probs, fell_back, labels, *state)` out.
 
-    It computes in float64, keeps its state so, and gives answers in float32. Tools that quantise a graph leave float64 alone: a
-    step of eight bits would answer with other classes, and the infinities of log space have no scale.
+    The step and its state are in float64, its answers in float32. Quantisation tools do not touch float64: an eight-bit step
+    would predict other classes, and the infinities of log space have no scale.
 
     Args:
         rule: The rule.
-        state: One of its states after so many exits; what counts is its form.
-        last: Whether no step follows, so that no state is given.
+        state: A state of the rule after so many exits, for its structure.
+        last: Whether no step follows, so that no state is returned.
     """
 
     def __init__(self, rule: Rule[Any], state: State, *, last: bool) -> None:
@@ -69,10 +69,10 @@ def typical_states(rule: Rule[Any], *, exits: int, classes: int) -> Iterator[tup
 
 
 class Exportable(TorchFunctionMode):
-    """Lets a rule's step be exported as it is written; the numbers stay the same.
+    """Rewrites operations of a rule's step so that exporters and runtimes support them; results are the same.
 
-    Where a rule looks whether some work can be left out, the work is done: the same step must do for all inputs. And where
-    runtimes lack an operation on truth values, or on infinity, it is put in words that they have.
+    Conditions that skip unnecessary work become true, since one graph serves all inputs. Operations on booleans or on
+    infinity that runtimes lack are expressed by others.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
