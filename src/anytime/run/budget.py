@@ -98,12 +98,6 @@ class Budget:
     ) -> None:
         if macs is not None and flops is not None:
             raise OptionError("both macs and flops are given", expected="one of them", fix="pass macs only: flops / 2")
-        if flops is not None:
-            macs = check_number(flops, "flops", above=0) / 2
-        elif macs is not None:
-            macs = check_number(macs, "macs", above=0)
-        if exits is not None:
-            exits = check_count(exits, "exits")
         if until is not None and (isinstance(until, type) or not (callable(until) or isinstance(until, Event))):
             raise OptionError(
                 f"until is {until!r}",

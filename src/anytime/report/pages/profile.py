@@ -119,7 +119,7 @@ def _levels(profile: Profile) -> list[str]:
 
 def _milliseconds(profile: Profile, batch: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The p50 and the p99 of the time to each exit."""
-    median, slow = (tuple(1e3 * time for time in profile.seconds(batch, share=level)) for level in (0.5, 0.99))
+    median, slow = (tuple(1e3 * time for time in profile.seconds(batch, quantile=level)) for level in (0.5, 0.99))
     return median, slow
 
 

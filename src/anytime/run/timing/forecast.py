@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
 from typing import NamedTuple
 
-from anytime.checks import check_count
+from anytime.checks import check_count, check_number
 from anytime.run.forks import renew_in_children
 
 _PREEMPTING = ("thread", "asyncio")
