@@ -48,8 +48,8 @@ from torch import Tensor
 import anytime
 from anytime.models import create
 from anytime.run import Runner
-from anytime.run.clock import MonotonicClock
 from anytime.run.engines import Engine, make_engine
+from anytime.run.timing.clock import MonotonicClock
 
 LATE = 0.5e-3
 AWAY = 0.1e-3

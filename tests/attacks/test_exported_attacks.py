@@ -185,7 +185,7 @@ def test_stages_of_torch_run_for_who_trusts_them(torch_files: dict[str, bytes], 
 
 
 def first_tensor(proto: Any) -> Any:
-    from anytime.run.onnx_safety import messages
+    from anytime.run.export.onnx_safety import messages
 
     return next(each for each in messages(proto) if each.DESCRIPTOR.name == "TensorProto" and len(each.dims) == 2)
 

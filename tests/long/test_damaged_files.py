@@ -55,7 +55,7 @@ from anytime.models import create, load, save
 from anytime.models.base import MultiExit
 from anytime.models.text.pretrained import load_pretrained
 from anytime.reproduce.runs import read_run
-from anytime.run.exported import load_exported
+from anytime.run.export import load_exported
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig

@@ -27,10 +27,9 @@ from anytime.errors import (
     StateError,
 )
 from anytime.models import MLP, MLPConfig, MultiExit, create
-from anytime.run import export as export_module
-from anytime.run.description import NAME as DESCRIPTION
-from anytime.run.export import export, load_exported
-from anytime.run.exported import ExportedModel
+from anytime.run.export import ExportedModel, export, load_exported
+from anytime.run.export import writing as export_module
+from anytime.run.export.description import NAME as DESCRIPTION
 
 RULES: list[Rule[Any]] = [
     anytime.Latest(),

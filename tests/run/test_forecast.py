@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytime.errors import OptionError
-from anytime.run.forecast import Forecast, Window
+from anytime.run.timing.forecast import Forecast, Window
 
 times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
 

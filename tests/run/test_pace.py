@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anytime.run.pace import Pace
+from anytime.run.timing.pace import Pace
 
 
 def work(pace: Pace, per_second: Callable[[int], float], *, stages: int, now: float = 0.0) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anytime.errors import DeadlineTooShort, FormatError, OptionError, ShapeError
 from anytime.run import Profile, Runner, profile_model
-from anytime.run.profile import describe_machine
+from anytime.run.timing.profile import describe_machine
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import anytime
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import NonFiniteError
 from anytime.run.combining import ByRule
-from anytime.run.rule_graph import ByGraph, by_graph
+from anytime.run.export.rule_graph import ByGraph, by_graph
 
 pytest.importorskip("onnxruntime")
 

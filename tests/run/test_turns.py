@@ -24,7 +24,7 @@ import anytime
 from anytime.errors import DeadlineTooShort, StateError
 from anytime.models import MLP, MLPConfig
 from anytime.run import Budget, Forecast, Runner
-from anytime.run.pace import Pace
+from anytime.run.timing.pace import Pace
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 

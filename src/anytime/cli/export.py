@@ -36,8 +36,8 @@ def export(
     from anytime.cli.rules import rule_files
     from anytime.models import measure_cost
     from anytime.outputs import check_folder
-    from anytime.run.description import KIND
     from anytime.run.export import export as write
+    from anytime.run.export.description import KIND
 
     check_folder(out, kind=KIND, inputs=(model, model / "model", *rule_files(rule)))
     opened = open_model(model)

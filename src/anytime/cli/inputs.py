@@ -41,7 +41,7 @@ from anytime.models.text import encoder
 from anytime.models.zoo import create
 from anytime.reading import is_file, json_from, open_file, parsing, read_file
 from anytime.reproduce.runs import is_published, read_run
-from anytime.run.exported import ExportedModel, load_exported
+from anytime.run.export import ExportedModel, load_exported
 from anytime.safe_text import printable
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def predict(
     from anytime.errors import FewClassesWarning
     from anytime.models import measure_cost
     from anytime.run import Budget
-    from anytime.run.exported import ExportedModel
+    from anytime.run.export import ExportedModel
 
     budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else read_rule(rule)
     if top < 1:

@@ -51,7 +51,7 @@ def profile(
     from anytime.cli.stages import make_engine
     from anytime.outputs import check_folder
     from anytime.run import profile_model
-    from anytime.run.exported import ExportedModel
+    from anytime.run.export import ExportedModel
 
     check_count(repeats, "--repeats", most=_MOST_REPEATS)
     sizes = inputs.counts(batch, "batch", example="1,8")

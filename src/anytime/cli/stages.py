@@ -11,9 +11,9 @@ from torch import Tensor
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.run import engines
-from anytime.run.description import DTYPES, NAME, tensors_of
 from anytime.run.engines import Engine
-from anytime.run.exported import ExportedModel
+from anytime.run.export import ExportedModel
+from anytime.run.export.description import DTYPES, NAME, tensors_of
 
 _TOKENS = 128
 

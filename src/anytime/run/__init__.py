@@ -2,9 +2,9 @@
 
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.forecast import Forecast
-from anytime.run.profile import Profile, profile_model
 from anytime.run.runner import Runner
 from anytime.run.task import Task
+from anytime.run.timing.forecast import Forecast
+from anytime.run.timing.profile import Profile, profile_model
 
 __all__ = ["Answer", "Budget", "Forecast", "Profile", "Reason", "Runner", "Task", "profile_model"]

@@ -1,16 +1,15 @@
-"""Threads that take turns at the stages of all requests: the unit is one stage, not one request.
+"""Threads that take turns at the stages of all requests: the unit of scheduling is one stage, not one request.
 
-Only as many stages run at once as gets the most done (`anytime.run.pace`). The others wait, and the time they wait is not
-counted as theirs. The next stage is that of the request with the fewest exits; among equals that of a caller who was refused
-before, then of the earliest deadline. So while there are more requests than the machine can serve in full, everybody gets a
-first exit in turn before anybody gets a second. A request that nobody else waits behind goes on in its thread without a
-hand-over: a single caller pays nothing for this.
+Only as many stages run at once as maximise throughput (`anytime.run.timing.pace`). The others wait, and their waiting time does
+not count as stage time. The next stage is that of the request with the fewest exits; ties go to a caller that was refused
+before, then to the earliest deadline. Under overload every request gets a first exit before any gets a second.
+A request that nothing else waits behind stays in its thread: a single caller pays nothing for the scheduling.
 
-A stage cannot be stopped. One that takes far longer than the next one in line would keeps its thread
-but not its slot: another thread takes over, up to `limit` threads in all.
+A stage cannot be stopped. One that takes far longer than the next stage in line keeps its thread but loses its slot: another
+thread takes over, up to `limit` threads in all.
 
-Threads fetch their work themselves, and which of them are busy is counted when it matters, never kept in a counter. So an
-exception out of a signal handler, at whatever instruction of a caller, can lose the caller's own request and nothing else.
+Threads fetch their work themselves, and busy threads are counted when needed, never kept in a counter. An exception raised by
+a signal handler, at any instruction of a caller, can therefore lose the caller's own request and nothing else.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import Protocol
 
 from anytime.errors import StateError
 from anytime.models.modes import Modes
-from anytime.run.clock import Clock
 from anytime.run.forks import renew_in_children
-from anytime.run.pace import Pace
-from anytime.run.prompt import be_patient
+from anytime.run.timing.clock import Clock
+from anytime.run.timing.pace import Pace
+from anytime.run.timing.scheduling_hints import be_patient
 
 _LOOK_AT = 64
 """How many may wait before those whose time is up are looked for."""

@@ -31,20 +31,20 @@ from anytime.models.base import ExitModel
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.budget import Budget, Duration, make_budget, seconds
-from anytime.run.clock import Clock, MonotonicClock
 from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
 from anytime.run.engines import ENGINES, Engine, make_engine
 from anytime.run.engines.choose import run_all
 from anytime.run.engines.onnx import OnnxRuntimeEngine
 from anytime.run.engines.running import check_inputs
 from anytime.run.executor import Executor
-from anytime.run.exported import ExportedModel, load_exported
-from anytime.run.forecast import Forecast
+from anytime.run.export.loading import ExportedModel, load_exported
+from anytime.run.export.rule_graph import ByGraph, by_graph
 from anytime.run.forks import renew_in_children
-from anytime.run.pace import Pace
-from anytime.run.profile import Profile
-from anytime.run.rule_graph import ByGraph, by_graph
 from anytime.run.task import Setup, Task, limit_exits
+from anytime.run.timing.clock import Clock, MonotonicClock
+from anytime.run.timing.forecast import Forecast
+from anytime.run.timing.pace import Pace
+from anytime.run.timing.profile import Profile
 
 _WARM_UP = 3
 """How many runs of all exits show how long the stages take."""

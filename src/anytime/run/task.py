@@ -24,12 +24,12 @@ from anytime.models.modes import Modes
 from anytime.policy import Policy
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.clock import Clock, Gate
 from anytime.run.combining import Combiner
 from anytime.run.engines.base import Engine, Stages
 from anytime.run.executor import Executor
-from anytime.run.forecast import Forecast, Outlook
 from anytime.run.rows import RowAnswers, Rows
+from anytime.run.timing.clock import Clock, Gate
+from anytime.run.timing.forecast import Forecast, Outlook
 
 _PATIENCE = 0.01
 _STAGES = 4

@@ -16,7 +16,7 @@ from anytime.report.svg.chart import Axis, Chart, Look, Series, draw, path, plac
 from anytime.report.svg.scale import linear
 
 if TYPE_CHECKING:
-    from anytime.run.profile import Profile
+    from anytime.run.timing.profile import Profile
 
 MEDIAN, SLOW, COSTS = Look("s0", "circle"), Look("s2", "diamond"), Look("s4", "square")
 _LEGEND = ((MEDIAN, "half of the runs (p50)"), (SLOW, "99 of 100 runs (p99)"))

@@ -33,7 +33,6 @@ from anytime.combine.named import rule as rule_from_text
 from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
-from anytime.run.description import FORMAT, KIND, NAME, VERSION, Format, check_description
 from anytime.run.engines.folding import copied
 from anytime.run.engines.onnx import (
     OPSET,
@@ -47,11 +46,10 @@ from anytime.run.engines.onnx import (
     require,
     two_rows,
 )
-from anytime.run.exported import LARGEST_STAGE, ExportedModel, load_exported
-from anytime.run.onnx_safety import strip_metadata
-from anytime.run.rule_step import GIVES, RuleStep, flat, typical_states
-
-__all__ = ["TOLERANCE", "ExportedModel", "export", "load_exported"]
+from anytime.run.export.description import FORMAT, KIND, NAME, VERSION, Format, check_description
+from anytime.run.export.loading import LARGEST_STAGE
+from anytime.run.export.onnx_safety import strip_metadata
+from anytime.run.export.rule_step import GIVES, RuleStep, flat, typical_states
 
 TOLERANCE = 1e-4
 """How far a stage's logits may lie from the model's, relative to the largest of an exit, and a step from the rule's."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from anytime.combine import Prediction, Rule, State
 from anytime.run.combining import ByRule
 from anytime.run.engines.onnx import Free, make_session, traced
-from anytime.run.rule_step import Exportable, typical_states
+from anytime.run.export.rule_step import Exportable, typical_states
 
 _SAME = 1e-5
 _GIVES = ["log_probs", "fell_back", "labels", "sum"]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from anytime.run import prompt
-from anytime.run.clock import MonotonicClock
+from anytime.run.timing import scheduling_hints as prompt
+from anytime.run.timing.clock import MonotonicClock
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="timer slack is a setting of Linux")
 _GET_TIMER_SLACK = 30

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Protocol
 
-from anytime.run.prompt import be_prompt
+from anytime.run.timing.scheduling_hints import be_prompt
 
 
 class Gate(Protocol):
@@ -41,7 +41,7 @@ class MonotonicClock:
     """The machine's monotonic clock.
 
     Args:
-        prompt: Whether a thread that waits with a limit asks the kernel to be woken without delay; see `anytime.run.prompt`.
+        prompt: Whether a thread that waits with a limit asks the kernel to be woken without delay; see `scheduling_hints`.
             It asks once, and stays so.
     """
 

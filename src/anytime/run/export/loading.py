@@ -1,6 +1,6 @@
 """Exported stages run again: what `anytime.run.export` wrote, as something that gives distributions exit by exit.
 
-A folder of stages may come from anybody. ONNX files are checked (`anytime.run.onnx_safety`) and hold no code. Files of
+A folder of stages may come from anybody. ONNX files are checked (`anytime.run.export.onnx_safety`) and hold no code. Files of
 `torch.export` can run any code while torch reads them, so they are read only if the caller says that the folder is trusted.
 """
 
@@ -18,11 +18,11 @@ from anytime.artifacts import bundle_reader
 from anytime.checks import check_count, check_flag
 from anytime.combine.rules import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
-from anytime.run.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.engines.folding import on_cpu
 from anytime.run.engines.onnx import make_session
 from anytime.run.engines.running import Running, check_inputs
-from anytime.run.onnx_safety import safe_onnx
+from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
+from anytime.run.export.onnx_safety import safe_onnx
 
 LARGEST_STAGE = (1 << 31) - 1
 """Bytes: protobuf, and so ONNX, has no larger files."""

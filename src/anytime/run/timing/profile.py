@@ -19,10 +19,10 @@ from torch import Tensor
 from anytime.checks import check_costs
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
-from anytime.run.clock import Clock, MonotonicClock
 from anytime.run.engines.base import Engine
 from anytime.run.engines.running import check_inputs
-from anytime.run.forecast import Forecast
+from anytime.run.timing.clock import Clock, MonotonicClock
+from anytime.run.timing.forecast import Forecast
 
 LEVELS = (0.5, 0.9, 0.99, 1.0)
 """The quantiles that a profile keeps."""

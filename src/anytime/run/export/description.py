@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from anytime.run.rule_step import GIVES
+from anytime.run.export.rule_step import GIVES
 
 NAME = "exported.json"
 KIND = "export"
