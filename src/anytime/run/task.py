@@ -40,7 +40,10 @@ _TIMELESS = Outlook(0.0, (0.0,))
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What all requests of a runner share. `begin` is the engine's, or gives logits in the form the combiner likes best."""
+    """What all requests of a runner share.
+
+    `begin` is the engine's, or gives logits in the form the combiner likes best; `joins` says whether runs can share a stage.
+    """
 
     engine: Engine
     begin: Callable[[Tensor], Stages]
@@ -52,6 +55,7 @@ class Setup:
     draws: torch.Generator | None = None
     prior: Tensor | None = None
     grace: float = 0.0
+    joins: bool = False
 
 
 class _Outcome(NamedTuple):
@@ -89,7 +93,8 @@ class Task:
         self._limit, self._costs, self._way, self._notify = limit, costs, way, notify
         self._owner = owner  # a runner that nobody else holds lives as long as its task
         self._x: Tensor | None = x
-        self._batch = len(x)
+        self._batch = self._running = len(x)
+        self._shape = tuple(x.shape[1:]), x.dtype, x.device
         self._seen: list[Tensor] = []
         self._rows: list[RowAnswers] = []
         self._stages: Generator[None, None, None] | None = None
@@ -102,6 +107,9 @@ class Task:
         self.ended = self.picked = began
         self.waited = self.at_work = False
         self.more = True
+        self.run: Stages | None = None
+        self.shared: tuple[int, float] | None = None
+        self._prepared = False
         self.modes: Modes
         self.turn: threading.Lock | None = None
         self._uniform = self._draw()
@@ -272,6 +280,26 @@ class Task:
         return not exits and self.deadline - now < self._outlook.likely, exits, -self._refused, self.deadline, self._began
 
     @property
+    def rows(self) -> int:
+        """How many rows the next stage computes."""
+        return self._running
+
+    @property
+    def exit(self) -> int:
+        """How many exits there are."""
+        return len(self._seen) or len(self._rows)
+
+    @property
+    def group(self) -> object:
+        """Requests with equal groups can share a batch: inputs of one shape and type, in the same modes of torch."""
+        return (self._shape, self.modes) if self._setup.joins and self.turn is None else None
+
+    def needed(self, rows: int) -> float:
+        """The seconds to be left for the next stage in a batch of so many rows."""
+        setup = self._setup
+        return setup.forecast.joint(self.exit, rows) + self._outlook.usual if self.deadline is not None else 0.0
+
+    @property
     def patience(self) -> float:
         """For how many seconds it is worth waiting for another's running stage."""
         needed = self._outlook.needed
@@ -293,21 +321,35 @@ class Task:
         """
         return now - max(self.picked, self.ended) <= patience
 
+    def prepare(self) -> bool:
+        """Decide whether to run the next stage, and open the run; whether there is one."""
+        self._begun, self._ran = True, False
+        if not self._prepared:
+            self._prepared = self._resume()
+        return self._prepared
+
     def step(self) -> bool:
         """Run the next stage, in whichever thread; whether there is another to run."""
-        self._begun, self._ran = True, False
+        if self.prepare():
+            self._prepared = False
+            self._ran = self._resume()
+            self.more = self.more and self._reason is None
+        if not self.more:
+            self.drop()
+        return self.more
+
+    def _resume(self) -> bool:
+        """Go on with the stages up to their next halt; false if they have ended."""
         try:
             if self._stages is None:
                 self._stages = self._run_stages()
             next(self._stages)
-            self._ran, self.more = True, self._reason is None
+            return True
         except StopIteration:
             self.more = False
-        except BaseException as error:  # it comes out where the caller waits
+        except BaseException as error:  # it is raised where the caller waits
             self._error, self.more = error, False
-        if not self.more:
-            self.drop()
-        return self.more
+        return False
 
     def drop(self) -> None:
         """Let go of everything that stages hold."""
@@ -324,7 +366,7 @@ class Task:
     # The stages.
 
     def _run_stages(self) -> Generator[None, None, None]:
-        """Run a stage and publish what it gave, each time it is asked to."""
+        """Run a stage and publish what it gave; halts before each stage, once it is decided to run it, and after it."""
         setup, x, limit = self._setup, self._x, self._limit
         if x is None:  # dropped before it began
             return
@@ -343,9 +385,13 @@ class Task:
             for exit in range(limit):
                 if exit and self._stopped(exit, batch, before):
                     return
+                self.run = stages
+                yield
                 logits = stages.advance()
                 now = clock.now()
-                times.append((exit, batch, now - before))
+                (rows_run, before), self.shared = self.shared or (batch, before), None
+                if rows_run:
+                    times.append((exit, rows_run, now - before))
                 self.ended = now
                 keep: Tensor | None = None
                 if rows is None:
@@ -356,7 +402,7 @@ class Task:
                     self._reason = self._reason or self._limited()
                 elif keep is not None and self._reason is None:
                     stages.keep(keep)
-                    batch = len(keep)
+                    self._running = batch = len(keep)
                     self._outlook = self._look(batch)
                 yield
                 before = now

@@ -20,7 +20,7 @@ from anytime.combine.rules import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.run.engines.folding import on_cpu
 from anytime.run.engines.onnx import make_session
-from anytime.run.engines.running import Running, check_inputs
+from anytime.run.engines.running import Joinable, check_inputs
 from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.export.onnx_safety import safe_onnx
 
@@ -47,6 +47,7 @@ class ExportedModel:
     """
 
     name = "exported"
+    joins = True
 
     def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path) -> None:
         self.description = description
@@ -92,26 +93,26 @@ def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
     )
 
 
-class ExportedRun(Running[Prediction]):
+class ExportedRun(Joinable[Prediction]):
     """One input, or batch of inputs, on its way through exported stages."""
 
     def __init__(self, stages: Sequence[Stage], x: Tensor, classes: int, path: Path) -> None:
         super().__init__(len(stages), len(x))
         self._stages, self._classes, self._path = stages, classes, path
-        self._values: Sequence[Tensor] = [x]
+        self._carry: Sequence[Tensor] = [x]
 
     def _run(self, exit: int) -> Prediction:
         try:
-            _, log_probs, fell_back, labels, *values = self._stages[exit](self._values)
+            _, log_probs, fell_back, labels, *values = self._stages[exit](self._carry)
         except Exception as error:  # the runtimes have no common type of error
-            shape = tuple(self._values[0].shape)
+            shape = tuple(self._carry[0].shape)
             raise InputError(
                 f"stage {exit + 1} of {self._exits} failed on values of shape {shape}: {_first_line(error)}",
                 expected="inputs like the example that the model was exported with: for a text model, tokens of its vocabulary",
                 fix="check the range and the length of the inputs; if they are right, export the model again",
             ) from error
         self._check_given(exit, log_probs, fell_back, labels, values)
-        self._values = values
+        self._carry = values
         return Prediction(log_probs, fell_back, labels)
 
     def _check_given(self, exit: int, log_probs: Tensor, fell_back: Tensor, labels: Tensor, values: Sequence[Tensor]) -> None:
@@ -126,12 +127,6 @@ class ExportedRun(Running[Prediction]):
                 fix="export the model again",
                 path=self._path,
             )
-
-    def _select(self, rows: Tensor) -> None:
-        self._values = [value[rows] for value in self._values]
-
-    def _drop(self) -> None:
-        self._values = []
 
 
 def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False) -> ExportedModel:

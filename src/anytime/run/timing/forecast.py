@@ -207,6 +207,22 @@ class Forecast:
             window, times = self._stage(exit, batch)
             return window.slow * times
 
+    def joint(self, exit: int, rows: int) -> float:
+        """The usual seconds of a stage, counted from 0, in a batch of so many rows.
+
+        Sizes never seen are guessed from the largest known below, at half of the time in proportion: batches pay, and how much
+        is known after the first one.
+        """
+        with self._lock:
+            self._digest()
+            known = {size: window for size, window in self._stages.get(exit, {}).items() if len(window)}
+            if rows in known or not known:
+                return known[rows].usual if known else 0.0
+            below = max((size for size in known if size < rows), default=None)
+            if below is None:
+                return known[min(known)].usual
+            return known[below].usual * (1 + rows / below) / 2
+
     def outlook(self, exits: int, batch: int, way: str, grace: float = 0.0) -> Outlook:
         """What is expected of the first `exits` stages, in one go: between stages every microsecond is the caller's.
 
