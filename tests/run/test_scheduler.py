@@ -1,0 +1,179 @@
+"""Scheduling policies on a simulated clock: their laws under random traffic, and how close they come to the fluid bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import anytime
+from anytime.run.scheduler import POLICIES, AllExits, Batch, ExpectedGain, LeastProgress, StageTimes, latest_start, retry_after
+from anytime.run.simulation import LinearTimes, Load, fluid_bound, simulate
+
+MSDNET = LinearTimes(
+    fixed=tuple(1.91e-3 * part for part in (0.22, 0.13, 0.14, 0.13, 0.13, 0.12, 0.13)),
+    per_row=tuple(2.30e-3 * part for part in (0.22, 0.13, 0.14, 0.13, 0.13, 0.12, 0.13)),
+)
+"""Stage times of the CIFAR MSDNet on one core: 4.21 ms for one image, 2.54 ms per image in a batch of 8."""
+CAPACITY = 1 / sum(MSDNET.seconds(stage, 1) for stage in range(1, 8))
+"""Requests per second of a server that runs all exits for one image after the other."""
+
+
+@dataclass
+class Waiting:
+    deadline: float
+    exit: int = 0
+    confidence: float = 0.0
+    last: int = 7
+    arrived: float = 0.0
+    group: object = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A policy whose every choice is held against the laws."""
+
+    policy: Any
+
+    def choose(self, now: float, requests: Sequence[Any], times: StageTimes) -> Batch[Any] | None:
+        chosen: Batch[Any] | None = self.policy.choose(now, requests, times)
+        if chosen is not None:
+            together, waiting = chosen.requests, set(map(id, requests))
+            assert 1 <= len(together) <= times.largest_batch
+            assert len(set(map(id, together))) == len(together)
+            assert all(id(request) in waiting for request in together)
+            assert {request.exit + 1 for request in together} == {chosen.stage}
+            assert len({request.group for request in together}) == 1
+            assert all(chosen.stage + chosen.stages - 1 <= request.last for request in together)
+            seconds = sum(times.seconds(chosen.stage + more, len(together)) for more in range(chosen.stages))
+            assert all(now + seconds + times.margin <= request.deadline + 1e-9 for request in together)
+        return chosen
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[Load, LinearTimes, int]:
+    exits = draw(st.integers(1, 5))
+    durations = st.lists(st.floats(1e-4, 5e-3), min_size=exits, max_size=exits).map(tuple)
+    times = LinearTimes(draw(durations), draw(durations), draw(st.integers(1, 8)), draw(st.floats(0, 1e-3)))
+    rate = draw(st.floats(0.1, 20)) / sum(times.seconds(stage, 1) for stage in range(1, exits + 1))
+    load = Load(rate, draw(st.floats(1e-3, 0.1)), draw(st.integers(1, 60)), draw(st.integers(0, 99)))
+    return load, times, draw(st.integers(1, 3))
+
+
+def run(policy: Any, load: Load, times: LinearTimes, workers: int = 1, rows: int = 50) -> Any:
+    chance = np.random.default_rng(load.seed)
+    exits = len(times.fixed)
+    return simulate(
+        Checked(policy),
+        load,
+        times,
+        correct=chance.random((exits, rows)) < 0.5,
+        confidence=chance.random((exits, rows)),
+        workers=workers,
+    )
+
+
+def check_laws(name: str, workload: tuple[Load, LinearTimes, int]) -> None:
+    found = run(POLICIES[name](), *workload)
+    assert math.isclose(found.in_time + found.refused + found.late, 1.0)
+    if name in ("gain", "least-progress"):  # whoever is admitted gets at least a first exit
+        assert found.late == 0.0
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(workload=workloads())
+@settings(max_examples=60)
+def test_choices_keep_the_laws_under_random_traffic(name: str, workload: tuple[Load, LinearTimes, int]) -> None:
+    check_laws(name, workload)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", POLICIES)
+@given(workload=workloads())
+@settings(max_examples=10_000)
+def test_choices_keep_the_laws_under_ten_thousand_workloads(name: str, workload: tuple[Load, LinearTimes, int]) -> None:
+    check_laws(name, workload)
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, np.ndarray]:
+    """Whether each exit is right and how confident it is, for the CIFAR-100 sample under the product."""
+    import torch
+
+    source = anytime.samples.cifar100_msdnet()
+    predictions = anytime.Product()(torch.as_tensor(source.logits[...]).float())
+    confidence, labels = predictions.probs.max(-1)
+    return {"correct": (labels == torch.as_tensor(source.labels[...])).numpy(), "confidence": confidence.numpy()}
+
+
+@pytest.mark.parametrize("percent", [30, 70, 100, 150, 300])
+def test_expected_gain_is_within_three_percent_of_the_fluid_bound(answers: dict[str, np.ndarray], percent: int) -> None:
+    rate = CAPACITY * percent / 100
+    found = simulate(ExpectedGain(), Load(rate, 0.02, 4000), MSDNET, **answers)
+    rows = np.random.default_rng(0)  # the rows that the simulation picks
+    rows.exponential(1 / rate, 4000)
+    picked = rows.integers(answers["correct"].shape[1], size=4000)
+    bound = fluid_bound(rate, MSDNET, answers["correct"][:, picked].mean(1).tolist())
+    assert found.late == 0
+    assert found.correct >= 0.97 * bound
+
+
+@pytest.mark.parametrize("policy", [ExpectedGain(), LeastProgress()], ids=["gain", "least-progress"])
+def test_goodput_stays_when_not_even_all_first_exits_fit(answers: dict[str, np.ndarray], policy: Any) -> None:
+    """Past the capacity of first exits the rest is refused, and as many are answered as at the peak."""
+    rates = [found.in_time * percent for percent in (600, 1000, 3000) for found in [_at(policy, percent, answers)]]
+    assert min(rates[1:]) >= 0.9 * max(rates)
+
+
+def _at(policy: Any, percent: float, answers: dict[str, np.ndarray]) -> Any:
+    return simulate(policy, Load(CAPACITY * percent / 100, 0.02, 3000), MSDNET, **answers)
+
+
+def test_graceful_policies_beat_an_ordinary_server_under_load(answers: dict[str, np.ndarray]) -> None:
+    for percent in (150, 300, 600):
+        assert _at(ExpectedGain(), percent, answers).correct > 1.1 * _at(AllExits(), percent, answers).correct
+
+
+def test_first_stages_wait_until_they_must_run_while_others_gain() -> None:
+    times = replace(MSDNET, largest_batch=4)
+    improving, fresh = Waiting(deadline=1.0, exit=3, confidence=0.2), Waiting(deadline=1.0)
+    assert ExpectedGain().choose(0.0, [improving, fresh], times) == Batch(4, [improving])
+    fresh.deadline = times.seconds(1, 1) + 1e-6
+    assert ExpectedGain().choose(0.0, [improving, fresh], times) == Batch(1, [fresh])
+
+
+def test_the_least_confident_requests_gain_most() -> None:
+    confident, uncertain = Waiting(1.0, exit=2, confidence=0.95), Waiting(1.0, exit=2, confidence=0.1)
+    chosen = ExpectedGain().choose(0.0, [confident, uncertain], replace(MSDNET, largest_batch=1))
+    assert chosen == Batch(3, [uncertain])
+
+
+def test_requests_of_other_shapes_are_not_batched_together() -> None:
+    requests = [Waiting(1.0, group=shape) for shape in ("a", "b", "a")]
+    chosen = LeastProgress().choose(0.0, requests, MSDNET)
+    assert chosen == Batch(1, [requests[0], requests[2]])
+
+
+def test_latest_start_counts_batches_back_from_their_deadlines() -> None:
+    times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=2, margin=0.5)
+    requests = [Waiting(deadline) for deadline in (10.0, 10.0, 11.0)]
+    assert latest_start(requests, times) == 10.0 - 0.5 - 2.0  # the third can run after the first two
+    requests[2].deadline = 10.0
+    assert latest_start(requests, times) == 10.0 - 0.5 - 3.0
+
+
+def test_retry_after_is_the_time_that_is_missing() -> None:
+    times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=1)
+    waiting = [Waiting(3.0), Waiting(3.0)]
+    assert retry_after(0.0, Waiting(3.0), waiting, times) is None
+    assert retry_after(0.5, Waiting(3.0), waiting, times) == 1.0  # at least one stage
+    assert retry_after(0.0, Waiting(3.0), waiting, times, free=2.5) == 2.5
+    waiting[0].exit = 1  # it has an answer: its next stage is optional
+    assert retry_after(0.5, Waiting(3.0), waiting, times) is None
