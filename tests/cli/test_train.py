@@ -115,7 +115,7 @@ def test_all_settings_are_printed_back_before_training(finished: Path, capsys: p
         (["digits-msdnet", "--out", "x", "--set", "expected={accuracy: [.9], tolerance: .1}"], ("expected has 1", "4 exits")),
         (["digits-msdnet", "--out", "x", "--lr", "-1"], ("command line", "lr is -1.0")),
         (["cifar10-msdnet", "--out", "x"], ("root", "--root FOLDER")),
-        (["cifar10-msdnet", "--out", "x", "--root", "nowhere"], ("nowhere", "fetch https://")),
+        (["cifar10-msdnet", "--out", "x", "--root", "nowhere"], ("nowhere", "download https://")),
         (["--out", "x", "--model", "msdnet-cifar"], ("no data", "recipe")),
         (["--out", "x", "--config", "nothing.yaml"], ("nothing.yaml", "digits-msdnet")),
         (["--resume", "--out", "x"], ("no run in x",)),
