@@ -330,13 +330,6 @@ def test_tensors_that_share_or_stride_memory_come_back_as_they_were():
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
-def test_numpy_scalars_are_written_as_json_and_other_objects_are_refused(tmp_path):
-    write_json(tmp_path / "a.json", {"exits": np.int64(3), "loss": np.float32(0.5)})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"exits": 3, "loss": 0.5}
-    with pytest.raises(FileError, match="cannot be written as JSON"):
-        write_json(tmp_path / "a.json", {"a": object()})
-
-
 def test_the_order_of_tensors_does_not_change_the_bytes():
     tensors = {"a": torch.ones(3), "b": torch.zeros(2)}
     assert tensors_to_bytes(tensors) == tensors_to_bytes(dict(reversed(tensors.items())))

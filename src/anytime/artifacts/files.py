@@ -67,14 +67,8 @@ def write_json(path: str | Path, document: Any) -> None:
 
 
 def json_text(document: Any) -> str:
-    """A JSON document as it is written to files; NumPy's scalars become Python's."""
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+    """A JSON document as it is written to files."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def make_folder(folder: Path) -> None:
