@@ -13,7 +13,7 @@ from anytime.errors import AnytimeError
 
 app = App(
     name="anytime",
-    help="Neural networks with exits: answers by a deadline that get better, not worse, with more time.",
+    help="Multi-exit neural networks that answer by a deadline, with answers that get better, not worse, with more time.",
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
