@@ -64,7 +64,7 @@ class Fitted:
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):
             if value is not None:
-                check_count(value, name)
+                object.__setattr__(self, name, check_count(value, name))
 
     def check_fits(self, exits: int, classes: int) -> None:
         """Refuse logits with other numbers of exits or classes."""
