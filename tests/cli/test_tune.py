@@ -188,4 +188,4 @@ def test_evaluate_gives_advice_on_two_classes(tmp_path: Path, capsys: pytest.Cap
     assert run(["evaluate", str(path)]) == 0
     error = capsys.readouterr().err
     assert "The paper advises Caching for fewer than 5 classes; here there are 2." in error
-    assert "`anytime tune` chooses by such figures" in error
+    assert "`anytime tune` chooses a rule by such metrics" in error
