@@ -1,8 +1,8 @@
 """Random command lines: verbs, options and values, valid and invalid, files and things that are not files.
 
-The options come from the verbs' own functions, so that new ones are tested as well. Each line ends with one of the exit codes
-0, 1, 2 and 130, without a traceback. A line that takes long is interrupted, as by Ctrl-C, and must end then. The files that
-the lines read stay unchanged.
+The options come from the verbs' own functions, so that new ones are tested as well. Each line ends with one of the exit
+codes 0, 1, 2 and 130, without a traceback. A line that takes long is interrupted, as by Ctrl-C, and must end then. The files
+that the lines read stay unchanged.
 
 A failure names its seed and case; `python -m pytest tests/long/test_command_lines.py` with `BATTERY=SEED:CASE` in the
 environment runs that case alone.
