@@ -37,7 +37,7 @@ def test_the_document_and_the_file_hold_the_certificate(file: Path, tmp_path: Pa
     found = Certificate.load(saved)
     assert document["drop_bound"] == found.drop_bound
     assert document["sentences"] == list(found.sentences)
-    assert (found.exits, found.classes, found.rows, found.rule, found.strict) == (4, 8, 200, "product", True)
+    assert (found.exits, found.classes, found.rows, found.text, found.strict) == (4, 8, 200, "product", True)
 
 
 def test_probabilities_must_be_named(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

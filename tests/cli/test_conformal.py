@@ -46,7 +46,7 @@ def test_each_variant_gives_figures_and_a_file(
     fitted = ConformalSets.load(out)
     assert fitted.text == document["rule"]
     assert ("Tempered" in document["rule"]) == (variant == "original")
-    assert (fitted.penalties == (0.0,) * 4) == (variant == "aps")
+    assert (fitted.lam_reg == (0.0,) * 4) == (variant == "aps")
 
 
 def test_the_seed_decides_everything(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
