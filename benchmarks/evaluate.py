@@ -59,7 +59,7 @@ def read_once(path: Path) -> float:
 def ours(path: Path) -> dict[str, Any]:
     import anytime
 
-    return anytime.evaluate(path, path.with_name("labels.npy")).rules
+    return anytime.evaluate(path, path.with_name("labels.npy")).to_json()["rules"]
 
 
 def plain(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import anytime
-from anytime.calibrate import fit_powers, fit_temperature
+from anytime.calibrate import fit_product, fit_temperature
 from anytime.checks import check_logits
 from anytime.combine import Cached, Caching, Latest, Product, Rule
 from anytime.metrics import Summary, follow
@@ -36,16 +36,16 @@ Fit = Callable[[Tensor, Tensor], Rule[Any]]
 
 RIVALS: dict[str, Fit] = {
     "latest": lambda logits, labels: Latest(),
-    "latest at temperatures": lambda logits, labels: fit_temperature(logits, labels).rule(),
+    "latest at temperatures": lambda logits, labels: fit_temperature(logits, labels).rule,
     "caching": lambda logits, labels: Caching(),
-    "caching at temperatures": lambda logits, labels: fit_temperature(logits, labels, Caching()).rule(),
+    "caching at temperatures": lambda logits, labels: fit_temperature(logits, labels, Caching()).rule,
     "product": lambda logits, labels: Product(),
-    "product at its temperatures": lambda logits, labels: fit_temperature(logits, labels, Product()).rule(),
+    "product at its temperatures": lambda logits, labels: fit_temperature(logits, labels, Product()).rule,
 }
 
 
 def fitted(penalty: float, ignored: float = 0.0) -> Fit:
-    return lambda logits, labels: fit_powers(logits, labels, penalty=penalty, ignored=ignored).rule
+    return lambda logits, labels: fit_product(logits, labels, penalty=penalty, ignored=ignored).rule
 
 
 def cached(fit: Fit) -> Fit:
@@ -84,7 +84,7 @@ def measure(rule: Rule[Any], logits: Tensor, labels: Tensor) -> list[float]:
     summary = Summary(torch.arange(1.0, len(logits) + 1))
     for now, wanted in zip(torch.split(logits, BLOCK, 1), torch.split(labels, BLOCK), strict=True):
         summary.add(follow(rule(now), wanted))
-    found = summary.figures()
+    found = summary.metrics().to_json()
     drops = [found["label_drop_percent"][limit] for limit in ("0.05", "0.1", "0.5")]
     accuracy, ece = found["accuracy"], found["ece"]
     return [np.mean(accuracy), accuracy[-1], *drops, np.mean(ece), max(ece), np.mean(found["nll"])]
@@ -137,8 +137,8 @@ def main() -> None:
     few = sorted({min(rows, count) for rows in options.rows})
     table("λ = 3, fitted on", {f"{rows} rows": fewer(rows, fitted(3.0)) for rows in few}, halves)
     begin = time.perf_counter()
-    found = fit_powers(*halves[0][0])
-    print(f"\none fit on {count} rows: {time.perf_counter() - begin:.1f} s, {found.looks} looks at the rows, one thread")
+    found = fit_product(*halves[0][0])
+    print(f"\none fit on {count} rows: {time.perf_counter() - begin:.1f} s, {found.n_evaluations} evaluations, one thread")
     for name, powers in (("past", found.past), ("now", found.now)):
         print(f"{name:5}" + " ".join(f"{power:.3f}" for power in powers))
 

@@ -3,9 +3,9 @@
     python benchmarks/laplace.py --root FOLDER      CIFAR-100 in FOLDER, weights of results/msdnet-cifar100-seed0
 
 Fitted to training images, priors and temperatures chosen on images held out of training, measured on test images. Rows of the
-table are ways to predict: the network as it is (map), temperature scaling, the probit approximation, sampled logits, and the
-mixture of Meronen et al. (mie); with caching or the mixture weighted by cost on top where it says so. `evidence` and `grid`
-say how the prior precision was chosen. Features are kept in a file.
+table are ways to predict: the network as it is (map), temperature scaling, the probit approximation, and sampled logits; with
+caching or the mixture weighted by cost on top where stated. `evidence` and `grid` are how the prior precision was chosen.
+Features are kept in a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 import anytime
 from anytime.artifacts import read_bundle, tensors_from_bytes
-from anytime.calibrate import fit_laplace, fit_mixture, fit_temperature
+from anytime.calibrate import fit_laplace, fit_temperature
 from anytime.data import ImageData, Split, load_cifar, normalise
 from anytime.evaluation import evaluate
 from anytime.models import MultiExit, create, load_weights, measure_cost
@@ -31,7 +31,7 @@ from anytime.models.features import collect_features, last_layers
 Rows = tuple[list[Tensor], Tensor]
 """Features of each exit, and labels."""
 MIXED = ("map", "temperature")
-"""Also shown as the mixture weighted by cost, as mie is one."""
+"""Also shown as the mixture weighted by cost."""
 RUN = Path(__file__).parents[1] / "results" / "msdnet-cifar100-seed0"
 
 
@@ -47,24 +47,24 @@ def main() -> None:
     shown = sorted({0, len(layers) // 2, len(layers) - 1})
     names = [f"{figure} {exit}" for figure in ("NLL", "ECE") for exit in (*(exit + 1 for exit in shown), "mean")]
     print(f"| prediction | {' | '.join(names)} |\n| --- |{' --- |' * len(names)}")
-    mixed = anytime.Mixture(anytime.Exponential(), weights=costs)
-    for name, logits in answers(sets, layers, costs, plain, options.rows):
+    mixed = anytime.Mixture(anytime.combine.Exponential(), weights=costs)
+    for name, logits in answers(sets, layers, plain, options.rows):
         rules = {"": anytime.Latest(), ", caching": anytime.Caching(), ", mixture": mixed}
-        for kind in ("",) if name == "mie" else ("", ", caching", ", mixture") if name in MIXED else ("", ", caching"):
-            figures = evaluate(logits, labels, rules={"it": rules[kind]}, probabilities=name != "map").rules["it"]
+        for kind in ("", ", caching", ", mixture") if name in MIXED else ("", ", caching"):
+            figures = evaluate(logits, labels, rules={"it": rules[kind]}, probabilities=name != "map").rules["it"].to_json()
             cells = [number for figure in ("nll", "ece") for number in _shown(figures[figure], shown)]
             print(f"| {name}{kind} | {' | '.join(f'{number:.3f}' for number in cells)} |", flush=True)
     print(f"{len(labels)} test images, {len(sets['val'][1])} held-out images, {len(sets['train'][1])} training images")
 
 
 def answers(
-    sets: dict[str, Rows], layers: list[torch.nn.Linear], costs: tuple[int, ...], plain: dict[str, Tensor], rows: int | None
+    sets: dict[str, Rows], layers: list[torch.nn.Linear], plain: dict[str, Tensor], rows: int | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Names, and what stands in for the logits of the test images."""
     (fitted, labels), (tuning, wanted), (test, _) = (sets[name] for name in ("train", "val", "test"))
     tuned = {"tuning_features": tuning, "tuning_labels": wanted}
     yield "map", plain["test"]
-    yield "temperature", fit_temperature(plain["val"], wanted).rule()(plain["test"]).log_probs
+    yield "temperature", fit_temperature(plain["val"], wanted).rule(plain["test"]).log_probs
     evidence = fit_laplace(fitted, labels, layers, rows=rows)
     _say("evidence", evidence.prior_precision)
     for method in ("probit", "sampled"):
@@ -73,10 +73,6 @@ def answers(
         grid = fit_laplace(fitted, labels, layers, rows=rows, prior_precision="grid", method=method, **tuned)
         _say(f"grid for {method}", grid.prior_precision)
         yield f"{method}, grid", grid.predict(test, method=method)
-    began = time.perf_counter()
-    mixture = fit_mixture(fitted, labels, layers, costs, rows=rows, **tuned)
-    print(f"<!-- mie: {time.perf_counter() - began:.0f} s, T {mixture.temperatures}, variances {mixture.variances} -->")
-    yield "mie", mixture.predict(test).log_probs
 
 
 def network() -> MultiExit:

@@ -26,9 +26,9 @@ from anytime.calibrate import fit_temperature
 from anytime.combine import parse_rule
 from anytime.conformal import (
     Raps,
-    fit_nested,
+    fit_conformal_sets,
     fit_nested_intervals,
-    fit_sets,
+    fit_nested_sets,
     measure_sets,
     running_intersection,
     support_sets,
@@ -45,7 +45,7 @@ Sets = Callable[[Rows, Tensor, int], Tensor]
 
 def raps(name: str, *, simultaneous: bool = False, shared: bool = False) -> Sets:
     def sets(fit: Rows, logits: Tensor, seed: int) -> Tensor:
-        fitted = fit_sets(*fit, rule=name, raps=Raps(ALPHA), simultaneous=simultaneous, shared=shared, seed=seed)
+        fitted = fit_conformal_sets(*fit, rule=name, raps=Raps(ALPHA), simultaneous=simultaneous, shared=shared, seed=seed)
         members = fitted.sets(parse_rule(name)(logits).log_probs, seed=seed)
         return running_intersection(members) if simultaneous else members
 
@@ -55,8 +55,8 @@ def raps(name: str, *, simultaneous: bool = False, shared: bool = False) -> Sets
 def original(fit: Rows, logits: Tensor, seed: int) -> Tensor:
     """As `anytime conformal --variant original`: the rows that tune fit the temperature too."""
     chosen, _ = tuning_split(len(fit[1]), seed)
-    known = fit_temperature(fit[0][:, chosen], fit[1][chosen], anytime.Product()).rule()
-    fitted = fit_sets(*fit, rule=known, raps=Raps(ALPHA, variant="original"), tune=True, seed=seed)
+    known = fit_temperature(fit[0][:, chosen], fit[1][chosen], anytime.Product()).rule
+    fitted = fit_conformal_sets(*fit, rule=known, raps=Raps(ALPHA, variant="original"), tune=True, seed=seed)
     return fitted.sets(known(logits).log_probs, seed=seed)
 
 
@@ -68,7 +68,9 @@ KINDS: dict[str, Sets] = {
     "… original, tuned, at its temperature": original,
     "RAPS of `product` for all exits, intersected": raps("product", simultaneous=True),
     "… and one draw an input": raps("product", simultaneous=True, shared=True),
-    "nested sets (Dirichlet)": lambda fit, logits, seed: fit_nested(*fit, alpha=ALPHA, seed=seed)(logits, seed=seed).members,
+    "nested sets (Dirichlet)": lambda fit, logits, seed: (
+        fit_nested_sets(*fit, alpha=ALPHA, seed=seed)(logits, seed=seed).members
+    ),
     "support of `product`": lambda fit, logits, seed: support_sets(anytime.Product()(logits)),
 }
 

@@ -206,7 +206,7 @@ def test_logits_of_another_size_are_refused() -> None:
     for exits, classes in ((3, 10), (1, 10), (2, 9), (2, 100)):
         with pytest.raises(ShapeError, match=f"{exits} exits and {classes} classes") as caught:
             fitted.check_fits(exits, classes)
-        assert caught.value.expected == "2 exits and 10 classes, for which this other was fitted"
+        assert caught.value.expected == "2 exits and 10 classes, for which this Other was fitted"
     any_classes = Other(exits=2, classes=None, limit=1.0)
     any_classes.check_fits(2, 1000)
     with pytest.raises(ShapeError):

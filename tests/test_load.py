@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -39,13 +40,6 @@ def features() -> tuple[list[torch.Tensor], torch.Tensor, list[torch.nn.Linear]]
     return list(torch.randn(2, 40, 3)), torch.arange(40) % 4, [torch.nn.Linear(3, 4) for _ in range(2)]
 
 
-def mixture() -> calibrate.LaplaceMixture:
-    rows, labels, layers = features()
-    tuning = [each + 0.1 for each in rows]
-    options = {"samples": 4, "variances": (1.0,), "temperatures": (1.0,)}
-    return calibrate.fit_mixture(rows, labels, layers, (1.0, 2.0), tuning_features=tuning, tuning_labels=labels, **options)
-
-
 def profile() -> run.Profile:
     times = torch.rand(1, 3, 4)
     return run.Profile(3, 5, "torch", 1, {"system": "here"}, (1,), times, times.cumsum(1), 10)
@@ -53,24 +47,23 @@ def profile() -> run.Profile:
 
 def examples() -> list[Fitted]:
     answers = anytime.Product()(LOGITS).log_probs
-    frontier = calibrate.tune(LOGITS, LABELS)
+    frontier = calibrate.tune(LOGITS, LABELS, penalties=(3.0,))
     return [
         calibrate.fit_temperature(LOGITS, LABELS),
-        calibrate.fit_powers(LOGITS, LABELS, steps=3),
+        calibrate.fit_product(LOGITS, LABELS, steps=3),
         calibrate.fit_adaptive_threshold(LOGITS[:, :60], LABELS[:60], tuning_logits=LOGITS[:, 60:], tuning_labels=LABELS[60:]),
         calibrate.FittedRule.of(calibrate.fit_geometric(LOGITS, LABELS, epochs=1), exits=7, classes=100),
         calibrate.certify(LOGITS, LABELS),
         calibrate.certify_choice(LOGITS, LABELS, ["product", "latest"]),
         calibrate.fit_laplace(*features()),
-        mixture(),
         frontier,
         frontier.choose(least="nll"),
-        conformal.fit_sets(LOGITS, LABELS),
-        conformal.fit_nested(LOGITS, LABELS),
+        conformal.fit_conformal_sets(LOGITS, LABELS),
+        conformal.fit_nested_sets(LOGITS, LABELS),
         conformal.fit_nested_intervals(features()[0], torch.randn(40)),
-        policy.fit_budget(answers, costs=range(1, 8), budget=3.0),
-        policy.control_risk(answers, loss="consistency", epsilon=0.2),
-        policy.fit_window(answers, aim="coverage", level=0.5, skip=5),
+        policy.fit_budget_policy(answers, costs=range(1, 8), budget=3.0),
+        policy.fit_risk_control(answers, loss="consistency", epsilon=0.2),
+        policy.fit_window_policy(answers, aim="coverage", level=0.5, skip=5),
         profile(),
     ]
 
@@ -106,3 +99,14 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
         anytime.load(path)
     with pytest.raises(MissingFileError):
         anytime.load(tmp_path / "nowhere.json")
+
+
+def test_the_documented_table_of_kinds_is_complete() -> None:
+    page = Path(anytime.__file__).parents[2] / "docs" / "calibration.md"
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d(?: \(\d\))?) \| `", page.read_text(), re.MULTILINE))
+    wanted = {}
+    for kind, home in anytime._KINDS.items():
+        package, _, name = home.rpartition(".")
+        known = getattr(importlib.import_module(package), name)
+        wanted[kind] = f"{known.version}" + ("" if known.oldest == known.version else f" ({known.oldest})")
+    assert rows == wanted

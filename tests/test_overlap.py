@@ -142,12 +142,12 @@ def test_a_rule_file_with_fingerprints_of_the_old_kind_is_refused_in_words(
     path = rule.save(tmp_path / "rule.json")
     document = json.loads(path.read_text())
     assert document.pop("sha256")
-    assert document["version"] == 2
+    assert document["version"] == 3
     document["version"] = 1
     path.write_text(json.dumps({**document, "sha256": _checksum(document)}))
-    with pytest.raises(FormatError, match="version 1 of a rule") as caught:
+    with pytest.raises(FormatError, match="version 1 of a tuned-rule") as caught:
         TunedRule.load(path)
-    assert "earlier release" in caught.value.fix
+    assert "fit it again" in caught.value.fix
     file = saved(tmp_path / "rows.npz", *some(60, seed=1))
     assert run(["certify", str(file), "--rule", str(path)]) == 2
-    assert "version 1 of a rule" in capsys.readouterr().err
+    assert "version 1 of a tuned-rule" in capsys.readouterr().err

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime import Caching, Heaviside, Latest, Mixture, Product
+from anytime import Caching, Latest, Mixture, Product
 from anytime.calibrate import Temperature, fit_temperature
-from anytime.combine import Rule, Scaled, Tempered
+from anytime.combine import Heaviside, Rule, Scaled, Tempered
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
 from anytime.metrics import ece, histogram
 from anytime.metrics.calibration import ECE_BINS
@@ -81,7 +81,7 @@ def test_the_answers_of_any_rule_have_a_best_temperature(rule: Rule[Any]) -> Non
             for other in (0.98, 1.02):
                 assert best <= plain_nll(probs[exit][inside], labels.numpy()[inside], other * temperature) + 1e-9
         assert found.nll_after[exit] == pytest.approx(plain_nll(probs[exit], labels.numpy(), temperature), rel=1e-6)
-    assert found.rule() == (Scaled(rule, found.temperatures) if scaled else Tempered(rule, found.temperatures))
+    assert found.rule == (Scaled(rule, found.temperatures) if scaled else Tempered(rule, found.temperatures))
 
 
 def test_labels_outside_the_support_do_not_move_the_temperature() -> None:
@@ -95,11 +95,11 @@ def test_labels_outside_the_support_do_not_move_the_temperature() -> None:
     assert all_rows.nll_after[0] > fewer.nll_after[0]
 
 
-def test_it_says_when_it_sits_at_a_bound() -> None:
+def test_a_temperature_at_a_bound_is_reported() -> None:
     labels = torch.arange(20) % 4
     right = torch.nn.functional.one_hot(labels, 4).float()[None]
-    sure, wrong, flat = fit_temperature(right, labels), fit_temperature(-right, labels), fit_temperature(0 * right, labels)
-    assert (sure.temperatures, sure.at_bound) == ((pytest.approx(0.01),), (True,))
+    right_fit, wrong, flat = fit_temperature(right, labels), fit_temperature(-right, labels), fit_temperature(0 * right, labels)
+    assert (right_fit.temperatures, right_fit.at_bound) == ((pytest.approx(0.01),), (True,))
     assert (wrong.temperatures, wrong.at_bound) == ((pytest.approx(100.0),), (True,))
     assert (flat.temperatures, flat.at_bound) == ((1.0,), (False,))
     logits, labels = some(4)
@@ -124,7 +124,7 @@ def test_a_known_temperature_is_found_again() -> None:
 def test_hostile_logits_give_usable_temperatures(size: float) -> None:
     logits, labels = some(5)
     found = fit_temperature((logits / logits.abs().max() * size).float(), labels)
-    assert found.rule()(logits).probs.isfinite().all()
+    assert found.rule(logits).probs.isfinite().all()
     assert all(after <= before + 1e-9 for before, after in zip(found.nll_before, found.nll_after, strict=True))
 
 
@@ -132,12 +132,12 @@ def test_temperatures_of_the_softmax_serve_any_rule_and_those_of_a_rule_only_tha
     logits, labels = some(6)
     plain, cached = fit_temperature(logits, labels), fit_temperature(logits, labels, Caching())
     assert plain.temperatures == cached.temperatures
-    assert plain.rule() == Scaled(Latest(), plain.temperatures)
-    assert plain.rule(Caching()) == cached.rule() == Scaled(Caching(), plain.temperatures)
+    assert plain.rule == Scaled(Latest(), plain.temperatures)
+    assert plain.rule_for(Caching()) == cached.rule == Scaled(Caching(), plain.temperatures)
     product = fit_temperature(logits, labels, Product())
-    assert product.rule(Product()) == product.rule() == Tempered(Product(), product.temperatures)
-    with pytest.raises(OptionError, match="temperatures of Product"):
-        product.rule(Product(weights="ones"))
+    assert product.rule_for(Product()) == product.rule == Tempered(Product(), product.temperatures)
+    with pytest.raises(OptionError, match="these temperatures were fitted"):
+        product.rule_for(Product(weights="ones"))
 
 
 def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path
         path = found.save(tmp_path / "temperature.json")
         again = Temperature.load(path)
         assert again == found
-        torch.testing.assert_close(again.rule()(logits).log_probs, found.rule()(logits).log_probs)
+        torch.testing.assert_close(again.rule(logits).log_probs, found.rule(logits).log_probs)
     path.write_text(path.read_text().replace("0.", "1.", 1))
     with pytest.raises((IntegrityError, FormatError)):
         Temperature.load(path)
@@ -160,9 +160,9 @@ def test_other_sizes_are_refused() -> None:
         found.check_fits(2, 5)
     with pytest.raises(ShapeError, match="3 exits and 6 classes"):
         found.check_fits(3, 6)
-    with pytest.raises(OptionError, match="fitted for 3 exits and came with 2"):
-        found.rule()(logits[:2])
-    with pytest.raises(OptionError, match="fitted for 3 exits and came with 4"):
+    with pytest.raises(OptionError, match="fitted for 3 exits and got 2"):
+        found.rule(logits[:2])
+    with pytest.raises(OptionError, match="fitted for 3 exits and got 4"):
         Temperature(4, 5, "latest", found.temperatures, found.at_bound, found.nll_before, found.nll_after, 10)
 
 
@@ -171,11 +171,11 @@ def test_wrong_calls_are_refused() -> None:
     for bounds in ((2.0, 1.0), (0.0, 1.0), (1.0, math.inf), (1.0, 1.0), 3, "ab", (1.0, 2.0, 3.0)):
         with pytest.raises(OptionError, match="bounds are"):
             fit_temperature(logits, labels, bounds=bounds)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="rule is 'product'"):
-        fit_temperature(logits, labels, "product")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"Product\(\), not Product"):
+        fit_temperature(logits, labels, Product)  # type: ignore[arg-type]
     with pytest.raises(LabelError, match="no rows"):
         fit_temperature(logits[:, :0], labels[:0])
-    with pytest.raises(LabelError, match="400 labels came with"):
+    with pytest.raises(LabelError, match="got 400 labels for"):
         fit_temperature(logits[:, 1:], labels)
     never = torch.tensor([[[1.0, -1.0]], [[1.0, -1.0]]])
     with pytest.raises(LabelError, match="at exit 1 the rule gives probability 0 to every label"):
@@ -192,7 +192,7 @@ def test_every_exit_is_calibrated_on_rows_not_fitted_on(shared: Path, classes: i
         tables = torch.zeros(3, len(logits), ECE_BINS, 3, dtype=torch.float64)
         for fit, test in (halves, halves[::-1]):
             found = fit_temperature(logits[:, fit], labels[fit])
-            for table, rule in zip(tables, (found.rule(), found.rule(Caching()), Caching()), strict=True):
+            for table, rule in zip(tables, (found.rule, found.rule_for(Caching()), Caching()), strict=True):
                 given = rule(logits[:, test])
                 table += histogram(given.confidence, given.labels == labels[test], ECE_BINS)
         scaled, scaled_caching, caching = ece(tables.flatten(0, 1)).view(3, -1)
@@ -202,4 +202,4 @@ def test_every_exit_is_calibrated_on_rows_not_fitted_on(shared: Path, classes: i
 
 def test_a_temperature_leaves_the_accuracy_of_the_latest_exit_as_it_was() -> None:
     logits, labels = some(10)
-    assert torch.equal(fit_temperature(logits, labels).rule()(logits).labels, Latest()(logits).labels)
+    assert torch.equal(fit_temperature(logits, labels).rule(logits).labels, Latest()(logits).labels)

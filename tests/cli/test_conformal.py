@@ -44,7 +44,7 @@ def test_each_variant_gives_figures_and_a_file(
         assert document["nestedness"] == [1.0] * 4
         return
     fitted = ConformalSets.load(out)
-    assert fitted.rule == document["rule"]
+    assert fitted.text == document["rule"]
     assert ("Tempered" in document["rule"]) == (variant == "original")
     assert (fitted.penalties == (0.0,) * 4) == (variant == "aps")
 

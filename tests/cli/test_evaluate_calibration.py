@@ -12,7 +12,7 @@ import yaml
 
 import anytime
 from anytime.artifacts import verify_bundle
-from anytime.calibrate import PowersFit
+from anytime.calibrate import FittedProduct
 from anytime.cli import run
 
 
@@ -52,14 +52,14 @@ def test_a_folder_holds_the_section_and_the_fitted_product(files: tuple[str, str
     arguments = ["evaluate", test, "--out", str(out)]
     assert run([*arguments, "--calibration", calibration, "--costs", "1,2,4,8"]) == 0
     verify_bundle(out)
-    assert isinstance(anytime.load(out / "fitted-product.json"), PowersFit)
+    assert isinstance(anytime.load(out / "fitted-product.json"), FittedProduct)
     assert yaml.safe_load((out / "config.yaml").read_text())["calibration"] == "cal.npz"
-    assert "What can be promised" in (out / "report.html").read_text()
+    assert "What can be guaranteed" in (out / "report.html").read_text()
     assert json.loads((out / "metrics.json").read_text())["calibration"]["costs"] == [1.0, 2.0, 4.0, 8.0]
     assert run(arguments) == 0
     verify_bundle(out)
     assert not (out / "fitted-product.json").exists()
-    assert "What can be promised" not in (out / "report.html").read_text()
+    assert "What can be guaranteed" not in (out / "report.html").read_text()
 
 
 def test_the_table_has_a_row_a_rule(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

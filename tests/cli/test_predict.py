@@ -16,7 +16,7 @@ from anytime.cli import run
 from anytime.cli.inputs import KNOWN, fit_image, open_model, read_input
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
-from anytime.conformal import fit_sets
+from anytime.conformal import fit_conformal_sets
 from anytime.data import load_digits
 from anytime.data.images import decode_image, read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
@@ -138,14 +138,14 @@ def test_calibration_brings_prediction_sets_and_its_rule(folder: Path, tmp_path:
     chance = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (200,), generator=chance)
     logits = torch.randn(3, 200, 4, generator=chance) + 2 * torch.nn.functional.one_hot(labels, 4)
-    fit_sets(logits, labels, rule="caching").save(tmp_path / "sets.json")
+    fit_conformal_sets(logits, labels, rule="caching").save(tmp_path / "sets.json")
     options = ["--calibration", str(tmp_path / "sets.json")]
     found = predicted(capsys, str(folder), str(folder / "pet.png"), *options)
     assert found["rule"].startswith("Caching")
     assert set(found["answers"][0]["set"]) <= set(range(4))
     assert run(["predict", str(folder), str(folder / "pet.png"), "--engine", "eager", *options]) == 0
     assert re.search(r"prediction set for \d+ %: (ant|bee|cat|dog|empty)", capsys.readouterr().out)
-    fit_sets(logits[:2], labels, rule="caching").save(tmp_path / "sets.json")
+    fit_conformal_sets(logits[:2], labels, rule="caching").save(tmp_path / "sets.json")
     assert run(["predict", str(folder), str(folder / "pet.png"), *options]) == 2
     assert "3 exits and 4 classes" in capsys.readouterr().err
 

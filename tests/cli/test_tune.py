@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anytime.artifacts import verify_bundle
-from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_powers, fit_temperature
+from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_product, fit_temperature
 from anytime.cli import run
 from anytime.cli.rules import load_rule, split
 from anytime.evaluation import open_logits
@@ -40,8 +40,8 @@ def test_the_bundle_holds_rule_frontier_and_picture(folder: Path) -> None:
     names = {path.name for path in (folder / "tuned").iterdir()}
     assert names == {"rule.json", "frontier.json", "frontier.html", "manifest.json"}
     chosen, found = TunedRule.load(folder / "tuned" / "rule.json"), Frontier.load(folder / "tuned" / "frontier.json")
-    assert chosen.wish.startswith("least ece with drop_0.1 at most 0.3 and accuracy at least")
-    assert chosen.figures["drop_0.1"] <= 0.3
+    assert chosen.objective.startswith("least ece with drop_0.1 at most 0.3 and accuracy at least")
+    assert chosen.metrics["drop_0.1"] <= 0.3
     assert chosen.text in found.texts
     assert chosen.rows == found.fitting_rows + found.choosing_rows == 300
 
@@ -97,11 +97,11 @@ def test_other_fitted_rules_can_be_read_and_other_things_cannot(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = open_logits(folder / "held-out.npz")
-    powers, temperature = fit_powers(file.logits[:], file.labels), fit_temperature(file.logits[:], file.labels)
+    powers, temperature = fit_product(file.logits[:], file.labels), fit_temperature(file.logits[:], file.labels)
     assert load_rule(powers.save(tmp_path / "powers.json")) == powers.rule
-    assert load_rule(temperature.save(tmp_path / "temperature.json")) == temperature.rule()
+    assert load_rule(temperature.save(tmp_path / "temperature.json")) == temperature.rule
     assert run(["certify", str(folder / "test.npz"), "--rule", str(folder / "tuned" / "frontier.json")]) == 2
-    assert "holds a frontier, which is no rule" in capsys.readouterr().err
+    assert "contains a frontier, which has no rule" in capsys.readouterr().err
 
 
 def test_commas_in_brackets_and_quotes_do_not_split() -> None:
@@ -114,7 +114,7 @@ def test_the_picture_needs_nothing_and_shows_every_rule(folder: Path) -> None:
     page = (folder / "tuned" / "frontier.html").read_text()
     assert not re.search(r"https?://|url\(|@import|<script|\son\w+=", page)
     assert page.count('class="ring"') == len(frontier_figures(found)) == 3
-    drawn = [one for one in found.candidates if one.figures["accuracy"] >= found.floor["accuracy"]]
+    drawn = [one for one in found.candidates if one.metrics["accuracy"] >= found.floor["accuracy"]]
     for figure in frontier_figures(found):
         marks = [index for series in figure.chart.series[1:] for index, _, _ in series.points()]
         assert len(marks) == len(drawn)
@@ -161,7 +161,7 @@ def test_two_classes_are_recommended_a_rule_by_their_own_figures(tmp_path: Path,
     words = " ".join(capsys.readouterr().out.split())
     assert "Recommended:" in words
     assert "least ece with drop_0.1 at most 0.1" in words
-    assert "For fewer than 5 classes the paper advises caching over the product; so it is here" in words
+    assert "For fewer than 5 classes the paper advises caching over the product; this holds here" in words
     assert run(["tune", str(path), "--at-most", "0.1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["classes"] == 2
@@ -175,7 +175,7 @@ def test_two_classes_are_recommended_a_rule_by_their_own_figures(tmp_path: Path,
     assert f"{chosen['name']} {100 * chosen['accuracy']:.2f} % right" in document["recommendation"]
     # A bound that nothing keeps: the figures are told all the same.
     assert run(["tune", str(path), "--at-most", "-1", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("No rule keeps the bounds.")
+    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("No rule satisfies the bounds.")
 
 
 def test_many_classes_are_told_nothing_of_few(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,4 +188,4 @@ def test_evaluate_says_what_two_classes_show(tmp_path: Path, capsys: pytest.Capt
     assert run(["evaluate", str(path)]) == 0
     error = capsys.readouterr().err
     assert "The paper advises Caching for fewer than 5 classes; here there are 2." in error
-    assert "`anytime tune` chooses by such figures" in error
+    assert "`anytime tune` chooses a rule by such metrics" in error

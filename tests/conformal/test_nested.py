@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime.conformal import NestedSets, fit_nested, measure_sets
+from anytime.conformal import NestedSets, fit_nested_sets, measure_sets
 from anytime.conformal.nested import log_gammas, log_ratio
 from anytime.errors import IntegrityError, LabelError, OptionError, ShapeError, StateError
 
@@ -37,8 +37,8 @@ def plain_sets(logits: np.ndarray, thresholds: list[float], alpha: float, seed: 
                 if y not in support:
                     ratio[y] = math.inf
                     continue
-                share = logits[m, n, y] / sum(logits[m, n, z] for z in support)
-                ratio[y] *= share * sum(np.exp(min(drawn[m][n, z] - drawn[m][n, y], 700)) for z in support)
+                fraction = logits[m, n, y] / sum(logits[m, n, z] for z in support)
+                ratio[y] *= fraction * sum(np.exp(min(drawn[m][n, z] - drawn[m][n, y], 700)) for z in support)
             common &= {y for y in range(classes) if ratio[y] <= 1 / alpha}
             inside[m, n, list(common)] = True
     return inside
@@ -67,7 +67,7 @@ def test_what_is_ruled_out_stays_out_and_an_empty_set_is_flagged() -> None:
 
 def test_stepping_gives_what_the_call_gives() -> None:
     logits, labels = some(0)
-    fitted = fit_nested(logits, labels)
+    fitted = fit_nested_sets(logits, labels)
     whole, state = fitted(logits, seed=4), fitted.start(4)
     for exit in range(3):
         state, answer = fitted.step(state, logits[exit])
@@ -86,14 +86,14 @@ def test_draws_are_gammas_and_dirichlets() -> None:
     assert bool(torch.isfinite(drawn).all()), "the logarithm of Gamma(0.001) is near -1000"
     means, spread = drawn.exp().mean(0), shapes[0].sqrt() / 200
     assert bool(((means - shapes[0]).abs() < 6 * spread).all())  # six deviations of the mean: 1e-8 for each
-    shares = drawn.log_softmax(-1).exp().mean(0)
-    assert shares.numpy() == pytest.approx((shapes[0] / shapes[0].sum()).numpy(), abs=0.002)
+    fractions = drawn.log_softmax(-1).exp().mean(0)
+    assert fractions.numpy() == pytest.approx((shapes[0] / shapes[0].sum()).numpy(), abs=0.002)
     assert bool(torch.isfinite(log_gammas(torch.tensor([[5e-324, -1.0]], dtype=torch.float64), [0])).all())
 
 
 def test_thresholds_are_those_of_the_greedy_search() -> None:
     logits, labels = some(1)
-    fitted = fit_nested(logits, labels, alpha=0.1, seed=3)
+    fitted = fit_nested_sets(logits, labels, alpha=0.1, seed=3)
     drawn = [log_gammas(now, [3, 0, exit]) for exit, now in enumerate(logits)]
 
     def coverage(thresholds: list[float]) -> float:
@@ -117,16 +117,16 @@ def test_thresholds_are_those_of_the_greedy_search() -> None:
 def test_too_few_rows_to_show_the_coverage_raise_no_threshold() -> None:
     logits, labels = some(1)
     for rows in (1, 5, 18):
-        fitted = fit_nested(logits[:, :rows], labels[:rows], alpha=0.05)
+        fitted = fit_nested_sets(logits[:, :rows], labels[:rows], alpha=0.05)
         assert fitted.thresholds == (0.0,) * 3
         assert not fitted.reached
-    assert fit_nested(logits[:, :40] + 2, labels[:40], alpha=0.05).rows == 40
+    assert fit_nested_sets(logits[:, :40] + 2, labels[:40], alpha=0.05).rows == 40
 
 
 def test_a_coverage_that_cannot_be_had_is_said_so() -> None:
     logits, labels = some(2)
     logits[0, :60] -= 100  # a fifth of the labels has no evidence at the first exit
-    fitted = fit_nested(logits, labels)
+    fitted = fit_nested_sets(logits, labels)
     assert not fitted.reached
     assert fitted.coverage[0] <= 0.8
     assert fitted.thresholds == (0.0,) * 3
@@ -137,17 +137,17 @@ def test_coverage_carries_over_to_other_rows_on_real_logits(shared: Path) -> Non
         logits, labels = torch.from_numpy(file["logits"]).float(), torch.from_numpy(file["labels"].astype(np.int64))
     order = torch.randperm(5000, generator=torch.Generator().manual_seed(0))
     cal, test = order[:2000], order[2000:]
-    fitted = fit_nested(logits[:, cal], labels[cal])
-    figures = measure_sets(fitted(logits[:, test]).members, labels[test])
-    assert 0.93 < figures.coverage[-1] < 0.97
-    assert figures.coverage == figures.simultaneous_coverage
-    assert figures.nestedness == [1.0] * 7
-    assert 6 < figures.size[-1] < figures.size[0] < 25
+    fitted = fit_nested_sets(logits[:, cal], labels[cal])
+    metrics = measure_sets(fitted(logits[:, test]).members, labels[test])
+    assert 0.93 < metrics.coverage[-1] < 0.97
+    assert metrics.coverage == metrics.simultaneous_coverage
+    assert metrics.nestedness == [1.0] * 7
+    assert 6 < metrics.size[-1] < metrics.size[0] < 25
 
 
 def test_it_round_trips_and_refuses_damage_and_other_logits(tmp_path: Path) -> None:
     logits, labels = some(0)
-    fitted = fit_nested(logits, labels)
+    fitted = fit_nested_sets(logits, labels)
     path = fitted.save(tmp_path / "nested.json")
     assert NestedSets.load(path) == fitted
     path.write_text(path.read_text().replace("thresholds", "treshholds"))
@@ -162,8 +162,8 @@ def test_it_round_trips_and_refuses_damage_and_other_logits(tmp_path: Path) -> N
         fitted.step(replace(fitted.start(), seen=3), logits[0])
     for bad in ({"alpha": 0.0}, {"raise_by": 0.0}, {"first": math.inf}):
         with pytest.raises(OptionError):
-            fit_nested(logits, labels, **bad)
+            fit_nested_sets(logits, labels, **bad)
     with pytest.raises(LabelError):
-        fit_nested(logits[:, :0], labels[:0])
+        fit_nested_sets(logits[:, :0], labels[:0])
     with pytest.raises(OptionError):
         replace(fitted, thresholds=(1.0,))

@@ -19,10 +19,10 @@ def plain_rank(probs: np.ndarray, label: int) -> int:
 def plain_score(raps: Raps, probs: np.ndarray, rank: int, u: float) -> float:
     ordered = np.sort(probs)[::-1]
     if not raps.randomised:
-        return ordered[: rank + 1].sum() + raps.penalty * max(rank + 1 - raps.free, 0)
+        return ordered[: rank + 1].sum() + raps.lam_reg * max(rank + 1 - raps.k_reg, 0)
     if raps.variant == "original":
-        return ordered[:rank].sum() + u * ordered[rank] + raps.penalty * max(rank + 1 - raps.free, 0)
-    steps = ordered + raps.penalty * (np.arange(1, len(ordered) + 1) > raps.free)
+        return ordered[:rank].sum() + u * ordered[rank] + raps.lam_reg * max(rank + 1 - raps.k_reg, 0)
+    steps = ordered + raps.lam_reg * (np.arange(1, len(ordered) + 1) > raps.k_reg)
     return steps[: rank + 1].sum() - u * steps[rank]
 
 
@@ -33,9 +33,9 @@ def plain_size(raps: Raps, probs: np.ndarray, q: float, u: float) -> int:
     if raps.variant == "paper" or not raps.randomised:
         return max(least, sum(plain_score(raps, probs, rank, u) <= q for rank in range(classes)))
     ordered = np.sort(probs)[::-1]
-    reach = np.cumsum(ordered) + raps.penalty * np.maximum(np.arange(1, classes + 1) - raps.free, 0)
+    reach = np.cumsum(ordered) + raps.lam_reg * np.maximum(np.arange(1, classes + 1) - raps.k_reg, 0)
     size = min(classes, 1 + int((reach <= q).sum()))
-    chance = (q - ordered[: size - 1].sum() - raps.penalty * max(size - raps.free, 0)) / ordered[size - 1]
+    chance = (q - ordered[: size - 1].sum() - raps.lam_reg * max(size - raps.k_reg, 0)) / ordered[size - 1]
     return max(least, size - int(u >= chance))
 
 
@@ -43,15 +43,15 @@ def plain_size(raps: Raps, probs: np.ndarray, q: float, u: float) -> int:
 @given(
     seed=st.integers(0, 10_000),
     variant=st.sampled_from(["paper", "original"]),
-    penalty=st.sampled_from([0.0, 0.01, 0.3]),
-    free=st.integers(0, 6),
+    lam_reg=st.sampled_from([0.0, 0.01, 0.3]),
+    k_reg=st.integers(0, 6),
     ties=st.booleans(),
     randomised=st.booleans(),
     empty=st.sampled_from([None, True, False]),
 )
-def test_scores_and_sizes_are_the_formulas(seed, variant, penalty, free, ties, randomised, empty) -> None:
+def test_scores_and_sizes_are_the_formulas(seed, variant, lam_reg, k_reg, ties, randomised, empty) -> None:
     rng = np.random.default_rng(seed)
-    raps = Raps(penalty=penalty, free=free, variant=variant, randomised=randomised, empty=empty)
+    raps = Raps(lam_reg=lam_reg, k_reg=k_reg, variant=variant, randomised=randomised, empty=empty)
     logits = rng.normal(size=(2, 6, 9)) * 2
     logits = torch.from_numpy(np.round(logits) if ties else logits)
     log_probs = logits.log_softmax(-1)
@@ -88,10 +88,10 @@ def test_thresholds_are_the_quantiles_of_numpy(rows: int) -> None:
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "original"]), penalty=st.sampled_from([0.0, 0.01, 0.3]))
-def test_a_label_is_in_its_set_where_its_score_is_within_the_threshold(seed, variant, penalty) -> None:
+@given(seed=st.integers(0, 10_000), variant=st.sampled_from(["paper", "original"]), lam_reg=st.sampled_from([0.0, 0.01, 0.3]))
+def test_a_label_is_in_its_set_where_its_score_is_within_the_threshold(seed, variant, lam_reg) -> None:
     generator = torch.Generator().manual_seed(seed)
-    raps = Raps(penalty=penalty, free=2, variant=variant, empty=True)
+    raps = Raps(lam_reg=lam_reg, k_reg=2, variant=variant, empty=True)
     logits = torch.randn(2, 50, 9, generator=generator) * 5
     log_probs = logits.clamp(min=0).log().log_softmax(-1).nan_to_num(-1e9) if seed % 2 else logits.log_softmax(-1)
     labels = torch.randint(0, 9, (50,), generator=generator)
@@ -136,10 +136,10 @@ def test_settings_out_of_range_are_refused() -> None:
     for bad in (
         {"alpha": 0},
         {"alpha": 1},
-        {"penalty": -1},
-        {"free": -1},
+        {"lam_reg": -1},
+        {"k_reg": -1},
         {"variant": "aps"},
-        {"penalty": float("inf")},
+        {"lam_reg": float("inf")},
         {"quantile": "exakt"},
     ):
         with pytest.raises(OptionError):

@@ -1,4 +1,4 @@
-"""Fitted prediction sets: the laws of sets, the figures on real logits, the file."""
+"""Fitted prediction sets: the laws of sets, metrics on real logits, the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anytime.combine import Scaled
 from anytime.conformal import (
     ConformalSets,
     Raps,
-    fit_sets,
+    fit_conformal_sets,
     measure_sets,
     rank_of,
     running_intersection,
@@ -30,8 +30,8 @@ from anytime.metrics import rise
 SEEDS = st.integers(0, 10_000)
 SETTINGS = st.builds(
     Raps,
-    penalty=st.sampled_from([0.0, 0.01, 0.2]),
-    free=st.integers(0, 4),
+    lam_reg=st.sampled_from([0.0, 0.01, 0.2]),
+    k_reg=st.integers(0, 4),
     variant=st.sampled_from(["paper", "original"]),
     randomised=st.booleans(),
     quantile=st.sampled_from(["exact", "corrected", "plain"]),
@@ -49,13 +49,13 @@ def some(seed: int, rows: int = 120, exits: int = 3, classes: int = 7) -> tuple[
 
 @settings(max_examples=40)
 @given(seed=SEEDS, raps=SETTINGS)
-@example(seed=2679, raps=Raps(penalty=0.0, variant="original", randomised=False, quantile="exact"))
+@example(seed=2679, raps=Raps(lam_reg=0.0, variant="original", randomised=False, quantile="exact"))
 def test_a_smaller_alpha_never_takes_a_class_away(seed: int, raps: Raps) -> None:
     logits, labels = some(seed)
     log_probs = anytime.Latest()(some(seed + 1)[0]).log_probs
     before = None
     for alpha in (0.5, 0.2, 0.1, 0.05, 0.01):
-        sets = fit_sets(logits, labels, rule="latest", raps=replace(raps, alpha=alpha)).sets(log_probs)
+        sets = fit_conformal_sets(logits, labels, rule="latest", raps=replace(raps, alpha=alpha)).sets(log_probs)
         if before is not None:
             assert bool((before <= sets).all())
         before = sets
@@ -68,8 +68,8 @@ def test_renaming_the_classes_renames_the_sets(seed: int, raps: Raps) -> None:
     logits, labels = some(seed)
     other = some(seed + 1)[0].log_softmax(-1)
     order = torch.randperm(7, generator=torch.Generator().manual_seed(seed))
-    plain = fit_sets(logits, labels, rule="latest", raps=raps)
-    renamed = fit_sets(logits[..., order], order.argsort()[labels], rule="latest", raps=raps)
+    plain = fit_conformal_sets(logits, labels, rule="latest", raps=raps)
+    renamed = fit_conformal_sets(logits[..., order], order.argsort()[labels], rule="latest", raps=raps)
     assert renamed.thresholds == pytest.approx(plain.thresholds)
     assert torch.equal(renamed.sets(other[..., order]), plain.sets(other)[..., order])
 
@@ -79,7 +79,7 @@ def test_renaming_the_classes_renames_the_sets(seed: int, raps: Raps) -> None:
 def test_a_set_is_a_prefix_of_the_ranking(seed: int, raps: Raps) -> None:
     logits, labels = some(seed)
     log_probs = anytime.Product()(some(seed + 1)[0]).log_probs
-    fitted = fit_sets(logits, labels, raps=raps)
+    fitted = fit_conformal_sets(logits, labels, raps=raps)
     sets, sizes = fitted.sets(log_probs), fitted.sizes(log_probs)
     assert torch.equal(sets.sum(-1), sizes)
     assert raps.empty or int(sizes.min()) >= 1
@@ -88,10 +88,10 @@ def test_a_set_is_a_prefix_of_the_ranking(seed: int, raps: Raps) -> None:
     assert bool((lowest_in >= highest_out).all())
 
 
-@pytest.mark.parametrize("raps", [Raps(), Raps(penalty=0.0), Raps(variant="original"), Raps(randomised=False)])
+@pytest.mark.parametrize("raps", [Raps(), Raps(lam_reg=0.0), Raps(variant="original"), Raps(randomised=False)])
 def test_one_exit_at_a_time_gives_the_same_sets(raps: Raps) -> None:
     logits, labels = some(0)
-    fitted = fit_sets(logits, labels, raps=raps, shared=True)
+    fitted = fit_conformal_sets(logits, labels, raps=raps, shared=True)
     log_probs = anytime.Product()(some(1)[0]).log_probs
     draws = torch.from_numpy(np.random.default_rng([5, 2]).random(120))
     whole = fitted.sets(log_probs, seed=5)
@@ -103,7 +103,7 @@ def test_one_exit_at_a_time_gives_the_same_sets(raps: Raps) -> None:
 def test_everything_is_seeded() -> None:
     logits, labels = some(0)
     log_probs = anytime.Latest()(some(1)[0]).log_probs
-    one, same, other = (fit_sets(logits, labels, tune=True, seed=seed) for seed in (1, 1, 2))
+    one, same, other = (fit_conformal_sets(logits, labels, tune=True, seed=seed) for seed in (1, 1, 2))
     assert one == same
     assert one != other
     assert torch.equal(one.sets(log_probs, seed=3), one.sets(log_probs, seed=3))
@@ -116,15 +116,15 @@ def test_a_shared_draw_leaves_only_the_exits_to_differ() -> None:
     logits, labels = some(0)
     same = some(1)[0][:1].log_softmax(-1).expand(3, -1, -1)
     thresholds = {"thresholds": (0.9,) * 3}
-    shared = replace(fit_sets(logits, labels, shared=True), **thresholds)
-    fresh = replace(fit_sets(logits, labels), **thresholds)
+    shared = replace(fit_conformal_sets(logits, labels, shared=True), **thresholds)
+    fresh = replace(fit_conformal_sets(logits, labels), **thresholds)
     assert shared.measure(same, labels).size_rise_percent["1"] == 0
     assert fresh.measure(same, labels).size_rise_percent["1"] > 0
 
 
 def test_unrandomised_sets_need_no_draws_on_either_side() -> None:
     logits, labels = some(0)
-    one, other = (fit_sets(logits, labels, raps=Raps(randomised=False), seed=seed) for seed in (0, 1))
+    one, other = (fit_conformal_sets(logits, labels, raps=Raps(randomised=False), seed=seed) for seed in (0, 1))
     assert one == other
     log_probs = anytime.Product()(some(1)[0]).log_probs
     assert torch.equal(one.sets(log_probs, seed=0), one.sets(log_probs, seed=1))
@@ -134,37 +134,36 @@ def test_unrandomised_sets_need_no_draws_on_either_side() -> None:
 def test_tuning_is_the_original_choice_on_its_own_rows() -> None:
     logits, labels = some(3, rows=400)
     raps = Raps(alpha=0.1, variant="original")
-    fitted = fit_sets(logits, labels, rule="latest", raps=raps, tune=True, seed=7)
+    fitted = fit_conformal_sets(logits, labels, rule="latest", raps=raps, tune=True, seed=7)
     chosen, rest = tuning_split(400, 7)
     assert len(chosen) == 120
     assert sorted([*chosen.tolist(), *rest.tolist()]) == list(range(400))
     assert fitted.rows == 280
     log_probs = logits.log_softmax(-1)
     ranks = rank_of(log_probs, sort_rows(log_probs), labels)[:, chosen].numpy()
-    assert fitted.free == tuple(int(np.quantile(rank, 0.9, method="higher")) + 1 for rank in ranks)
+    assert fitted.k_reg == tuple(int(np.quantile(rank, 0.9, method="higher")) + 1 for rank in ranks)
     uniform = torch.from_numpy(np.random.default_rng([7, 1]).random((400, 3))).T
     for exit in range(3):
         ascending = sort_rows(log_probs)[exit, None]
         sizes = {}
-        for penalty in (0.001, 0.01, 0.1, 0.2, 0.5):
-            each = replace(raps, penalty=penalty, free=fitted.free[exit])
+        for lam_reg in (0.001, 0.01, 0.1, 0.2, 0.5):
+            each = replace(raps, lam_reg=lam_reg, k_reg=fitted.k_reg[exit])
             scores = each.label_score(
                 ascending, rank_of(log_probs, sort_rows(log_probs), labels)[exit, None], uniform[exit, None]
             )
             limit = each.threshold(scores[:, chosen])
-            sizes[penalty] = float(each.size(ascending[:, chosen], limit, uniform[exit, None][:, chosen]).double().mean())
-            if penalty == fitted.penalties[exit]:
+            sizes[lam_reg] = float(each.size(ascending[:, chosen], limit, uniform[exit, None][:, chosen]).double().mean())
+            if lam_reg == fitted.lam_reg[exit]:
                 assert fitted.thresholds[exit] == pytest.approx(float(each.threshold(scores[:, rest])))
-        assert sizes[fitted.penalties[exit]] == min(sizes.values())
+        assert sizes[fitted.lam_reg[exit]] == min(sizes.values())
 
 
 def test_the_rule_is_kept_as_text_with_its_temperature() -> None:
     logits, labels = some(0)
     scaled = Scaled(anytime.Latest(), (2.0, 1.5, 1.0))
-    fitted = fit_sets(logits, labels, rule=scaled)
-    assert fitted.rule is not None
-    assert anytime.parse_rule(fitted.rule) == scaled
-    by_hand = fit_sets(scaled(logits).log_probs, labels, rule=None)
+    fitted = fit_conformal_sets(logits, labels, rule=scaled)
+    assert fitted.rule == scaled
+    by_hand = fit_conformal_sets(scaled(logits).log_probs, labels, rule=None)
     assert by_hand.rule is None
     assert by_hand.thresholds == fitted.thresholds
 
@@ -173,30 +172,30 @@ def test_the_rule_is_kept_as_text_with_its_temperature() -> None:
 def test_too_few_rows_give_all_classes_and_a_warning(simultaneous: bool) -> None:
     logits, labels = some(0, rows=18)
     with pytest.warns(FewRowsWarning, match="all sets hold all classes. Hold out at least 19 rows"):
-        fitted = fit_sets(logits, labels, simultaneous=simultaneous)
+        fitted = fit_conformal_sets(logits, labels, simultaneous=simultaneous)
     assert fitted.thresholds == (float("inf"),) * 3
     assert fitted.sets(anytime.Product()(logits).log_probs).all()
 
 
-def test_a_level_that_is_clipped_says_that_coverage_is_lower() -> None:
+def test_a_clipped_level_warns_of_lower_coverage() -> None:
     logits, labels = some(0, rows=18)
     for quantile in ("corrected", "plain"):
-        with pytest.warns(FewRowsWarning, match="coverage is lower than asked for"):
-            fitted = fit_sets(logits, labels, raps=Raps(quantile=quantile))
+        with pytest.warns(FewRowsWarning, match="coverage is below 1 - alpha"):
+            fitted = fit_conformal_sets(logits, labels, raps=Raps(quantile=quantile))
         assert np.isfinite(fitted.thresholds).all()
-    assert fit_sets(*some(0, rows=19)).rows == 19  # enough for 95 %
+    assert fit_conformal_sets(*some(0, rows=19)).rows == 19  # enough for 95 %
 
 
 def test_it_round_trips_and_refuses_damage(tmp_path: Path) -> None:
     logits, labels = some(0)
     for raps in (Raps(), Raps(alpha=0.01), Raps(variant="original")):
-        fitted = fit_sets(logits, labels, raps=raps)
+        fitted = fit_conformal_sets(logits, labels, raps=raps)
         path = fitted.save(tmp_path / "sets.json")
         assert ConformalSets.load(path) == fitted
     path.write_text(path.read_text().replace('"alpha": 0.05', '"alpha": 0.01'))
     with pytest.raises(IntegrityError, match="checksum"):
         ConformalSets.load(path)
-    for wrong in ({"thresholds": (1.0,)}, {"alpha": 2.0}, {"variant": "mine"}, {"penalties": (1.0, 2.0, float("nan"))}):
+    for wrong in ({"thresholds": (1.0,)}, {"alpha": 2.0}, {"variant": "mine"}, {"lam_reg": (1.0, 2.0, float("nan"))}):
         with pytest.raises(OptionError):
             replace(fitted, **wrong)
     document = fitted.document()
@@ -207,7 +206,7 @@ def test_it_round_trips_and_refuses_damage(tmp_path: Path) -> None:
 
 def test_other_logits_are_refused() -> None:
     logits, labels = some(0)
-    fitted = fit_sets(logits, labels)
+    fitted = fit_conformal_sets(logits, labels)
     log_probs = anytime.Product()(logits).log_probs
     for wrong in (log_probs[:2], torch.cat((log_probs, torch.full((3, 120, 1), -torch.inf)), -1)):
         with pytest.raises(ShapeError, match="fitted"):
@@ -219,18 +218,18 @@ def test_other_logits_are_refused() -> None:
     with pytest.raises(ShapeError, match="all exits"):
         fitted.set_at(1, log_probs, 0.5)
     for exit in (0, 4):
-        with pytest.raises(OptionError, match="1 to 3"):
+        with pytest.raises(OptionError, match="at most 3"):
             fitted.set_at(exit, log_probs[0], 0.5)
     with pytest.raises(OptionError, match="Generator"):
         fitted.set_at(1, log_probs[0])
     with pytest.raises(LabelError):
-        fit_sets(logits, labels[:-1])
+        fit_conformal_sets(logits, labels[:-1])
     with pytest.raises(ShapeError, match="calibration"):
-        fit_sets(logits[:, :0], labels[:0])
+        fit_conformal_sets(logits[:, :0], labels[:0])
     with pytest.raises(ShapeError, match="tune"):
-        fit_sets(logits[:, :1], labels[:1], tune=True)
+        fit_conformal_sets(logits[:, :1], labels[:1], tune=True)
     with pytest.raises(ScaleError):
-        fit_sets(log_probs.masked_fill(log_probs == log_probs.max(), torch.nan), labels, rule=None)
+        fit_conformal_sets(log_probs.masked_fill(log_probs == log_probs.max(), torch.nan), labels, rule=None)
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +239,7 @@ def reference(shared: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("rule", ["latest", "caching", "product"])
-@pytest.mark.parametrize("raps", [Raps(), Raps(quantile="corrected"), Raps(penalty=0.0)], ids=["raps", "paper", "aps"])
+@pytest.mark.parametrize("raps", [Raps(), Raps(quantile="corrected"), Raps(lam_reg=0.0)], ids=["raps", "paper", "aps"])
 def test_coverage_over_200_random_splits_is_within_binomial_error_at_every_exit(reference, rule: str, raps: Raps) -> None:
     """A label is in its set where its score is within the threshold (a law of test_raps), so scores suffice.
 
@@ -299,7 +298,7 @@ def test_the_running_intersection_loses_coverage_unless_exits_are_calibrated_tog
     log_probs = anytime.Product()(logits[:, test]).log_probs
     found = {}
     for simultaneous in (False, True):
-        fitted = fit_sets(logits[:, cal], labels[cal], simultaneous=simultaneous, shared=True)
+        fitted = fit_conformal_sets(logits[:, cal], labels[cal], simultaneous=simultaneous, shared=True)
         assert fitted.simultaneous == simultaneous
         found[simultaneous] = measure_sets(running_intersection(fitted.sets(log_probs)), labels[test])
     assert found[False].coverage[-1] < 0.935

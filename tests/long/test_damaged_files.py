@@ -36,13 +36,13 @@ from torch import Tensor, nn
 
 import anytime
 from anytime.artifacts import json_text, tensors_to_bytes, write_bundle
-from anytime.calibrate import fit_powers, fit_temperature
+from anytime.calibrate import fit_product, fit_temperature
 from anytime.checks import check_logits
 from anytime.cli.curve import write_curve
 from anytime.cli.inputs import read_array, read_description, read_texts
 from anytime.cli.overlap import refuse_same_file
 from anytime.cli.rules import load_rule
-from anytime.conformal import fit_sets
+from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
 from anytime.data.cifar_archive import ARCHIVES, read_archive
 from anytime.data.cifar_sheets import _labels, read_shards, write_shards
@@ -113,8 +113,8 @@ def make_safetensors(folder: Path) -> None:
 def make_fitted(folder: Path) -> None:
     logits, labels = torch.from_numpy(LOGITS), torch.from_numpy(LABELS)
     fit_temperature(logits, labels).save(folder / "temperature.json")
-    fit_powers(logits, labels, steps=3).save(folder / "product.json")
-    fit_sets(logits, labels, rule=anytime.Product()).save(folder / "sets.json")
+    fit_product(logits, labels, steps=3).save(folder / "product.json")
+    fit_conformal_sets(logits, labels, rule=anytime.Product()).save(folder / "sets.json")
 
 
 def read_fitted(folder: Path) -> None:

@@ -42,7 +42,7 @@ def some_logits(rows: int = 60, classes: int = 7, seed: int = 0) -> tuple[torch.
 def figures_of(rule, logits, labels) -> dict:
     summary = Summary(COSTS)
     summary.add(follow(rule(logits), labels))
-    return summary.figures()
+    return summary.metrics().to_json()
 
 
 def plain_figures(probs: np.ndarray, labels: np.ndarray) -> dict:
@@ -142,7 +142,7 @@ def test_merged_summaries_equal_one_summary(cut: int, seed: int) -> None:
         parts.append(Summary(COSTS))
         parts[-1].add(each)
     parts[0].merge(parts[1])
-    given, wanted = parts[0].figures(), figures_of(Product(), logits, labels)
+    given, wanted = parts[0].metrics().to_json(), figures_of(Product(), logits, labels)
     for key in wanted:
         if isinstance(wanted[key], float | list) and key != "reliability":
             assert given[key] == pytest.approx(wanted[key], rel=1e-12), key
@@ -152,17 +152,17 @@ def test_summaries_with_other_settings_do_not_merge() -> None:
     with pytest.raises(OptionError):
         Summary(COSTS).merge(Summary(COSTS, strict=True))
     with pytest.raises(OptionError, match="no inputs"):
-        Summary(COSTS).figures()
+        Summary(COSTS).metrics()
 
 
 def test_without_labels_only_what_needs_none_is_given() -> None:
     logits, _ = some_logits()
     summary = Summary(COSTS, labelled=False)
     summary.add(follow(Product()(logits)))
-    figures = summary.figures()
-    assert figures["accuracy"] is None
-    assert figures["ece"] is None
-    assert figures["final_drop_percent"]["0.01"] >= 0
+    found = summary.metrics()
+    assert found.accuracy is None
+    assert found.ece is None
+    assert found.final_drop_percent["0.01"] >= 0
     with pytest.raises(ShapeError):
         _ = follow(Product()(logits)).label_probability
 
@@ -181,8 +181,8 @@ def test_strict_counting_leaves_equality_out() -> None:
         summary = Summary(torch.tensor([1.0, 2.0]), strict=strict)
         summary.add(follow(Latest()(torch.zeros(2, 1, 3)), torch.tensor([0])))
         summary.add_sets(torch.tensor([[1], [3]]))
-        assert summary.figures()["set_size_rise_percent"]["2"] == wanted
-        assert summary.figures()["set_size_rise_percent"]["1"] == 100.0
+        assert summary.metrics().set_size_rise_percent["2"] == wanted
+        assert summary.metrics().set_size_rise_percent["1"] == 100.0
 
 
 def test_oracle_mends_the_least_confident_errors() -> None:

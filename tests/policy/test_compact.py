@@ -12,7 +12,7 @@ import anytime
 from anytime.combine import Arithmetic, Geometric, Rule
 from anytime.errors import OptionError, ShapeError
 from anytime.models import MLP, Carry, MLPConfig, MultiExit, create, is_staged
-from anytime.policy import Confidence, Entropy, Margin, Patience, Policy, Window, fit_budget, run_batch
+from anytime.policy import Confidence, DecisionWindow, Entropy, Margin, Patience, Policy, fit_budget_policy, run_batch
 
 EXITS, BATCH, CLASSES = 5, 40, 6
 LOGITS = 3 * torch.randn(EXITS, BATCH, CLASSES, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -36,13 +36,13 @@ RULES = [
 ]
 POLICIES = [
     Confidence(0.7),
-    Confidence(0.95, otherwise="surest"),
+    Confidence(0.95, otherwise="most_confident"),
     Confidence((0.9, 2.0, 0.3, 0.9, 0.1), strict=True),
     Entropy(0.5),
-    Margin(0.6, otherwise="surest"),
+    Margin(0.6, otherwise="most_confident"),
     Patience(2),
-    Patience(3, otherwise="surest"),
-    Window(0.4, 0.8),
+    Patience(3, otherwise="most_confident"),
+    DecisionWindow(0.4, 0.8),
     Confidence(-1.0),
     Confidence(2.0),
 ]
@@ -98,8 +98,8 @@ def test_networks_answer_as_they_do_without_stopping(name: str) -> None:
     for rule in (anytime.Latest(), anytime.Product()):
         prediction = rule(logits)
         # Half-way between two confidences, so that rounding does not move a row across.
-        sure = prediction.confidence.double()
-        limits = tuple(float(row.sort().values[2:4].mean()) for row in sure)
+        confidence = prediction.confidence.double()
+        limits = tuple(float(row.sort().values[2:4].mean()) for row in confidence)
         policy = Confidence(limits)
         expected = policy.answer(prediction)
         assert len(set(expected.exit.tolist())) > 1
@@ -110,7 +110,7 @@ def test_networks_answer_as_they_do_without_stopping(name: str) -> None:
 
 def test_a_fitted_policy_is_checked_and_used() -> None:
     log_probs = anytime.Product()(LOGITS).log_probs
-    fit = fit_budget(log_probs, costs=range(1, EXITS + 1), budget=2.5)
+    fit = fit_budget_policy(log_probs, costs=range(1, EXITS + 1), budget=2.5)
     found = run_batch(Replay().eval(), LOGITS.movedim(0, 1), anytime.Product(), fit)
     assert torch.equal(found.exit, fit.apply(log_probs))
     with pytest.raises(ShapeError, match="fitted"):

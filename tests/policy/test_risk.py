@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
-from anytime.policy import Confidence, RiskControl, betting_bound, control_risk, exit_losses, hoeffding_bentkus
+from anytime.policy import Confidence, RiskControl, betting_bound, exit_losses, fit_risk_control, hoeffding_bentkus
 from anytime.policy.risk import LARGEST, Loss, Method
 
 LOSSES = get_args(Loss)
@@ -177,10 +177,10 @@ def test_mapie_chooses_the_same_thresholds(some: Callable) -> None:
     control: Any = pytest.importorskip("mapie.risk_control.fwer_control")
     log_probs, labels = some(500, 2)
     for epsilon in (0.03, 0.1, 0.2):
-        ltt = control_risk(log_probs, loss="consistency", epsilon=epsilon, method="ltt")
+        ltt = fit_risk_control(log_probs, loss="consistency", epsilon=epsilon, method="ltt")
         rejected = control.control_fwer(np.array(ltt.bounds), 0.1, "fixed_sequence")
         assert ltt.threshold == (ltt.grid[max(rejected)] if len(rejected) else 1.0)
-        crc = control_risk(log_probs, loss="consistency", epsilon=epsilon, method="crc", envelope=True)
+        crc = fit_risk_control(log_probs, loss="consistency", epsilon=epsilon, method="crc", envelope=True)
         losses = np.stack([per_row(log_probs, labels, "consistency", value) for value in crc.grid], 1)
         losses = np.maximum.accumulate(losses, 1)
         mean, corrected = methods.get_r_hat_plus(losses, np.array(crc.grid), "crc", None, None, None)
@@ -203,7 +203,7 @@ def test_the_choice_is_the_plain_one(some: Callable, method: Any, loss: Any, tie
     log_probs, labels = some(rows, 3, ties=ties)
     grid = [step / 20 for step in range(20, -1, -1)]
     for epsilon in (0.001, 0.05, 0.15):
-        found = control_risk(log_probs, labels, loss=loss, epsilon=epsilon, delta=delta, method=method, grid=grid)
+        found = fit_risk_control(log_probs, labels, loss=loss, epsilon=epsilon, delta=delta, method=method, grid=grid)
         passing, unbroken = [], True
         for index, value in enumerate(grid):
             x = per_row(log_probs, labels, loss, value)
@@ -231,26 +231,26 @@ def test_the_choice_is_the_plain_one(some: Callable, method: Any, loss: Any, tie
         assert found.mean_exit == pytest.approx(float(exits.double().mean()))
 
 
-def test_no_passing_threshold_is_the_full_model_and_says_so(some: Callable) -> None:
+def test_no_passing_threshold_is_the_full_model(some: Callable) -> None:
     log_probs, _ = some(5, 4)
     for method in ("crc", "ucb", "ltt"):
-        found = control_risk(log_probs, loss="consistency", epsilon=0.01, method=method, costs=range(1, 6))
+        found = fit_risk_control(log_probs, loss="consistency", epsilon=0.01, method=method, costs=range(1, 6))
         assert (found.threshold, found.passed, found.mean_exit, found.mean_cost) == (1.0, False, 5.0, 5.0)
         assert found.apply(log_probs).tolist() == [5] * 5
-        assert "No threshold passed" in found.promise
+        assert "No threshold passed" in found.guarantee
 
 
-def test_promises_say_what_they_rest_on(some: Callable) -> None:
+def test_guarantees_state_what_they_rest_on(some: Callable) -> None:
     log_probs, _ = some(400, 5)
 
-    def promise(**options: Any) -> str:
-        return control_risk(log_probs, loss="consistency", epsilon=0.2, **options).promise
+    def guarantee(**options: Any) -> str:
+        return fit_risk_control(log_probs, loss="consistency", epsilon=0.2, **options).guarantee
 
-    assert "With probability 0.95" in promise(method="ucb", delta=0.05)
-    assert "With probability 0.9 " in promise(method="ltt")
-    assert "if stopping earlier never loses less" in promise(method="crc")
-    assert "if" not in promise(method="crc", envelope=True)
-    assert "Nothing is promised" in promise(method="naive")
+    assert "With probability 0.95" in guarantee(method="ucb", delta=0.05)
+    assert "With probability 0.9 " in guarantee(method="ltt")
+    assert "if stopping earlier never loses less" in guarantee(method="crc")
+    assert "if" not in guarantee(method="crc", envelope=True)
+    assert "No guarantee" in guarantee(method="naive")
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -258,7 +258,7 @@ def test_the_more_is_promised_the_later_it_stops(some: Callable, loss: Any) -> N
     log_probs, labels = some(400, 6)
 
     def chosen(method: Any, epsilon: float = 0.1, **options: Any) -> float:
-        return control_risk(log_probs, labels, loss=loss, epsilon=epsilon, method=method, **options).threshold
+        return fit_risk_control(log_probs, labels, loss=loss, epsilon=epsilon, method=method, **options).threshold
 
     assert chosen("naive") <= chosen("crc")
     assert chosen("naive") <= chosen("ltt")
@@ -270,19 +270,19 @@ def test_the_more_is_promised_the_later_it_stops(some: Callable, loss: Any) -> N
 
 def test_one_exit_stops_there(some: Callable) -> None:
     log_probs, _ = some(300, 7, exits=1)
-    found = control_risk(log_probs, loss="hellinger", epsilon=0.1)
+    found = fit_risk_control(log_probs, loss="hellinger", epsilon=0.1)
     assert (found.threshold, found.mean_exit) == (0.0, 1.0)
 
 
 def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: Path) -> None:
     log_probs, labels = some(200, 8)
-    found = control_risk(log_probs, labels, loss="brier-gap", epsilon=0.1, costs=range(1, 6))
+    found = fit_risk_control(log_probs, labels, loss="brier-gap", epsilon=0.1, costs=range(1, 6))
     path = found.save(tmp_path / "risk.json")
     again = RiskControl.load(path)
     assert again == found
     assert again.policy == Confidence(found.threshold, strict=True)
     for others in (some(3, classes=4)[0], some(3, exits=4)[0]):
-        with pytest.raises(ShapeError, match="this risk control was fitted"):
+        with pytest.raises(ShapeError, match="this RiskControl was fitted"):
             again.apply(others)
     document = again.document()
     document["fields"]["threshold"] = 2.0
@@ -297,7 +297,7 @@ def test_bad_input_is_refused(some: Callable) -> None:
     log_probs, labels = some(20, 9)
     for loss in ("gap", "brier-gap"):
         with pytest.raises(LabelError, match="no labels"):
-            control_risk(log_probs, loss=loss, epsilon=0.1)
+            fit_risk_control(log_probs, loss=loss, epsilon=0.1)
     for options in (
         {"loss": "accuracy"},
         {"method": "clt"},
@@ -309,11 +309,11 @@ def test_bad_input_is_refused(some: Callable) -> None:
         {"grid": (0.5, 1.5)},
     ):
         with pytest.raises(OptionError):
-            control_risk(log_probs, labels, **({"loss": "consistency", "epsilon": 0.1} | options))
-    with pytest.raises(ShapeError, match="no calibration rows"):
-        control_risk(log_probs[:, :0], loss="consistency", epsilon=0.1)
+            fit_risk_control(log_probs, labels, **({"loss": "consistency", "epsilon": 0.1} | options))
+    with pytest.raises(ShapeError, match="no rows"):
+        fit_risk_control(log_probs[:, :0], loss="consistency", epsilon=0.1)
     with pytest.raises(LabelError):
-        control_risk(log_probs, labels[:5], loss="gap", epsilon=0.1)
+        fit_risk_control(log_probs, labels[:5], loss="gap", epsilon=0.1)
     with pytest.raises(OptionError, match="loss is"):
         exit_losses(log_probs, labels, "accuracy")
     losses = torch.full((4,), 0.5)

@@ -1,4 +1,4 @@
-"""Small evaluations: real ones from random logits, and the same with figures set by hand."""
+"""Small evaluations: real ones from random logits, and the same with metrics set by hand."""
 
 from __future__ import annotations
 
@@ -50,31 +50,30 @@ def measured() -> Callable[..., tuple[Guarantees, Evaluation]]:
     def build(exits: int = 4, classes: int = 8, **options: Any) -> tuple[Guarantees, Evaluation]:
         test, held = random_logits(exits, 200, classes), random_logits(exits, 160, classes, seed=1)
         found = measure_guarantees(test, held, **options)
-        rules = {name: each.rule for name, each in found.rules.items()}
-        return found, found.put_sets(evaluate(*test, rules=rules, sets=None))
+        return found, found.evaluation
 
     return build
 
 
 @pytest.fixture
 def change(plain: Evaluation) -> Change:
-    """Gives `plain` with some figures of some rules replaced, and no collapse: change(product={"ece": [...]}, samples=30)."""
+    """Gives `plain` with some metrics of some rules replaced, and no collapse: change(product={"ece": [...]}, samples=30)."""
 
     def build(**changes: Any) -> Evaluation:
-        whole = {"collapsed_percent": [0.0] * plain.exits}
-        rules = {name: {**figures, **whole, **changes.pop(name, {})} for name, figures in plain.rules.items()}
+        whole = {"collapsed_percent": (0.0,) * plain.exits}
+        rules = {name: replace(found, **{**whole, **changes.pop(name, {})}) for name, found in plain.rules.items()}
         return replace(plain, **{"samples": 5000, "rules": rules, **changes})
 
     return build
 
 
-def falls(big: float, small: float | None = None) -> dict[str, dict[str, float]]:
-    """Falls of 0.5 and of 0.1, in percent of the inputs, for the label and the final answer alike."""
+def drops(big: float, small: float | None = None) -> dict[str, dict[str, float]]:
+    """Drops of 0.5 and of 0.1, in percent of the inputs, for the label and the final answer alike."""
     small = max(big, 0.0) if small is None else small
     found = {limit: big if limit == "0.5" else small for limit in LIMITS}
     return {"label_drop_percent": found, "final_drop_percent": found}
 
 
-@pytest.fixture(name="falls")
-def falls_fixture() -> Callable[..., dict[str, dict[str, float]]]:
-    return falls
+@pytest.fixture(name="drops")
+def drops_fixture() -> Callable[..., dict[str, dict[str, float]]]:
+    return drops

@@ -15,7 +15,7 @@ from anytime.report import write_folder
 ENVIRONMENT = {"python": "3.12.0", "packages": {"torch": "2.0"}, "machine": {}}
 
 
-def test_the_folder_holds_a_whole_run(plain: Evaluation, tmp_path: Path) -> None:
+def test_the_folder_contains_all_files(plain: Evaluation, tmp_path: Path) -> None:
     report = write_folder(tmp_path / "run", plain, source="my-model.npz", environment=ENVIRONMENT)
     verify_bundle(tmp_path / "run")
     assert report == tmp_path / "run" / "report.html"
@@ -26,17 +26,17 @@ def test_the_folder_holds_a_whole_run(plain: Evaluation, tmp_path: Path) -> None
     assert (config["file"], config["costs"], config["seed"]) == ("my-model.npz", [1.0, 2.5, 4.0, 7.0], 0)
 
 
-def test_the_table_has_a_row_for_each_rule_and_exit(plain: Evaluation, tmp_path: Path) -> None:
+def test_the_csv_has_one_row_per_rule_and_exit(plain: Evaluation, tmp_path: Path) -> None:
     write_folder(tmp_path, plain, source="m.npz", environment=ENVIRONMENT)
     with (tmp_path / "per_exit.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["rule"], row["exit"]) for row in rows[:5]] == [("latest", str(exit)) for exit in (1, 2, 3, 4)] + [
         ("caching", "1")
     ]
-    assert [float(row["accuracy"]) for row in rows[8:]] == plain.rules["product"]["accuracy"]
+    assert [float(row["accuracy"]) for row in rows[8:]] == list(plain.rules["product"].accuracy)
 
 
-def test_a_place_that_cannot_be_written_is_a_file_error(plain: Evaluation, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_raises_a_file_error(plain: Evaluation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError):
         write_folder(tmp_path / "file", plain, source="m.npz", environment=ENVIRONMENT)

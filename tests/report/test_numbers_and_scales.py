@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anytime.report.numbers import compact, exact, number, percent, plural, points, share
+from anytime.report.numbers import compact, exact, fraction, number, percent, plural, points
 from anytime.report.svg.palette import DARK, LIGHT, variables
-from anytime.report.svg.scale import Symlog, linear, symlog
+from anytime.report.svg.scale import SymlogScale, linear, symlog
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ def test_percentages_are_short_and_never_rounded_to_a_false_zero_or_hundred(valu
     assert percent(value) == text
 
 
-def test_points_and_counts_know_singular_and_plural() -> None:
+def test_points_and_counts_have_singular_and_plural() -> None:
     assert [points(value) for value in (-0.2, 1.0, 2.2, 1.04)] == ["0.2 points", "1 point", "2.2 points", "1 point"]
     assert [plural(count, "input") for count in (1, 5000)] == ["1 input", "5,000 inputs"]
 
 
 def test_numbers_for_tables_and_axes() -> None:
-    assert (exact(27.184), share(0.7281), share(0.7281, digits=1)) == ("27.18 %", "72.81 %", "72.8 %")
+    assert (exact(27.184), fraction(0.7281), fraction(0.7281, digits=1)) == ("27.18 %", "72.81 %", "72.8 %")
     assert (number(0.00004), number(float("inf")), number(-3)) == ("4.0e−05", "infinite", "−3")
     assert [compact(value) for value in (20_000, 15e6, 3.2e9, 900)] == ["20k", "15M", "3.2G", "900"]
 
@@ -41,13 +41,13 @@ def test_numbers_for_tables_and_axes() -> None:
 @example(260.3)
 @example(999.7)
 @given(st.floats(0.001, 1e9))
-def test_a_number_in_words_is_within_a_percent_or_half_a_thousandth(value: float) -> None:
+def test_a_formatted_number_is_within_a_percent_or_half_a_thousandth(value: float) -> None:
     assert float(number(value).replace(",", "")) == pytest.approx(value, rel=0.01, abs=0.0005)
     assert number(-value) == f"−{number(value)}"
 
 
 @pytest.mark.parametrize("values", [[0.653, 0.728], [5.0], [0.0, 0.0], [], [-2.0, 1e6], [1e-7, 2e-7], [float("inf"), 3.0]])
-def test_a_linear_scale_holds_its_values_and_has_a_few_round_ticks(values: list[float]) -> None:
+def test_a_linear_scale_contains_its_values_and_has_a_few_round_ticks(values: list[float]) -> None:
     scale = linear(values)
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 9
@@ -62,12 +62,12 @@ def test_a_scale_of_percentages_stays_between_0_and_100() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [0.0], [0.0, 1e-12], [0.01, 3.0], [1e-9, 1.0]])
-def test_a_scale_of_values_that_are_not_negative_does_not_begin_below_zero(values: list[float]) -> None:
+def test_a_scale_of_nonnegative_values_does_not_start_below_zero(values: list[float]) -> None:
     assert linear(values).low >= 0
     assert linear([*values, -0.5]).low <= -0.5
 
 
-def test_symlog_gives_zero_a_place_and_keeps_order() -> None:
+def test_symlog_includes_zero_and_keeps_order() -> None:
     scale = symlog([0, 0.02, 66])
     places = [scale.at(value) for value in (0, 0.005, 0.01, 0.02, 1, 66, 100)]
     assert places[0] == 0
@@ -77,9 +77,9 @@ def test_symlog_gives_zero_a_place_and_keeps_order() -> None:
 
 
 @pytest.mark.parametrize("values", [[], [0, 0], [100, 100], [1e-9, 50]])
-def test_symlog_ends_at_a_hundred_and_begins_at_a_hundredth(values: list[float]) -> None:
+def test_symlog_is_between_a_hundredth_and_a_hundred(values: list[float]) -> None:
     scale = symlog(values)
-    assert isinstance(scale, Symlog)
+    assert isinstance(scale, SymlogScale)
     assert 0.01 <= scale.threshold < scale.high <= 100
 
 

@@ -27,7 +27,7 @@ def profile() -> Profile:
     )  # fmt: skip
 
 
-def test_the_page_says_the_first_and_the_last_exit(profile: Profile) -> None:
+def test_the_page_states_the_time_to_the_first_and_the_last_exit(profile: Profile) -> None:
     page = render_profile(profile, name="A model")
     assert "First exit after 1 ms, all 3 after 3 ms" in page
     assert "In 99 of 100 runs it was at most 2 ms and 6 ms." in page
@@ -36,7 +36,7 @@ def test_the_page_says_the_first_and_the_last_exit(profile: Profile) -> None:
     assert "busy" not in page
 
 
-def test_the_same_profile_gives_the_same_bytes_and_needs_nothing_else(profile: Profile) -> None:
+def test_the_same_profile_gives_the_same_bytes_and_loads_nothing_else(profile: Profile) -> None:
     page = render_profile(profile, name="A model")
     assert page == render_profile(profile, name="A model")
     assert "http://" not in page.replace("http://www.w3.org", "")
@@ -51,7 +51,7 @@ def test_names_and_notes_are_escaped(profile: Profile) -> None:
     assert EVIL in unescape(page)
 
 
-def test_there_is_a_chart_a_batch_size_with_the_costs_beside_the_first(profile: Profile) -> None:
+def test_there_is_one_chart_per_batch_size_and_the_costs_follow_the_first(profile: Profile) -> None:
     assert [figure.id for figure in profile_figures(profile)] == ["time-1", "costs", "time-8"]
     assert [figure.id for figure in profile_figures(replace(profile, macs=None))] == ["time-1", "time-8"]
     slow, middle = profile_figures(profile)[2].chart.series
@@ -71,7 +71,7 @@ def test_the_band_goes_from_the_medians_to_the_99th_percentiles(profile: Profile
     assert found == pytest.approx([number for corner in corners for number in corner], abs=0.051)
 
 
-def test_tables_have_a_row_an_exit(profile: Profile) -> None:
+def test_tables_have_one_row_per_exit(profile: Profile) -> None:
     found = exit_table(profile)
     assert found.columns == ("exit", "MACs", "p50, batch 1", "p99, batch 1", "p50, batch 8", "p99, batch 8")
     assert found.rows[1] == ("2", "3M", "2", "4", "16", "32")
@@ -79,7 +79,7 @@ def test_tables_have_a_row_an_exit(profile: Profile) -> None:
     assert stage_table(profile).rows[2] == ("3", "1", "2", "8", "16")
 
 
-def test_a_busy_machine_is_told(profile: Profile) -> None:
+def test_a_busy_machine_is_reported(profile: Profile) -> None:
     assert load_note(profile) is None
     busy = replace(profile, machine={**profile.machine, "load": 3.25})
     assert "load 3.2 on 4 cores" in str(load_note(busy))

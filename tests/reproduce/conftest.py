@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,37 @@ import pytest
 from anytime import samples
 from anytime.artifacts import write_bundle
 from anytime.evaluation import evaluate
+from anytime.reproduce import Finding, find
 from anytime.reproduce.runs import Runs
-from anytime.reproduce.stand_ins import SMOKE, from_sample, on_digits
+from anytime.reproduce.stand_ins import Size, from_sample, on_digits
 
 Publish = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def smoke() -> Runs:
-    """What `--scale smoke` works with: the sample, and networks on digits trained when first asked for."""
-    return Runs((from_sample(samples.cifar100_msdnet()),), "the package").with_stand_in(on_digits(SMOKE))
+    """The packaged sample, and networks on digits that are trained for one short epoch when a study first needs them."""
+    tiny = Size(rows=64, epochs=1, seeds=2, held_out=100)
+    return Runs((from_sample(samples.cifar100_msdnet()),), "the package").with_stand_in(on_digits(tiny))
+
+
+@pytest.fixture(scope="session")
+def smoke_finding(smoke: Runs) -> Callable[[str], Finding]:
+    """What a study finds on these runs; each study runs once."""
+    return cache(lambda name: find(name).run(smoke, scale="smoke"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_penalties() -> Iterator[None]:
+    """The fitted product of the text studies chooses among two penalties."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("anytime.reproduce.studies.text.PENALTIES", (0.0, 1.0))
+        yield
 
 
 @pytest.fixture
 def publish(tmp_path: Path) -> Publish:
-    """Writes a small run as `results/publish.py` does; `change` may spoil its arrays and figures before they are packed."""
+    """Writes a small run as `results/publish.py` does; `change` may damage its arrays and metrics before they are packed."""
 
     def write(
         name: str,

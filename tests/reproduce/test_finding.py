@@ -1,4 +1,4 @@
-"""What a finding says follows from its numbers."""
+"""Verdicts follow from the numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from anytime.errors import OptionError, ShapeError
 from anytime.reproduce import Claim, Comparison, Finding, Measured
 from anytime.reproduce.finding import each_over_seeds, over_seeds
-from anytime.reproduce.words import cells
 
 numbers = st.floats(-1e6, 1e6)
 
@@ -38,7 +37,7 @@ def test_no_seed_is_refused() -> None:
         over_seeds([])
 
 
-def test_curves_of_networks_with_other_exits_have_no_mean() -> None:
+def test_curves_of_different_lengths_are_not_averaged() -> None:
     with pytest.raises(ShapeError, match="curves of 3, 2 points"):
         each_over_seeds([[1.0, 2.0, 3.0], [1.0, 2.0]])
 
@@ -52,7 +51,7 @@ def test_within_is_a_distance_of_at_most_the_tolerance(paper: float, ours: float
     assert row.difference == ours - paper
 
 
-def test_a_difference_of_the_tolerance_but_for_rounding_is_within() -> None:
+def test_a_difference_that_exceeds_the_tolerance_by_rounding_is_within() -> None:
     assert Comparison("it", 0.3, Measured(0.1 + 0.1), 0.1).within is True
 
 
@@ -65,10 +64,10 @@ def test_a_bound_is_kept_or_not() -> None:
     assert Comparison("it", None, Measured(0.01), at_most=0.0).within is False
 
 
-def test_where_nothing_is_asked_there_is_no_verdict() -> None:
+def test_without_a_tolerance_there_is_no_verdict() -> None:
     row = Comparison("it", 1.0, Measured(5.0))
     assert row.within is None
-    assert cells(row)[-1] == "–"
+    assert row.cells()[-1] == "–"
 
 
 def test_the_verdict_counts() -> None:
@@ -81,20 +80,20 @@ def test_the_verdict_counts() -> None:
     assert finding().verdict == "nothing to compare"
 
 
-def test_a_small_scale_is_not_held_against_the_paper() -> None:
+def test_a_small_scale_is_not_compared_with_the_paper() -> None:
     row = Comparison("a", 1.0, Measured(9.0), 0.1, at_most=2.0)
-    small = finding(row, scale="smoke").unasked()
+    small = finding(row, scale="smoke").without_tolerances()
     assert small.comparisons[0].within is None
     assert small.comparisons[0].paper == 1.0
-    assert small.note.startswith("At the scale smoke")
+    assert small.note.startswith("The scale smoke only checks")
 
 
-def test_the_document_writes_verdicts_out() -> None:
+def test_the_document_includes_verdicts() -> None:
     document = json.loads(json.dumps(finding(Comparison("a", 1.0, Measured(9.0), 0.1)).to_json()))
     assert document["comparisons"][0]["within"] is False
     assert document["comparisons"][0]["difference"] == 8.0
-    assert "panels" not in document
+    assert "plots" not in document
 
 
 def test_a_zero_has_no_minus() -> None:
-    assert cells(Comparison("it", 0.1, Measured(0.0999, 0.0), 1.0, unit="%"))[3] == "+0.00"
+    assert Comparison("it", 0.1, Measured(0.0999, 0.0), 1.0, unit="%").cells()[3] == "+0.00"

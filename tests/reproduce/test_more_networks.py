@@ -1,4 +1,4 @@
-"""The studies of further networks and of finetuning: on runs in a folder, against plain loops, and without their runs."""
+"""The studies of further networks and of finetuning: on runs in a folder, against plain loops, and with missing runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def two_runs(publish: Publish) -> Runs:
     return Runs.open(publish("tuned", objective="joint-then-product", seed=1))
 
 
-def test_the_finetuned_network_is_judged_by_the_product_it_learnt(publish: Publish) -> None:
+def test_the_finetuned_network_is_measured_under_its_training_product(publish: Publish) -> None:
     runs = two_runs(publish)
     found = find("finetune").run(runs)
     logits, labels = runs.find("msdnet-finetuned", "cifar100")[0].logits()
@@ -62,7 +62,7 @@ def test_the_finetuned_network_is_judged_by_the_product_it_learnt(publish: Publi
     assert found.runs == ("msdnet", "tuned")
 
 
-def test_both_networks_are_judged_by_the_rows_that_were_kept_of_both(publish: Publish) -> None:
+def test_both_networks_are_measured_on_the_rows_kept_for_both(publish: Publish) -> None:
     publish("msdnet")
     folder = publish("tuned", objective="product")
     keep_rows(folder / "tuned", np.arange(59, 19, -1))
@@ -77,7 +77,7 @@ def test_both_networks_are_judged_by_the_rows_that_were_kept_of_both(publish: Pu
         [calibration_error(each, labels[20:].numpy()) for each in plain], abs=1e-6
     )
     keep_rows(folder / "msdnet", np.arange(10))
-    with pytest.raises(FormatError, match="no test row was kept"):
+    with pytest.raises(FormatError, match="no test row was kept by all"):
         find("finetune").run(Runs.open(folder))
 
 
@@ -99,7 +99,7 @@ def test_the_claim_on_calibration_is_about_every_exit(publish: Publish) -> None:
     assert len(found.table) == 5
 
 
-def test_what_the_paper_says_of_cifar100_is_not_asked_of_cifar10(publish: Publish) -> None:
+def test_the_papers_claim_on_cifar100_is_not_checked_on_cifar10(publish: Publish) -> None:
     publish("msdnet", data="cifar10")
     found = find("finetune").run(Runs.open(publish("tuned", objective="product", data="cifar10", seed=1)))
     assert not found.comparisons
@@ -125,7 +125,7 @@ def test_a_further_network_is_measured_on_every_data_set_it_has_a_run_of(
     runs = Runs.open(publish("hundred", seed=1, **options))
     found = find(study).run(runs)
     assert found.runs == ("ten", "hundred")
-    assert len(found.panels) == len(found.claims) == 4
+    assert len(found.plots) == len(found.claims) == 4
     logits, labels = runs.find(study, "cifar100")[0].logits()
     accuracy = [float((each.argmax(-1) == labels).double().mean()) for each in logits]
     assert found.numbers["cifar100"]["latest"]["accuracy"][0] == pytest.approx(accuracy)

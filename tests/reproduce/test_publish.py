@@ -1,4 +1,4 @@
-"""What is kept of a run of texts: enough for the studies, nothing of the machine, and no file that is large."""
+"""Published runs on texts have what the studies need, no machine names or paths, and no large file."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def test_a_run_of_texts_is_published_for_the_studies(script: ModuleType, tmp_pat
     script.main([str(trained(tmp_path / "b", options=SINGLE)), str(place / "minilm-clinc150-single-seed0")])
     script.main([str(trained(tmp_path / "c", classes=5)), str(place / "minilm-clinc150-classes5-seed0")])
     config = json.loads((place / "minilm-clinc150-classes5-seed0" / "config.json").read_text())
-    assert config["classes"] is None  # made with five, and called all: what a run says of itself counts
+    assert config["classes"] is None  # trained on five classes, published as all: its settings decide
     runs = Runs.open(place)
     whole = next(run for run in runs.every if run.name == "minilm-clinc150-seed0")
     assert (whole.network, whole.data, whole.rows(), whole.classes()) == ("minilm", "clinc150", 200, 12)
-    assert set(whole.figures()) == set(NAMES)
-    assert set(whole.figures("val")) == {"latest", "caching", "product"}
+    assert set(whole.metrics()) == set(NAMES)
+    assert set(whole.metrics(split="val")) == {"latest", "caching", "product"}
     outside = whole.outside_logits()
     assert outside is not None
     assert outside.shape == (6, 100, 12)
     single = next(run for run in runs.every if run.name == "minilm-clinc150-single-seed0")
-    assert (single.network, len(single.figures()["latest"]["accuracy"])) == ("minilm-single", 1)
+    assert (single.network, len(single.accuracy())) == ("minilm-single", 1)
     assert sorted(single.files) == [
         "config.json",
         "data.json",
@@ -81,9 +81,7 @@ def test_a_run_of_texts_is_published_for_the_studies(script: ModuleType, tmp_pat
     ]
     only = Runs((whole, single), "a test")
     found = find("text").run(only)
-    assert found.comparisons[0].ours.mean == pytest.approx(
-        100 * (single.figures()["latest"]["accuracy"][0] - whole.figures()["latest"]["accuracy"][-1])
-    )
+    assert found.comparisons[0].ours.mean == pytest.approx(100 * (single.accuracy()[0] - whole.accuracy()[-1]))
     assert find("out-of-scope").run(only).table
 
 
@@ -107,7 +105,7 @@ def test_a_run_that_lacks_what_is_asked_for_is_refused_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_rows_are_drawn_by_lot_and_files_stay_small(
+def test_rows_are_a_random_sample_and_files_stay_small(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "_SAMPLE", 2 * 6 * 12 * 40)
@@ -157,5 +155,5 @@ def test_what_is_published_of_texts_is_whole_small_and_names_no_folder(folder: P
     config = json.loads(files["config.json"])
     assert "root" not in config
     assert "/" not in config["init"]
-    summary, figures = json.loads(files["summary.json"]), json.loads(files["test-metrics.json"])
-    assert figures["rules"]["latest"]["accuracy"] == pytest.approx(summary["test_accuracy"], abs=1e-4)
+    summary, metrics = json.loads(files["summary.json"]), json.loads(files["test-metrics.json"])
+    assert metrics["rules"]["latest"]["accuracy"] == pytest.approx(summary["test_accuracy"], abs=1e-4)

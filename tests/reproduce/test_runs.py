@@ -1,4 +1,4 @@
-"""Runs are found by what they say of themselves, and are refused when damaged."""
+"""Runs are found by their settings, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from anytime.errors import FormatError, IntegrityError, MissingFileError, NonFiniteError, ShapeError
+from anytime.reproduce.group import ECE, SET_SIZE, Group
 from anytime.reproduce.needs import FINETUNED, MSDNET, MSDNET_100, SEEDS_100, Need
 from anytime.reproduce.runs import Runs, network_of, on_shared_rows
 
@@ -43,11 +44,11 @@ def test_runs_are_found_by_network_and_data_in_the_order_of_seeds(publish: Publi
     folder = publish("tuned", objective="joint-then-product")
     runs = Runs.open(folder)
     assert [run.name for run in runs.find("msdnet", "cifar100")] == ["c", "b", "a"]
-    assert set(runs.sets(MSDNET)) == {"cifar10", "cifar100"}
+    assert set(runs.by_data(MSDNET)) == {"cifar10", "cifar100"}
     assert [run.name for run in runs.need(FINETUNED)] == ["tuned"]
 
 
-def test_logits_figures_and_rows_come_from_the_bundle(publish: Publish) -> None:
+def test_logits_metrics_and_rows_come_from_the_bundle(publish: Publish) -> None:
     run = Runs.open(publish("a")).every[0]
     logits, labels = run.logits()
     assert logits.shape == (7, 60, 10)
@@ -55,7 +56,8 @@ def test_logits_figures_and_rows_come_from_the_bundle(publish: Publish) -> None:
     assert run.rows() == 60
     assert run.rows("val") == 40
     accuracy = (logits.argmax(-1) == labels).double().mean(1)
-    assert run.figures()["latest"]["accuracy"] == pytest.approx(accuracy.tolist())
+    assert run.metrics()["latest"].accuracy == pytest.approx(accuracy.tolist())
+    assert run.accuracy() == run.metrics()["latest"].accuracy
     assert run.indices().tolist() == list(range(60))
     assert not run.has_weights
 
@@ -71,17 +73,17 @@ def test_a_damaged_run_is_refused(publish: Publish, name: str) -> None:
     path.write_bytes(path.read_bytes() + b" ")
     run = Runs.open(folder).every[0]
     with pytest.raises(IntegrityError, match=name):
-        run.figures()
+        run.metrics()
 
 
-def test_a_run_without_its_logits_says_so(publish: Publish) -> None:
+def test_a_run_without_logits_is_named(publish: Publish) -> None:
     run = Runs.open(publish("a")).every[0]
     del run.files["test-sample.npz"]
     with pytest.raises(FormatError, match=r"run a has no test-sample\.npz"):
         run.logits()
 
 
-def test_weights_that_are_not_there_are_named(publish: Publish) -> None:
+def test_missing_weights_are_named(publish: Publish) -> None:
     with pytest.raises(FormatError, match="weights"):
         Runs.open(publish("a")).every[0].load()
 
@@ -109,31 +111,34 @@ def test_settings_that_are_a_folder_are_named(publish: Publish) -> None:
         {"rules": {"latest": {"accuracy": [float("nan")]}}},
         {"samples": "many"},
         {"classes": 0},
+        {"exits": None},
+        {"rules": {"latest": {}}},
     ],
     ids=str,
 )
-def test_figures_that_are_no_evaluation_are_refused(publish: Publish, spoil: dict[str, Any]) -> None:
+def test_metrics_that_are_not_an_evaluation_are_refused(publish: Publish, spoil: dict[str, Any]) -> None:
     run = Runs.open(publish("a", change=lambda _, document: document.update(spoil))).every[0]
     with pytest.raises(FormatError, match=r"test-metrics\.json"):
-        run.figures()
+        run.metrics()
 
 
-def test_a_rule_or_figure_that_was_not_measured_is_named(publish: Publish) -> None:
+def test_a_rule_or_metric_that_was_not_measured_is_named(publish: Publish) -> None:
     def spoil(arrays: dict[str, Any], document: dict[str, Any]) -> None:
         del document["rules"]["caching"]
         del document["rules"]["product"]["ece"]
         document["rules"]["product"]["set_size"] = None
 
-    figures = Runs.open(publish("a", change=spoil)).every[0].figures()
-    assert set(figures) == {"latest", "product"}
+    run = Runs.open(publish("a", change=spoil)).every[0]
+    assert set(run.metrics()) == {"latest", "product"}
     with pytest.raises(FormatError, match=r"run a has no caching in test-metrics\.json"):
-        figures["caching"]
-    for name in ("ece", "set_size"):
-        with pytest.raises(FormatError, match=rf"run a has no {name} in test-metrics\.json for product"):
-            figures["product"][name]
+        run.metrics(["caching"])
+    group = Group.published([run], ("product",))
+    for metric in (ECE, SET_SIZE):
+        with pytest.raises(FormatError, match=rf"run a has no {metric.name} for product in test-metrics\.json"):
+            group.curve("product", metric)
 
 
-def test_logits_that_are_no_numbers_are_refused_with_the_name_of_the_run(publish: Publish) -> None:
+def test_nan_logits_are_refused_with_the_name_of_the_run(publish: Publish) -> None:
     def spoil(arrays: dict[str, Any], document: dict[str, Any]) -> None:
         arrays["logits"][1, 2, 3] = np.nan
 
@@ -143,14 +148,14 @@ def test_logits_that_are_no_numbers_are_refused_with_the_name_of_the_run(publish
 
 
 @pytest.mark.parametrize("indices", [None, np.arange(3), np.arange(60.0)], ids=["none", "few", "fractions"])
-def test_kept_rows_without_an_index_each_are_refused(publish: Publish, indices: Any) -> None:
+def test_kept_rows_without_one_index_per_row_are_refused(publish: Publish, indices: Any) -> None:
     def spoil(arrays: dict[str, Any], document: dict[str, Any]) -> None:
         arrays["indices"] = indices
         if indices is None:
             del arrays["indices"]
 
     run = Runs.open(publish("a", change=spoil)).every[0]
-    with pytest.raises(FormatError, match=r"run a has no index for each row in test-sample\.npz"):
+    with pytest.raises(FormatError, match=r"run a has no index per row in test-sample\.npz"):
         run.indices()
 
 
@@ -181,7 +186,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         Runs.open(tmp_path / "nowhere")
 
 
-def test_folders_that_are_no_runs_are_left_alone(publish: Publish) -> None:
+def test_folders_that_are_not_runs_are_ignored(publish: Publish) -> None:
     folder = publish("a")
     (folder / "notes").mkdir()
     (folder / "README.md").write_text("hello")
@@ -203,7 +208,7 @@ def test_stand_ins_are_made_once_and_only_where_a_run_is_missing(publish: Publis
     assert asked == [SEEDS_100]
 
 
-def test_the_sample_is_split_into_rows_that_do_not_meet(smoke: Runs) -> None:
+def test_the_sample_is_split_into_disjoint_rows(smoke: Runs) -> None:
     run = smoke.every[0]
     (test, labels), (val, _) = run.logits("test"), run.logits("val")
     assert test.shape == (7, 600, 100)
@@ -220,4 +225,4 @@ def test_the_published_runs_can_be_read() -> None:
     for run in found:
         logits, labels = run.logits()
         assert logits.shape[0] == 7
-        assert np.isclose(run.figures()["latest"]["accuracy"][-1], (logits[-1].argmax(-1) == labels).double().mean(), atol=0.03)
+        assert np.isclose(run.accuracy()[-1], (logits[-1].argmax(-1) == labels).double().mean(), atol=0.03)

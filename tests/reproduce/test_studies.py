@@ -1,4 +1,4 @@
-"""Each study runs at the smallest scale, and what it measures is what it says."""
+"""Each study runs at a tiny scale, and its numbers agree with plain loops."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from numpy.typing import NDArray
 
 from anytime.data.toys import PointData, make_curve, make_spiral
 from anytime.errors import ShapeError
-from anytime.reproduce import CATALOGUE, Field, Panel, Study, find
+from anytime.reproduce import CATALOGUE, ClassMap, Finding, Plot, Study, find
+from anytime.reproduce.drawing import draw_finding
 from anytime.reproduce.runs import Run, Runs
-from anytime.reproduce.studies import deviations, regression, spiral
+from anytime.reproduce.studies import deviations, ensembles
 
 Publish = Callable[..., Path]
-READY = [study for study in CATALOGUE if study.module]
+Findings = Callable[[str], Finding]
+Sample = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
-@pytest.mark.parametrize("study", READY, ids=lambda study: study.name)
-def test_a_study_finds_something_to_draw_and_to_say(study: Study, smoke: Runs) -> None:
-    found = study.run(smoke, scale="smoke")
+@pytest.mark.parametrize("study", CATALOGUE, ids=lambda study: study.name)
+def test_a_study_has_plots_and_claims_or_comparisons(study: Study, smoke_finding: Findings) -> None:
+    found = smoke_finding(study.name)
     assert (found.study, found.figure) == (study.name, study.figure)
-    assert found.panels
+    assert found.plots
     assert found.rows
     assert found.comparisons or found.claims
     assert all(row.within is None for row in found.comparisons)
     json.dumps(found.to_json(), allow_nan=False)
     for row in found.table:
         assert len(row) == len(found.headings)
-    for panel in found.panels:
-        check(panel)
+    for plot in found.plots:
+        check(plot)
+    draw_finding(found)
 
 
-def check(panel: Panel | Field) -> None:
-    assert panel.title
-    if isinstance(panel, Field):
-        assert {len(row) for row in panel.cells} == {len(panel.cells)}
+def check(plot: Plot | ClassMap) -> None:
+    assert plot.title
+    if isinstance(plot, ClassMap):
+        assert {len(row) for row in plot.cells} == {len(plot.cells)}
         return
-    for line in panel.lines:
+    for line in plot.lines:
         assert len(line.x) == len(line.y)
         assert len(line.spread) in (0, len(line.x))
         assert len(line.paper) in (0, len(line.x))
@@ -52,19 +55,19 @@ def check(panel: Panel | Field) -> None:
 
 
 @pytest.mark.parametrize("name", ["accuracy", "uncertainty", "calibration-gap", "finetune"])
-def test_exits_of_a_network_with_other_exits_are_not_held_against_the_papers(publish: Publish, name: str) -> None:
+def test_networks_with_other_exits_are_not_compared_with_the_papers(publish: Publish, name: str) -> None:
     publish("a", exits=3)
     found = find(name).run(Runs.open(publish("b", exits=3, objective="joint-then-product")))
     assert not found.comparisons
-    assert found.panels
-    for panel in found.panels:
-        assert isinstance(panel, Panel)
-        assert not any(line.paper for line in panel.lines)
-        check(panel)
+    assert found.plots
+    for plot in found.plots:
+        assert isinstance(plot, Plot)
+        assert not any(line.paper for line in plot.lines)
+        check(plot)
 
 
 @pytest.mark.parametrize("unlike", [{"exits": 6}, {"classes": 12}], ids=str)
-def test_runs_that_are_not_alike_are_not_averaged(publish: Publish, unlike: dict[str, int]) -> None:
+def test_runs_of_different_sizes_are_not_averaged(publish: Publish, unlike: dict[str, int]) -> None:
     publish("a")
     runs = Runs.open(publish("b", seed=1, **unlike))
     with pytest.raises(ShapeError, match="a has 7 exits, 10 classes, 60 test rows; b has"):
@@ -89,19 +92,19 @@ def product(logits: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArra
     return out
 
 
-def largest_fall(curve: NDArray[np.float64]) -> float:
+def largest_drop(curve: NDArray[np.float64]) -> float:
     return max((curve[i] - curve[j] for i in range(len(curve)) for j in range(i + 1, len(curve))), default=0.0)
 
 
 @pytest.fixture(scope="session")
-def sample(smoke: Runs) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def sample(smoke: Runs) -> Sample:
     logits, labels = smoke.every[0].logits()
     return logits.double().numpy(), labels.numpy()
 
 
-def test_correctness_is_that_of_a_plain_loop(smoke: Runs, sample: tuple[NDArray[np.float64], NDArray[np.int64]]) -> None:
+def test_correctness_is_that_of_a_plain_loop(smoke_finding: Findings, sample: Sample) -> None:
     logits, labels = sample
-    rows = {row.what: row.ours.mean for row in find("correctness").run(smoke, scale="smoke").comparisons}
+    rows = {row.what: row.ours.mean for row in smoke_finding("correctness").comparisons}
     answers = {"latest": logits.argmax(-1), "product": product(logits, np.arange(1, 8) / 7).argmax(-1)}
     for rule, given in answers.items():
         right = given == labels
@@ -110,39 +113,37 @@ def test_correctness_is_that_of_a_plain_loop(smoke: Runs, sample: tuple[NDArray[
         assert rows[f"CIFAR-100, {rule}, never correct"] == pytest.approx(100 * np.mean(~right.any(0)), abs=0.2)
 
 
-def test_label_drops_are_those_of_a_plain_loop(smoke: Runs, sample: tuple[NDArray[np.float64], NDArray[np.int64]]) -> None:
+def test_label_drops_are_those_of_a_plain_loop(smoke_finding: Findings, sample: Sample) -> None:
     logits, labels = sample
-    rows = {row.what: row.ours.mean for row in find("label-drops").run(smoke, scale="smoke").comparisons}
+    rows = {row.what: row.ours.mean for row in smoke_finding("label-drops").comparisons}
     answers = {"latest": softmax(logits), "product": product(logits, np.arange(1, 8) / 7)}
     for rule, given in answers.items():
-        falls = np.array([largest_fall(given[:, n, label]) for n, label in enumerate(labels)])
+        drops = np.array([largest_drop(given[:, n, label]) for n, label in enumerate(labels)])
         for limit in (0.01, 0.1, 0.5):
             found = rows[f"MSDNet, CIFAR-100, {rule}, ≥ {limit}"]
-            assert found == pytest.approx(100 * np.mean(falls >= limit), abs=0.2)
+            assert found == pytest.approx(100 * np.mean(drops >= limit), abs=0.2)
 
 
-def test_weights_of_one_are_measured_as_a_plain_loop_does(
-    smoke: Runs, sample: tuple[NDArray[np.float64], NDArray[np.int64]]
-) -> None:
+def test_weights_of_one_are_measured_as_a_plain_loop_does(smoke_finding: Findings, sample: Sample) -> None:
     logits, labels = sample
-    numbers = find("deviations").run(smoke, scale="smoke").numbers["weights (1): product falls by .01"]
+    numbers = smoke_finding("deviations").numbers["weights (1): product drops by .01"]
     for name, weights in (("text", np.arange(1, 8) / 7), ("code", np.ones(7))):
         given = product(logits, weights)
-        falls = np.array([largest_fall(given[:, n, label]) for n, label in enumerate(labels)])
-        assert numbers[name] == pytest.approx(100 * np.mean(falls >= 0.01), abs=0.2)
+        drops = np.array([largest_drop(given[:, n, label]) for n, label in enumerate(labels)])
+        assert numbers[name] == pytest.approx(100 * np.mean(drops >= 0.01), abs=0.2)
 
 
 def run_of(logits: torch.Tensor, labels: torch.Tensor) -> Run:
     return Run("made", "msdnet", "cifar100", 0, stored={"test": (logits, labels), "val": (logits, labels)})
 
 
-def test_a_collapsed_row_is_class_zero_and_a_fall_where_there_is_no_fallback() -> None:
+def test_without_the_fallback_a_collapsed_row_is_class_zero_and_a_drop() -> None:
     # Input 0 collapses at the second exit: no class is positive at both. Input 1 is class 0, collapses too, and is so right.
     logits = torch.tensor([[[-1.0, 5.0], [5.0, -1.0], [-1.0, 5.0]], [[-1.0, -2.0], [-2.0, -1.0], [-1.0, 5.0]]])
     run = run_of(logits, torch.tensor([1, 0, 1]))
-    falls = deviations._without_fallback("falls")(run)
+    drops = deviations._without_fallback("drops")(run)
     accuracy = deviations._without_fallback("accuracy")(run)
-    assert falls.code == pytest.approx(100 * 2 / 3)
+    assert drops.code == pytest.approx(100 * 2 / 3)
     assert accuracy.text == pytest.approx(100 / 3)  # falling back, inputs 0 and 1 answer 0 and 1, both wrong
     assert accuracy.code == pytest.approx(200 / 3)
 
@@ -160,7 +161,7 @@ def test_scaling_a_clipped_relu_changes_nothing(smoke: Runs) -> None:
     assert deviations._clip(smoke.every[0]).code < 1e-5
 
 
-def test_dropping_the_certain_inputs_leaves_the_others_bins(smoke: Runs) -> None:
+def test_dropping_inputs_of_confidence_one_keeps_the_other_bins(smoke: Runs) -> None:
     logits = torch.zeros(2, 4, 2)
     logits[:, :2, 0] = 200.0
     run = run_of(logits, torch.tensor([1, 1, 0, 1]))
@@ -170,13 +171,13 @@ def test_dropping_the_certain_inputs_leaves_the_others_bins(smoke: Runs) -> None
 
 
 def interval_member(data: PointData, *, seed: int, steps: int) -> Any:
-    return regression._train(data, seed + 1, steps)[seed]
+    return ensembles.interval_members(data, seed + 1, steps)[seed]
 
 
-@pytest.mark.parametrize(("member", "data"), [(interval_member, make_curve(60)), (spiral._member, make_spiral(60))])
-def test_rounding_does_not_decide_what_a_member_learns(member: Any, data: PointData) -> None:
+@pytest.mark.parametrize(("member", "data"), [(interval_member, make_curve(60)), (ensembles.spiral_member, make_spiral(60))])
+def test_a_rounding_difference_does_not_change_a_trained_member(member: Any, data: PointData) -> None:
     begun = torch.cat([values.flatten() for values in member(data, seed=0, steps=0).parameters()])
-    assert bool((begun != begun.float()).any())  # drawn in float64, as float32 draws differ by a bit
+    assert bool((begun != begun.float()).any())  # initialised in float64: float32 samples differ by a bit
     # The last bit of every input is what another processor may change at any step.
     inputs = data.inputs.double()
     nudged = replace(data, inputs=torch.nextafter(inputs, torch.tensor(torch.inf, dtype=torch.float64)))

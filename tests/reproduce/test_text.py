@@ -1,4 +1,4 @@
-"""The studies of texts: which runs they take, what they say of those that are missing, and numbers by plain loops."""
+"""The studies of texts: which runs they use, how they name missing ones, and numbers by plain loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from anytime.combine import Powers
 from anytime.errors import LabelError, MissingFileError
-from anytime.reproduce import Finding, Panel, find
+from anytime.reproduce import Finding, Plot, find
 from anytime.reproduce.needs import SINGLE_HEAD, TEXT
 from anytime.reproduce.runs import Run, Runs
 from anytime.reproduce.studies.out_of_scope import DOUBT, LOGIT, RAPS, SUPPORT, auroc
@@ -69,13 +69,13 @@ def test_the_shifted_product_and_collapse_are_those_of_a_plain_loop(found: Findi
                 lost[exit, row] = not total.any()
                 answer = values[exit, row] if lost[exit, row] else total
                 right[exit, row] = answer.argmax() == labels[row]
-        figures = found.numbers["sst2"][name]
-        assert figures["collapsed_percent"][0] == pytest.approx(100 * lost.mean(1))
-        assert figures["accuracy"][0] == pytest.approx(right.mean(1))
+        metrics = found.numbers["sst2"][name]
+        assert metrics["collapsed_percent"][0] == pytest.approx(100 * lost.mean(1))
+        assert metrics["accuracy"][0] == pytest.approx(right.mean(1))
 
 
-def test_the_last_exit_is_held_against_a_single_head_in_the_table_and_as_a_bound(found: Finding) -> None:
-    single = run_of("sst2", 2, exits=1, network="minilm-single").figures()["latest"]["accuracy"][0]
+def test_the_last_exit_is_compared_with_a_single_head_in_the_table_and_as_a_bound(found: Finding) -> None:
+    single = run_of("sst2", 2, exits=1, network="minilm-single").accuracy()[0]
     last = found.numbers["sst2"]["latest"]["accuracy"][0][-1]
     (row,) = found.comparisons
     assert row.what.startswith("SST-2")
@@ -86,10 +86,10 @@ def test_the_last_exit_is_held_against_a_single_head_in_the_table_and_as_a_bound
     assert found.table[-1][4] == "–"  # CLINC150 has no such run
 
 
-def test_the_picture_over_classes_joins_one_set_and_puts_the_others_beside_it(found: Finding) -> None:
-    gained, left, *_ = found.panels
-    assert isinstance(gained, Panel)
-    assert isinstance(left, Panel)
+def test_the_plots_over_classes_join_one_data_set_and_show_the_others_as_points(found: Finding) -> None:
+    gained, left, *_ = found.plots
+    assert isinstance(gained, Plot)
+    assert isinstance(left, Plot)
     assert gained.x_marks == ((pytest.approx(np.log10(2)), "2"), (pytest.approx(np.log10(3)), "3"), *gained.x_marks[2:])  # type: ignore[index]
     joined, *others = [line for line in gained.lines if line.name == "product"]
     assert [round(10**x) for x in joined.x] == [2, 5, 12]
@@ -98,22 +98,22 @@ def test_the_picture_over_classes_joins_one_set_and_puts_the_others_beside_it(fo
     mean = {name: np.mean(found.numbers["trec"][name]["accuracy"][0]) for name in ("product", "latest")}
     assert others[1].y[0] == pytest.approx(100 * (mean["product"] - mean["latest"]))
     assert {line.name for line in left.lines} == set(NAMES)
-    falls = {name: found.numbers["trec"][name]["label_drop_percent"][0]["0.1"] for name in ("caching", "latest")}
-    (share,) = [line.y for line in left.lines if line.name == "caching"][2]
-    assert share == pytest.approx(100 * falls["caching"] / falls["latest"])
-    assert "Of CLINC150's classes 2, 5, 12 were taken" in found.note
+    drops = {name: found.numbers["trec"][name]["label_drop_percent"][0]["0.1"] for name in ("caching", "latest")}
+    (left_over,) = [line.y for line in left.lines if line.name == "caching"][2]
+    assert left_over == pytest.approx(100 * drops["caching"] / drops["latest"])
+    assert "Of CLINC150's classes 2, 5, 12 were used" in found.note
 
 
-def test_sizes_at_which_nothing_falls_decide_nothing() -> None:
-    def sure(classes: int) -> Run:
+def test_numbers_of_classes_without_drops_are_named() -> None:
+    def confident(classes: int) -> Run:
         labels = torch.arange(90) % classes
         logits = 9.0 * torch.nn.functional.one_hot(labels, classes).expand(3, -1, -1)
         return replace(run_of(f"clinc150-{classes}", classes), stored={"test": (logits, labels), "val": (logits, labels)})
 
-    found = find("text").run(runs_of(sure(2), sure(5), run_of("clinc150", 12)))
-    assert "With 2, 5 nothing falls by .1 under any of the three" in found.note
-    left = next(panel for panel in found.panels if panel.title == "Label's falls by .1 that are left")
-    assert isinstance(left, Panel)
+    found = find("text").run(runs_of(confident(2), confident(5), run_of("clinc150", 12)))
+    assert "With 2, 5 no input drops by .1 under any of the three rules" in found.note
+    left = next(plot for plot in found.plots if plot.title == "Label drops by .1 that are left")
+    assert isinstance(left, Plot)
     assert left.lines[1].y[:2] == (None, None)
     assert left.lines[1].y[2] is not None
 
@@ -124,7 +124,7 @@ def test_a_fitted_product_that_keeps_to_the_first_exit_is_named(
 ) -> None:
     # The powers are given, not fitted: what an optimiser makes of exits that hardly differ depends on the processor.
     rule = Powers((past,) * 3, (1.0, now, now))
-    monkeypatch.setattr("anytime.reproduce.studies.text.fit_powers", lambda *_, **__: SimpleNamespace(rule=rule))
+    monkeypatch.setattr("anytime.reproduce.studies.text.fit_product", lambda *_, **__: SimpleNamespace(rule=rule))
     labels = torch.arange(600) % 6
     later = 6.0 * torch.nn.functional.one_hot(labels, 6)
     first = later.clone()
@@ -134,9 +134,9 @@ def test_a_fitted_product_that_keeps_to_the_first_exit_is_named(
     found = find("text").run(runs_of(run))
     accuracy = found.numbers["trec"][FITTED]["accuracy"][0]
     assert accuracy == pytest.approx([588 / 600] * 3 if named else [588 / 600, 1, 1])
-    words = "It hardly heeds the exits after the first, which are within that point, on TREC, 6 classes."
+    words = "It hardly uses the exits after the first, whose gain is within that point, on TREC, 6 classes."
     assert (words in found.note) == named
-    assert ("hardly heeds" in found.note) == named
+    assert ("hardly uses" in found.note) == named
 
 
 def test_what_is_missing_is_named(found: Finding) -> None:
@@ -147,12 +147,12 @@ def test_what_is_missing_is_named(found: Finding) -> None:
 
 def test_one_run_is_enough_and_none_is_not() -> None:
     alone = find("text").run(runs_of(run_of("trec", 6)))
-    assert alone.panels
+    assert alone.plots
     assert not alone.comparisons
-    assert "were taken" not in alone.note
+    assert "were used" not in alone.note
     with pytest.raises(MissingFileError, match="anytime train trec-minilm"):
         find("text").run(runs_of())
-    assert runs_of(run_of("trec", 6)).wish(SINGLE_HEAD) == ()
+    assert runs_of(run_of("trec", 6)).by_data(SINGLE_HEAD, optional=True) == {}
 
 
 def test_the_fitted_product_is_fitted_on_validation_rows_alone() -> None:
@@ -172,7 +172,7 @@ def test_the_area_is_that_of_scikit_learn(outside: list[int], inside: list[int])
     assert float(auroc(torch.tensor([outside]), torch.tensor([inside]))[0]) == pytest.approx(wanted)
 
 
-def test_out_of_scope_queries_are_told_apart_where_they_can_be() -> None:
+def test_out_of_scope_queries_are_detected_where_they_can_be() -> None:
     inside = rows(12, 0)
     run = replace(
         run_of("clinc150", 12),
@@ -204,11 +204,11 @@ def test_stand_ins_have_what_the_studies_ask_for(smoke: Runs) -> None:
     outside = run.outside_logits()
     assert outside is not None
     assert outside.shape[2] == 8
-    (single,) = smoke.wish(SINGLE_HEAD)
+    (single,) = smoke.need(SINGLE_HEAD)
     assert single.logits()[0].shape[0] == 1
-    assert len(single.figures()["latest"]["accuracy"]) == 1
+    assert len(single.accuracy()) == 1
 
 
 def test_a_single_validation_row_fits_nothing() -> None:
-    with pytest.raises(LabelError, match="there are 1 validation rows"):
+    with pytest.raises(LabelError, match="1 validation rows"):
         text_rules(torch.randn(3, 1, 4), torch.zeros(1, dtype=torch.int64))

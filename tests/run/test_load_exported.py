@@ -9,7 +9,7 @@ import torch
 
 import anytime
 from anytime.calibrate import fit_temperature
-from anytime.conformal import fit_sets
+from anytime.conformal import fit_conformal_sets
 from anytime.errors import InputError, OptionError
 from anytime.models import MLP, MLPConfig
 from anytime.policy import Confidence
@@ -62,7 +62,7 @@ def test_sets_for_the_rule_inside_are_welcome_and_another_rule_is_not(model: MLP
     labels = torch.arange(200) % 4
     with torch.no_grad():
         logits = model(torch.randn(200, 2, generator=torch.Generator().manual_seed(2)))
-    with anytime.Runner.load(folder, calibration=fit_sets(logits, labels, rule="caching")) as runner:
+    with anytime.Runner.load(folder, calibration=fit_conformal_sets(logits, labels, rule="caching")) as runner:
         assert runner.predict(X).prediction_set is not None
     for wrong in ({"rule": "product"}, {"calibration": fit_temperature(logits, labels)}):
         with pytest.raises(OptionError, match="hold the rule"):

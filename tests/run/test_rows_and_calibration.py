@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import anytime
-from anytime.calibrate import fit_powers, fit_temperature
+from anytime.calibrate import fit_product, fit_temperature
 from anytime.combine import Cached
 from anytime.conformal import Raps
-from anytime.conformal.sets import fit_sets
+from anytime.conformal.sets import fit_conformal_sets
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models import MLP, Ensemble, IntervalMLP, MLPConfig, measure_cost
-from anytime.policy import Confidence, Entropy, Patience, Policy, fit_budget
+from anytime.policy import Confidence, Entropy, Patience, Policy, fit_budget_policy
 from anytime.run import Budget, Runner
 from anytime.run.engines.eager import EagerEngine
 
@@ -29,13 +29,13 @@ def many() -> Tensor:
 POLICIES = [
     Confidence(0.6),
     Confidence((0.9, 0.8, 0.7, 0.6, 0.0)),
-    Confidence(0.8, otherwise="surest"),
+    Confidence(0.8, otherwise="most_confident"),
     Confidence(0.0),
     Confidence(2.0),
-    Confidence(2.0, otherwise="surest"),
+    Confidence(2.0, otherwise="most_confident"),
     Entropy(0.5),
     Patience(2),
-    Patience(3, otherwise="surest"),
+    Patience(3, otherwise="most_confident"),
 ]
 
 
@@ -67,7 +67,7 @@ def test_rows_really_leave_the_batch(fakes: Any, many: Tensor) -> None:
 
 
 @pytest.mark.parametrize("exits", [1, 2, 4])
-@pytest.mark.parametrize("policy", [Confidence(0.8), Confidence(0.8, otherwise="surest")], ids=repr)
+@pytest.mark.parametrize("policy", [Confidence(0.8), Confidence(0.8, otherwise="most_confident")], ids=repr)
 def test_a_batch_that_is_interrupted_has_every_rows_best_answer(fakes: Any, many: Tensor, policy: Policy, exits: int) -> None:
     engine, rule = fakes.FakeEngine(many), anytime.Product()
     with Runner(engine, rule, engine, policy=policy) as runner:
@@ -95,7 +95,7 @@ def test_a_deadline_counts_for_the_batch_while_rows_leave(fakes: Any, many: Tens
 
 def test_a_fitted_policy_is_used(fakes: Any, many: Tensor) -> None:
     rule = anytime.Caching()
-    fitted = fit_budget(rule(many).log_probs, costs=range(1, 6), budget=2.5)
+    fitted = fit_budget_policy(rule(many).log_probs, costs=range(1, 6), budget=2.5)
     engine = fakes.FakeEngine(many)
     with Runner(engine, rule, engine, policy=fitted) as runner:
         answer = runner.predict(engine.rows)
@@ -116,9 +116,9 @@ def test_a_temperature_becomes_part_of_the_rule(fakes: Any, many: Tensor) -> Non
     fitted = fit_temperature(many, labels)
     engine = fakes.FakeEngine(many)
     for rule, expected in (
-        (None, fitted.rule()),
-        (anytime.Product(), fitted.rule(anytime.Product())),
-        ("caching", fitted.rule(anytime.Caching())),
+        (None, fitted.rule),
+        (anytime.Product(), fitted.rule_for(anytime.Product())),
+        ("caching", fitted.rule_for(anytime.Caching())),
     ):
         with Runner(engine, rule, engine, calibration=fitted) as runner:
             answer = runner.predict(engine.rows)
@@ -127,7 +127,7 @@ def test_a_temperature_becomes_part_of_the_rule(fakes: Any, many: Tensor) -> Non
 
 
 def test_a_fitted_product_is_the_rule(fakes: Any, many: Tensor) -> None:
-    fitted = fit_powers(many, many[-1].argmax(-1), steps=3)
+    fitted = fit_product(many, many[-1].argmax(-1), steps=3)
     engine = fakes.FakeEngine(many)
     with Runner(engine, engine=engine, calibration=fitted) as runner:
         assert runner.rule == fitted.rule
@@ -140,7 +140,7 @@ def test_a_fitted_product_is_the_rule(fakes: Any, many: Tensor) -> None:
 def test_sets_come_with_the_answer(fakes: Any, many: Tensor, randomised: bool, shared: bool) -> None:
     rule = anytime.Caching()
     labels = many[-1].argmax(-1)
-    sets = fit_sets(many, labels, rule=rule, raps=Raps(alpha=0.2, randomised=randomised), shared=shared)
+    sets = fit_conformal_sets(many, labels, rule=rule, raps=Raps(alpha=0.2, randomised=randomised), shared=shared)
     engine = fakes.FakeEngine(many)
     with Runner(engine, engine=engine, calibration=sets) as runner:
         assert runner.rule == rule
@@ -159,8 +159,8 @@ def test_sets_come_with_the_answer(fakes: Any, many: Tensor, randomised: bool, s
 
 
 def test_each_row_has_the_set_of_the_exit_its_answer_is_from(fakes: Any, many: Tensor) -> None:
-    rule, policy = anytime.Caching(), Confidence(0.8, otherwise="surest")
-    sets = fit_sets(many, many[-1].argmax(-1), rule=rule, raps=Raps(alpha=0.2, randomised=False))
+    rule, policy = anytime.Caching(), Confidence(0.8, otherwise="most_confident")
+    sets = fit_conformal_sets(many, many[-1].argmax(-1), rule=rule, raps=Raps(alpha=0.2, randomised=False))
     engine = fakes.FakeEngine(many)
     with Runner(engine, engine=engine, calibration=sets, policy=policy) as runner:
         answer = runner.predict(engine.rows)
@@ -171,7 +171,7 @@ def test_each_row_has_the_set_of_the_exit_its_answer_is_from(fakes: Any, many: T
 
 
 def test_sets_of_another_rule_are_refused(fakes: Any, many: Tensor) -> None:
-    sets = fit_sets(many, many[-1].argmax(-1), rule="latest")
+    sets = fit_conformal_sets(many, many[-1].argmax(-1), rule="latest")
     engine = fakes.FakeEngine(many)
     with pytest.raises(OptionError, match="calibration was fitted"):
         Runner(engine, "product", engine, calibration=sets)
@@ -181,7 +181,7 @@ def test_sets_of_another_rule_are_refused(fakes: Any, many: Tensor) -> None:
 
 
 def test_the_prior_has_the_whole_set(fakes: Any, many: Tensor) -> None:
-    sets = fit_sets(many, many[-1].argmax(-1), rule="latest")
+    sets = fit_conformal_sets(many, many[-1].argmax(-1), rule="latest")
     engine = fakes.FakeEngine(many)
     with Runner(engine, engine=engine, calibration=sets, on_too_short="prior") as runner:
         answer = runner.predict(engine.rows, deadline=0)

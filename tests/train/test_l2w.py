@@ -15,7 +15,7 @@ from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.models.msdnet import MSDNet, MSDNetConfig
-from anytime.policy import exit_shares
+from anytime.policy import exit_fractions
 from anytime.train import L2W, ExitEvaluation, FitOptions, Hardware, TrainConfig, fit
 from anytime.train.data.named import doubled
 from anytime.train.objectives.l2w import (
@@ -37,7 +37,7 @@ NETWORK = MSDNetConfig(
 
 
 def shares(exits: int) -> tuple[float, ...]:
-    return tuple(exit_shares(L2W().ratio, exits).tolist())
+    return tuple(exit_fractions(L2W().ratio, exits).tolist())
 
 
 def test_weights_are_centred_around_one() -> None:

@@ -1,32 +1,38 @@
 """Small objects fitted on held-out rows and carried beside a model."""
 
-from anytime.calibrate.adaptive import AdaptiveFit, Trial, fit_adaptive_threshold
-from anytime.calibrate.certify import Certificate, ChoiceCertificate, certify, certify_choice
-from anytime.calibrate.ensembles import FittedRule, fit_arithmetic, fit_geometric
-from anytime.calibrate.laplace.mixture import LaplaceMixture, fit_mixture
-from anytime.calibrate.laplace.package import laplace_torch
-from anytime.calibrate.laplace.posterior import LastLayerLaplace, fit_laplace
-from anytime.calibrate.powers import PowersFit, fit_powers
+from anytime.calibrate.certify import Certificate, ChoiceCertificate, DropTally, certify, certify_choice
+from anytime.calibrate.ensembles import fit_arithmetic, fit_geometric
+from anytime.calibrate.laplace.posterior import Laplace, fit_laplace
+from anytime.calibrate.product import FittedProduct, fit_product
+from anytime.calibrate.rules import FittedRule
 from anytime.calibrate.temperature import Temperature, fit_temperature
+from anytime.calibrate.thresholds import (
+    AdaptiveThreshold,
+    StaticTrial,
+    Trial,
+    fit_adaptive_threshold,
+    sweep_static_thresholds,
+)
 from anytime.calibrate.tuning.frontier import Candidate, Frontier, tune
-from anytime.calibrate.tuning.static import StaticTrial, sweep_static_thresholds
 from anytime.calibrate.tuning.tuned import TunedRule
+from anytime.combine.named import as_rule
 from anytime.models.ensemble import average_logits
 
 __all__ = [
-    "AdaptiveFit",
+    "AdaptiveThreshold",
     "Candidate",
     "Certificate",
     "ChoiceCertificate",
+    "DropTally",
+    "FittedProduct",
     "FittedRule",
     "Frontier",
-    "LaplaceMixture",
-    "LastLayerLaplace",
-    "PowersFit",
+    "Laplace",
     "StaticTrial",
     "Temperature",
     "Trial",
     "TunedRule",
+    "as_rule",
     "average_logits",
     "certify",
     "certify_choice",
@@ -34,10 +40,8 @@ __all__ = [
     "fit_arithmetic",
     "fit_geometric",
     "fit_laplace",
-    "fit_mixture",
-    "fit_powers",
+    "fit_product",
     "fit_temperature",
-    "laplace_torch",
     "sweep_static_thresholds",
     "tune",
 ]

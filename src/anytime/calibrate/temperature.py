@@ -1,9 +1,8 @@
-"""Temperature scaling: one number an exit, fitted on held-out rows by their negative log-likelihood (Guo et al.).
+"""Temperature scaling (Guo et al.): one temperature per exit, fitted on held-out rows by negative log-likelihood.
 
-The NLL of softmax(β·f) is convex in β = 1/T, so the optimum is the one zero of its slope between the bounds; Newton steps
-that never leave the bracket find it in float64. A product has temperatures too: those of its answers, p_m^(1/T_m). A label
-outside its support has probability zero at every temperature and cannot say which is best: it counts in the NLL with the
-floor of `anytime.metrics.nll`, and nowhere else.
+The NLL of softmax(β·f) is convex in β = 1/T, so the optimum is the zero of its slope; Newton steps that stay within a
+bracket find it in float64. A product has temperatures too, those of its predictions, p_m^(1/T_m). A label outside its support
+has probability zero at every temperature, so it only counts in the reported NLL, with the floor of `anytime.metrics.nll`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import check_labels, check_logits
+from anytime.checks import check_labelled
 from anytime.combine import Caching, Latest, Rule, Scaled, Tempered, parse_rule
-from anytime.combine.rules import LARGEST, SMALLEST
+from anytime.combine.base import LARGEST, SMALLEST
+from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import nll
@@ -30,18 +30,16 @@ _PRECISION = 1e-10
 
 @dataclass(frozen=True)
 class Temperature(Fitted, kind="temperature"):
-    """Temperatures of the exits, and how they were found.
+    """Fitted temperatures.
 
     Args:
-        exits: How many exits it was fitted for.
-        classes: How many classes.
         inner: The rule it was fitted for, as text.
-        temperatures: T, one an exit.
-        at_bound: Whether the search ended at a bound, one an exit: the optimum lies beyond, or there is none (a network that
-            is right on all rows wants to be ever surer).
-        nll_before: Mean NLL on the fitted rows at temperature 1, one an exit.
+        temperatures: T, one per exit.
+        at_bound: Whether the search ended at a bound, one per exit: the optimum is beyond it, or there is none (if a network
+            is right on all rows, the likelihood only grows with the confidence).
+        nll_before: Mean NLL on the fitted rows at temperature 1, one per exit.
         nll_after: Mean NLL on the fitted rows at these temperatures.
-        rows: How many rows it was fitted on.
+        rows: The number of rows it was fitted on.
     """
 
     inner: str
@@ -53,58 +51,61 @@ class Temperature(Fitted, kind="temperature"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The rule checks the numbers, also those that come from a file.
-        self.rule().start(self.exits)
+        self.rule.start(self.exits)  # checks the temperatures
 
-    def rule(self, inner: Rule[Any] | None = None) -> Rule[Any]:
-        """A rule at these temperatures.
+    @property
+    def rule(self) -> Rule[Any]:
+        """The rule it was fitted for, at these temperatures."""
+        return self.rule_for()
+
+    def rule_for(self, inner: Rule[Any] | None = None) -> Rule[Any]:
+        """Another rule at these temperatures.
 
         Args:
-            inner: The rule to put at them; by default the one they were fitted for. Temperatures of the softmax (fitted for
-                `Latest` or `Caching`) scale the logits before any rule. Those of another rule's answers belong to that rule.
+            inner: Any rule, if these are temperatures of the softmax (fitted for `Latest` or `Caching`): they scale the logits
+                before it. Temperatures of another rule's predictions belong to that rule alone. By default the fitted rule.
         """
         fitted = parse_rule(self.inner)
         if _scales_logits(fitted):
             return Scaled(fitted if inner is None else inner, self.temperatures)
         if inner is not None and inner != fitted:
             raise OptionError(
-                f"these are temperatures of {fitted!r}, not of {inner!r}",
-                expected="the rule they were fitted for",
-                fix="fit_temperature(logits, labels, rule=...) fits them for another",
+                f"the rule is {inner!r}",
+                expected=f"{fitted!r}, for which these temperatures were fitted",
+                fix="fit_temperature(logits, labels, rule=...) fits them for another rule",
             )
         return Tempered(fitted, self.temperatures)
 
 
 def fit_temperature(
-    logits: Any, labels: Any, rule: Rule[Any] | None = None, *, bounds: tuple[float, float] = (0.01, 100.0)
+    logits: Any, labels: Any, rule: str | Rule[Any] | None = None, *, bounds: tuple[float, float] = (0.01, 100.0)
 ) -> Temperature:
-    """Fit a temperature an exit on held-out rows.
+    """Fit one temperature per exit on held-out rows.
 
     Args:
-        logits: `(exits, rows, classes)`, of rows that the network was not trained on.
+        logits: `(exits, rows, classes)`, rows that the network was not trained on.
         labels: `(rows,)`.
-        rule: What to bring to its best temperatures. None and `Latest()` fit the softmax of each exit, and so does
-            `Caching()`: the scaled exits are then cached. Any other rule is fitted as it is, by the temperature of its answers.
-        bounds: The least and the largest temperature. Those of networks lie near 2, those of a ReLU product's first exits
-            near 0.03.
+        rule: The rule to calibrate. None, `Latest()` and `Caching()` fit the softmax of each exit (caching then uses the
+            scaled exits). Any other rule is fitted by the temperatures of its predictions.
+        bounds: The smallest and largest temperature. Networks are typically near 2, the first exits of a ReLU product near
+            0.03.
 
     Example:
         >>> logits = torch.tensor([[[3.0, 0.0], [3.0, 0.0], [3.0, 0.0]]])
-        >>> found = fit_temperature(logits, torch.tensor([0, 0, 1]))  # right twice of three times: log-odds of log 2
+        >>> found = fit_temperature(logits, torch.tensor([0, 0, 1]))  # correct for two of three rows: log-odds of log 2
         >>> round(found.temperatures[0], 4), round(3 / math.log(2), 4)
         (4.3281, 4.3281)
     """
-    given = check_logits(logits)
+    given, wanted = check_labelled(logits, labels)
     exits, rows, classes = given.shape
-    wanted = check_labels(labels, batch=rows, classes=classes, device=given.device)
-    low, high = _check_bounds(bounds)
-    if rows == 0:
-        raise LabelError("there are no rows", expected="rows to learn from", fix="give held-out logits with labels")
-    inner = Latest() if rule is None else rule
-    if not isinstance(inner, Rule):
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2 or not SMALLEST <= bounds[0] < bounds[1] <= LARGEST:
         raise OptionError(
-            f"rule is {inner!r}", expected="a rule, such as Product()", fix="anytime.parse_rule('product') makes one"
+            f"bounds are {bounds!r}",
+            expected=f"two temperatures in increasing order, from {SMALLEST:g} to {LARGEST:g}",
+            fix="pass bounds=(0.01, 100.0), the default",
         )
+    low, high = bounds
+    inner = Latest() if rule is None else as_rule(rule)
     scores = given if _scales_logits(inner) else inner.combine(given).log_probs
     found = [_fit_exit(now, wanted, 1 / high, 1 / low, exit) for exit, now in enumerate(scores)]
     return Temperature(
@@ -130,8 +131,8 @@ def _fit_exit(scores: Tensor, labels: Tensor, low: float, high: float, exit: int
     if not inside:
         raise LabelError(
             f"at exit {exit + 1} the rule gives probability 0 to every label",
-            expected="rows whose label the rule has not ruled out",
-            fix="check that labels and logits share the rows and the class list",
+            expected="rows whose label is in the rule's support",
+            fix="check that labels and logits have the same row order and class indices",
         )
     for bound, sign in ((low, 1), (high, -1)):
         if slope * sign > 0 and _slope(scores, labels, bound)[0] * sign >= 0:
@@ -139,7 +140,7 @@ def _fit_exit(scores: Tensor, labels: Tensor, low: float, high: float, exit: int
     for _ in range(_STEPS):
         low, high = (low, beta) if slope > 0 else (beta, high)
         step = beta - slope / curvature if curvature > 0 else math.inf
-        # A Newton step out of the bracket would not come nearer for sure; halving it does.
+        # A Newton step out of the bracket may not converge; bisection does.
         after = step if low < step < high else (low + high) / 2
         if slope == 0 or abs(after - beta) <= _PRECISION * beta:
             break
@@ -149,7 +150,7 @@ def _fit_exit(scores: Tensor, labels: Tensor, low: float, high: float, exit: int
 
 
 def _slope(scores: Tensor, labels: Tensor, beta: float) -> tuple[float, float, int]:
-    """First and second derivative by β of the summed NLL over the labels inside the support, and how many these are."""
+    """First and second derivative by β of the summed NLL over the labels inside the support, and their number."""
     slope, curvature, inside = 0.0, 0.0, 0
     for above, label in _blocks(scores, labels):
         kept = label > -math.inf
@@ -172,22 +173,8 @@ def _mean_nll(scores: Tensor, labels: Tensor, beta: float) -> float:
 
 
 def _blocks(scores: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores less their largest, `(block, classes)` in float64, and those of the labels, `(block,)`."""
+    """Scores minus their largest, `(block, classes)` in float64, and those of the labels, `(block,)`."""
     for now, label in zip(torch.split(scores, _BLOCK), torch.split(labels, _BLOCK), strict=True):
         above = now.double()
         above = above - above.amax(-1, keepdim=True)
         yield above, above.gather(-1, label[:, None])[:, 0]
-
-
-def _check_bounds(bounds: Any) -> tuple[float, float]:
-    try:
-        low, high = (float(bound) for bound in bounds)
-    except (TypeError, ValueError):
-        low, high = math.nan, math.nan
-    if not SMALLEST <= low < high <= LARGEST:
-        raise OptionError(
-            f"bounds are {bounds!r}",
-            expected=f"two temperatures, the lower first, from {SMALLEST:g} to {LARGEST:g}",
-            fix="leave bounds out",
-        )
-    return low, high

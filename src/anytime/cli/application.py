@@ -13,7 +13,7 @@ from anytime.errors import AnytimeError
 
 app = App(
     name="anytime",
-    help="Neural networks that answer by a deadline, and are never worse for having thought longer.",
+    help="Multi-exit neural networks that answer by a deadline, with answers that get better, not worse, with more time.",
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,

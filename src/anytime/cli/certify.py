@@ -72,9 +72,11 @@ def certify(
     if json:
         import json as writer
 
-        print(writer.dumps({**asdict(found), "sentences": found.sentences}, allow_nan=False))
+        document = asdict(found)
+        document["rule"] = document.pop("text")
+        print(writer.dumps({**document, "sentences": found.sentences}, allow_nan=False))
     else:
-        print(f"{found.rule}, from {found.rows:,} rows, of which {found.drops:,} drop and {found.losses:,} turn wrong:")
+        print(f"{found.text}, from {found.rows:,} rows, of which {found.drops:,} drop and {found.losses:,} turn wrong:")
         print("\n".join(found.sentences))
         print("This is about future inputs from the same source as these rows.", file=sys.stderr)
     return 0

@@ -14,7 +14,7 @@ from anytime.safe_text import print_safely as print
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from anytime.conformal import ConformalSets, NestedSets, SetFigures
+    from anytime.conformal import ConformalSets, NestedSets, SetMetrics
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Variant = Literal["paper", "original", "aps", "nested"]
@@ -50,7 +50,7 @@ def conformal(
         seed: Of the tuning split and all draws.
     """
     from anytime.cli.overlap import leave_out_shared, refuse_same_file
-    from anytime.conformal import fit_nested, measure_sets
+    from anytime.conformal import fit_nested_sets, measure_sets
     from anytime.fitted import check_saving
 
     given = {"--rule": rule is not None, "--simultaneous": simultaneous, "--shared": shared}
@@ -67,7 +67,7 @@ def conformal(
     fit_rows = leave_out_shared(fit_rows, test_rows, calibration.name)
     fitted: ConformalSets | NestedSets
     if variant == "nested":
-        fitted = fit_nested(*fit_rows, alpha=alpha, seed=seed)
+        fitted = fit_nested_sets(*fit_rows, alpha=alpha, seed=seed)
     else:
         fitted = _fit(variant, *fit_rows, alpha, rule or "product", simultaneous=simultaneous, shared=shared, seed=seed)
     logits, labels = test_rows
@@ -107,42 +107,44 @@ def _fit(
 ) -> ConformalSets:
     from anytime.calibrate import fit_temperature
     from anytime.combine import parse_rule
-    from anytime.conformal import Raps, fit_sets, tuning_split
+    from anytime.conformal import Raps, fit_conformal_sets, tuning_split
 
     known, tune = parse_rule(rule), variant == "original"
     raps = Raps(alpha)
     if variant == "aps":
-        raps = Raps(alpha, penalty=0.0)
+        raps = Raps(alpha, lam_reg=0.0)
     if variant == "original":
         # The rows that choose λ and k_reg fit the temperature too: those of the quantile must not have been seen.
         chosen, _ = tuning_split(len(labels), seed)
-        known = fit_temperature(logits[:, chosen], labels[chosen], known).rule()
+        known = fit_temperature(logits[:, chosen], labels[chosen], known).rule
         raps = Raps(alpha, variant="original")
-    return fit_sets(logits, labels, rule=known, raps=raps, tune=tune, simultaneous=simultaneous, shared=shared, seed=seed)
+    return fit_conformal_sets(
+        logits, labels, rule=known, raps=raps, tune=tune, simultaneous=simultaneous, shared=shared, seed=seed
+    )
 
 
 def _members(fitted: ConformalSets | NestedSets, logits: Tensor, seed: int) -> Tensor:
-    from anytime.combine import parse_rule
     from anytime.conformal import NestedSets, running_intersection
 
     if isinstance(fitted, NestedSets):
         return fitted(logits, seed=seed).members
     assert fitted.rule is not None  # fitted here, for a rule
-    members = fitted.sets(parse_rule(fitted.rule)(logits).log_probs, seed=seed)
+    members = fitted.sets(fitted.rule(logits).log_probs, seed=seed)
     return running_intersection(members) if fitted.simultaneous else members
 
 
 def _document(
-    fitted: ConformalSets | NestedSets, figures: SetFigures, variant: Variant, seed: int, rows: int
+    fitted: ConformalSets | NestedSets, figures: SetMetrics, variant: Variant, seed: int, rows: int
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
     head = {"exits": fitted.exits, "classes": fitted.classes, "calibration_rows": fitted.rows, "samples": rows}
-    settings = {name: getattr(fitted, name, None) for name in ("alpha", "rule", "simultaneous", "shared")}
+    names = {"alpha": "alpha", "rule": "text", "simultaneous": "simultaneous", "shared": "shared"}
+    settings = {name: getattr(fitted, field, None) for name, field in names.items()}
     return {**head, "variant": variant, **settings, "seed": seed, **asdict(figures)}
 
 
-def _print_table(fitted: ConformalSets | NestedSets, figures: SetFigures, what: str, rows: int) -> None:
+def _print_table(fitted: ConformalSets | NestedSets, figures: SetMetrics, what: str, rows: int) -> None:
     from rich.table import Table
 
     from anytime.cli.console import make_console

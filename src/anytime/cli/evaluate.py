@@ -76,12 +76,10 @@ def evaluate(
         refuse_same_file(held_out.path, held_out.labels, source.path, source.labels)
         with rows_bar("fitting and measuring") as progress:
             guaranteed = measure_guarantees(source, held_out, rules=named, sets=raps, progress=progress, **options)
-        named = {**named, **{name: each.rule for name, each in guaranteed.rules.items() if each.fitted}}
-        raps = None  # they are calibrated on the other file
-    with rows_bar("evaluating") as progress:
-        found = measure(source, rules=named, sets=raps, progress=progress, **options)
-    if guaranteed is not None:
-        found = guaranteed.put_sets(found)
+        found = guaranteed.evaluation
+    else:
+        with rows_bar("evaluating") as progress:
+            found = measure(source, rules=named, sets=raps, progress=progress, **options)
     held = None if calibration is None else calibration.name
     show(found, source=file.name, out=out, json=json, guaranteed=guaranteed, calibration=held)
     return 0
@@ -140,10 +138,10 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
 
     from anytime.calibrate.certify import rounded_down, rounded_up
     from anytime.cli.console import make_console
-    from anytime.report.numbers import share
+    from anytime.report.numbers import fraction
     from anytime.report.pages.guarantees import at_cost
 
-    middle = (found.costs[0] + found.costs[-1]) / 2
+    middle = (found.evaluation.costs[0] + found.evaluation.costs[-1]) / 2
     rows = f"{found.fitting_rows:,} rows to fit, {found.calibrating_rows:,} for sets and thresholds"
     table = Table(title=f"calibrated on {calibration}: {rows}", title_justify="left")
     table.add_column("rule")
@@ -158,7 +156,7 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
         table.add_column(name, justify="right")
     for name, each in found.rules.items():
         bounds = rounded_up(each.certificate.joint_drop_bound), rounded_down(each.certificate.joint_monotone_bound)
-        table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, share(at_cost(each, middle)))
+        table.add_row(name, _change(each, "ece"), _change(each, "nll"), *bounds, fraction(at_cost(each, middle)))
     console = make_console()
     console.print(table)
     console.print(
@@ -170,8 +168,8 @@ def print_guarantees(found: Guarantees, calibration: str) -> None:
 
 
 def _change(found: Guarantee, key: str) -> str:
-    states = [found.before] if found.after is None else [found.before, found.after]
-    return " → ".join(f"{sum(state[key]) / len(state[key]):.3f}" for state in states)
+    states = [getattr(state, key) for state in (found.before, found.after) if state is not None]
+    return " → ".join(f"{sum(state) / len(state):.3f}" for state in states)
 
 
 def numbers(text: str, name: str) -> list[float]:

@@ -39,41 +39,35 @@ def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
     """One rule, named or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule
     from anytime.combine import parse_rule
-    from anytime.evaluation.blocks import Rows
+    from anytime.evaluation.blocks import LogitRows
 
     if not text.endswith(".json"):
         return parse_rule(text)
     loaded = load_rule(Path(text))
     if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
-        new = loaded.unseen(Rows(source.logits, None, False).fingerprints(), purpose=f"this test (in {source.path.name})")
+        new = loaded.unseen(LogitRows(source.logits, None).fingerprints(), purpose=f"this test (in {source.path.name})")
         if count := int((~new).sum()):
             print(f"anytime: {count} of the rows of {source.path.name} are among those {text} was tuned on", file=sys.stderr)
     return loaded
 
 
 def load_rule(path: Path) -> Rule[Any] | TunedRule:
-    """What a fitted object's file has for a rule: the tuned rule itself, or the rule of another kind."""
-    from anytime import calibrate
+    """The rule in the file of a fitted object; a tuned rule is returned as such."""
+    import anytime
+    from anytime.calibrate import TunedRule
     from anytime.combine import Rule
-    from anytime.fitted import Fitted, read_document
 
-    document = read_document(path)
-    public = (getattr(calibrate, name) for name in calibrate.__all__)
-    kinds = {kind.kind: kind for kind in public if isinstance(kind, type) and issubclass(kind, Fitted)}
-    known = kinds.get(document["kind"])
-    if known is calibrate.TunedRule:
-        return calibrate.TunedRule.from_document(document, path=path)
-    found = None if known is None else getattr(known.from_document(document, path=path), "rule", None)
-    built = found if isinstance(found, Rule) or not callable(found) else found()
-    if not isinstance(built, Rule):
+    loaded = anytime.load(path)
+    found = getattr(loaded, "rule", None)
+    if not isinstance(found, Rule):
         raise FormatError(
-            f"{path} holds a {document['kind']}, which is no rule",
+            f"{path} contains a {loaded.kind}, which has no rule",
             expected="a rule that `anytime tune` chose, or another fitted rule",
-            fix="give the rule.json of its folder",
+            fix="pass the rule.json of its folder",
             path=path,
         )
-    return built
+    return loaded if isinstance(loaded, TunedRule) else found
 
 
 def split(text: str) -> list[str]:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from anytime.evaluation import Evaluation
+from anytime.metrics import RuleMetrics
 
-Figure = Callable[[dict[str, Any]], str]
+Figure = Callable[[RuleMetrics], str]
 
 _LABELLED: dict[str, Figure] = {
-    "accuracy, first exit %": lambda f: f"{100 * f['accuracy'][0]:.2f}",
-    "accuracy, last exit %": lambda f: f"{100 * f['accuracy'][-1]:.2f}",
-    "label drops by ≥ .1, %": lambda f: f"{f['label_drop_percent']['0.1']:.2f}",
-    "label drops by ≥ .5, %": lambda f: f"{f['label_drop_percent']['0.5']:.2f}",
-    "right stays right, %": lambda f: f"{f['correct_monotone_percent']:.2f}",
-    "overthinking, %": lambda f: f"{f['overthinking_percent']:.2f}",
-    "ECE, mean": lambda f: f"{_mean(f['ece']):.3f}",
+    "accuracy, first exit %": lambda f: f"{100 * (f.accuracy or ())[0]:.2f}",
+    "accuracy, last exit %": lambda f: f"{100 * (f.accuracy or ())[-1]:.2f}",
+    "label drops by ≥ .1, %": lambda f: f"{(f.label_drop_percent or {})['0.1']:.2f}",
+    "label drops by ≥ .5, %": lambda f: f"{(f.label_drop_percent or {})['0.5']:.2f}",
+    "right stays right, %": lambda f: f"{f.correct_monotone_percent:.2f}",
+    "overthinking, %": lambda f: f"{f.overthinking_percent:.2f}",
+    "ECE, mean": lambda f: f"{_mean(f.ece or ()):.3f}",
 }
 _ANY: dict[str, Figure] = {
-    "final answer drops by ≥ .1, %": lambda f: f"{f['final_drop_percent']['0.1']:.2f}",
-    "entropy, first → last": lambda f: f"{f['entropy'][0]:.2f} → {f['entropy'][-1]:.2f}",
-    "collapsed, last exit %": lambda f: f"{f['collapsed_percent'][-1]:.2f}",
+    "final answer drops by ≥ .1, %": lambda f: f"{f.final_drop_percent['0.1']:.2f}",
+    "entropy, first → last": lambda f: f"{f.entropy[0]:.2f} → {f.entropy[-1]:.2f}",
+    "collapsed, last exit %": lambda f: f"{f.collapsed_percent[-1]:.2f}",
 }
 
 
@@ -37,12 +37,12 @@ def print_table(found: Evaluation) -> None:
     for name in found.rules:
         table.add_column(name, justify="right")
     figures = {**(_LABELLED if found.labelled else {}), **_ANY}
-    if next(iter(found.rules.values()))["set_size"] is not None:
-        figures["set size, first → last"] = lambda f: f"{f['set_size'][0]:.1f} → {f['set_size'][-1]:.1f}"
+    if next(iter(found.rules.values())).set_size is not None:
+        figures["set size, first → last"] = lambda f: f"{(f.set_size or ())[0]:.1f} → {(f.set_size or ())[-1]:.1f}"
     for title, figure in figures.items():
         table.add_row(title, *(figure(rule) for rule in found.rules.values()))
     make_console().print(table)
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: tuple[float, ...]) -> float:
     return sum(values) / len(values)

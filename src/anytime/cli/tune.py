@@ -132,14 +132,16 @@ def document(found: Frontier, chosen: TunedRule | None, promise: ChoiceCertifica
 
     from anytime.calibrate.tuning.frontier import REFERENCES
 
-    rule = None if chosen is None else {"name": chosen.name, "rule": chosen.text, "wish": chosen.wish, **chosen.figures}
+    rule = (
+        None if chosen is None else {"name": chosen.name, "rule": chosen.text, "objective": chosen.objective, **chosen.metrics}
+    )
     return {
         "exits": found.exits,
         "classes": found.classes,
         "rows": {"fitting": found.fitting_rows, "choosing": found.choosing_rows, "certifying": promise.rows if promise else 0},
         "chosen": rule,
         "recommendation": found.recommend(chosen),
-        "references": {one.name: dict(one.figures) for one in found.candidates if one.name in REFERENCES},
+        "references": {one.name: dict(one.metrics) for one in found.candidates if one.name in REFERENCES},
         "certificate": None if promise is None else {**asdict(promise), "sentence": promise.sentence},
         "pareto": found.table(),
     }
@@ -162,7 +164,7 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
     names = [one.name for one in shown]
     extra = [name for name in (chosen.name if chosen else "", *REFERENCES) if name in known and name not in names]
     for index, name in enumerate((*names, *dict.fromkeys(extra))):
-        figures = known[name].figures
+        figures = known[name].metrics
         drops = (f"{100 * figures[f'drop_{limit:g}']:.2f}" for limit in found.drops)
         mark = " ← chosen" if chosen is not None and name == chosen.name else ""
         cells = (f"{100 * figures['accuracy']:.2f}", *drops, f"{figures['ece']:.3f}", f"{figures['nll']:.3f}")

@@ -1,4 +1,4 @@
-"""From logits to figures: reads files, runs the rules block by block, gathers what the metrics say."""
+"""From logits to metrics: reads files and runs the rules on them block by block."""
 
 from anytime.evaluation.examples import Example
 from anytime.evaluation.guarantees import Guarantee, Guarantees, measure_guarantees

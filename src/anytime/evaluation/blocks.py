@@ -1,7 +1,7 @@
-"""Rows in blocks: what is read at a time, who works on it, and what comes of it.
+"""Rows in blocks: how logits are read, which thread works on them, and what is kept of them.
 
-A *block* fits the cache and is what the rules see. A *chunk* is some blocks, worked on by one thread; what is left of it
-are trajectories, without the dimension of the classes. The threads are our own, each with one of torch's: on a busy
+A *block* fits the cache; the rules work on one block at a time. A *chunk* is several blocks, processed by one thread; what
+is kept of it are trajectories, which have no class dimension. The threads are our own, with one torch thread each: on a busy
 machine torch's own threads wait for each other after every small operation.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -27,84 +27,96 @@ from anytime.metrics import Trajectories, follow
 
 _CACHE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
-_MOST_THREADS = 8  # each keeps some 100 MB of freed memory to itself
+_MAX_THREADS = 8  # each keeps about 100 MB of freed memory
+
+NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 
 Combine = Callable[[Tensor], Prediction]
 MapInOrder = Callable[..., Iterator[Any]]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """All rows: logits, perhaps mapped from a file, and labels if there are any."""
+class LogitRows:
+    """Logits of all rows, possibly mapped from a file, and their labels if there are any."""
 
     logits: Tensor | Mapped
     labels: Tensor | None
-    probabilities: bool
+    probabilities: bool = False
 
     def block(self, rows: slice | Tensor, first_row: int) -> Tensor:
-        """Some rows, checked, in float32 or float64."""
+        """Read and check some rows, as float32 or float64; `first_row` is for error messages."""
         block = check_logits(self.logits[:, rows], first_row=first_row)
         return check_probabilities(block) if self.probabilities else block
-
-    def fingerprints(self) -> Tensor:
-        """One number per row, see `anytime.checks.fingerprints`; only a block of rows is in memory at a time."""
-        exits, samples, classes = self.logits.shape
-        block = block_size(exits, classes)
-        parts = [fingerprints(self.block(slice(first, first + block), first)) for first in range(0, samples, block)]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
     def labels_of(self, rows: slice | Tensor) -> Tensor | None:
         """The labels of some rows."""
         return None if self.labels is None else self.labels[rows]
 
+    def fingerprints(self) -> Tensor:
+        """One number per row, see `anytime.checks.fingerprints`, computed block by block."""
+        exits, samples, classes = self.logits.shape
+        size = block_size(exits, classes)
+        parts = [fingerprints(self.block(slice(first, first + size), first)) for first in range(0, samples, size)]
+        return torch.cat([NO_FINGERPRINTS, *parts])
+
 
 @dataclass(frozen=True)
-class Split:
-    """Which rows calibrate the prediction sets: a fifth, by lot. With fewer than five rows, or no labels, none."""
+class SetThresholds:
+    """The calibrated prediction sets of each rule.
 
-    calibration: Tensor
-    is_calibration: Tensor
-    seed: int
+    Attributes:
+        raps: Their settings.
+        by_rule: The threshold per exit, `(exits,)`, for each rule.
+        calibration_rows: How many rows they were calibrated on.
+        used: The test rows among those, `(samples,)`, which set metrics leave out; None if there are none.
+    """
 
-    @staticmethod
-    def draw(samples: int, sets: Raps | None, seed: int, *, labelled: bool) -> Split:
-        """The split that `seed` gives."""
-        chosen = samples // 5 if sets is not None and labelled else 0
-        rows = torch.from_numpy(np.sort(np.random.default_rng([seed, 0]).permutation(samples)[:chosen]))
-        mask = torch.zeros(samples, dtype=torch.bool)
-        mask[rows] = True
-        return Split(rows, mask, seed)
+    raps: Raps
+    by_rule: Mapping[Any, Tensor]
+    calibration_rows: int
+    used: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Followed:
-    """Trajectories of some rows under one rule, and what else was asked for; every tensor is `(exits, rows)`.
+    """Trajectories of some rows under one rule, every tensor `(exits, rows)`.
 
     Attributes:
         seen: The trajectories.
-        size, covered: How many classes each prediction set holds, and whether the label is among them.
-        odds: The confidence as log-odds.
+        size, covered: The size of each prediction set and whether it contains the label, if there are sets.
+        log_odds: The confidence as log-odds, if requested.
     """
 
     seen: Trajectories
     size: Tensor | None = None
     covered: Tensor | None = None
-    odds: Tensor | None = None
-
-    def room(self, rows: int) -> Followed:
-        """Empty tensors of the same kinds for so many rows, on the CPU."""
-        return Followed(self.seen.room(rows), *(_room(values, rows) for values in (self.size, self.covered, self.odds)))
-
-    def put(self, first: int, part: Followed) -> None:
-        """Copy what became of some rows in, from row `first` on."""
-        self.seen.put(first, part.seen)
-        for mine, theirs in ((self.size, part.size), (self.covered, part.covered), (self.odds, part.odds)):
-            if mine is not None and theirs is not None:
-                mine[:, first : first + theirs.shape[1]] = theirs
+    log_odds: Tensor | None = None
 
 
-def _room(values: Tensor | None, rows: int) -> Tensor | None:
-    return None if values is None else torch.empty(values.shape[0], rows, dtype=values.dtype)
+@dataclass(frozen=True)
+class Request:
+    """What a pass over rows computes.
+
+    Attributes:
+        combiners: The rules, by any keys.
+        log_odds: The rules whose log-odds to keep.
+        sets: Prediction sets to measure, for the rules they were calibrated for.
+        fingerprints: Whether to compute the rows' fingerprints.
+    """
+
+    combiners: Mapping[Any, Combine]
+    log_odds: Collection[Any] = ()
+    sets: SetThresholds | None = None
+    fingerprints: bool = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The rows of a chunk under each rule, and their fingerprints (none unless requested)."""
+
+    rows: slice
+    rules: dict[Any, Followed]
+    fingerprints: Tensor
 
 
 def block_size(exits: int, classes: int) -> int:
@@ -113,24 +125,24 @@ def block_size(exits: int, classes: int) -> int:
 
 
 def chunks(samples: int, block: int, row_values: int) -> list[slice]:
-    """Rows in chunks of whole blocks, each of moderate size."""
+    """All rows in chunks of whole blocks."""
     rows = max(block, min(1 << 16, _CHUNK_BYTES // (4 * row_values)))
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
 
 
-def uniforms(chunks: Sequence[slice], exits: int, seed: Sequence[int]) -> Iterator[Tensor]:
-    """One draw an exit and row, `(exits, rows)` a chunk; the same rows get the same draws however they are cut."""
+def uniforms(sizes: Iterable[int], exits: int, seed: Sequence[int]) -> Iterator[Tensor]:
+    """Random numbers for randomised sets, `(exits, size)` per part; the values do not depend on how rows are split."""
     generator = np.random.default_rng(seed)
-    for chunk in chunks:
-        yield torch.from_numpy(generator.random((chunk.stop - chunk.start, exits), dtype=np.float32)).T
+    for size in sizes:
+        yield torch.from_numpy(generator.random((size, exits), dtype=np.float32)).T
 
 
 @contextmanager
 def workers(most: int) -> Iterator[MapInOrder]:
-    """A `map` that runs in a few threads and yields in order, never far ahead of its consumer."""
+    """A `map` over a few threads that yields in order and never runs far ahead of its consumer."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, min(available, most, _MOST_THREADS))
+    threads = max(1, min(available, most, _MAX_THREADS))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -151,58 +163,74 @@ def workers(most: int) -> Iterator[MapInOrder]:
         torch.set_num_threads(before)
 
 
-def set_thresholds(
-    rows: Rows, combiners: Mapping[str, Combine], sets: Raps, split: Split, block: int, map_in_order: MapInOrder
-) -> dict[str, Tensor]:
-    """The threshold of the prediction sets at each exit, `(exits,)`, for each rule."""
-    count = split.calibration.numel()
-    blocks = [slice(start, min(start + block, count)) for start in range(0, count, block)]
+def calibrate_rows(
+    rows: LogitRows, request: Request, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
+) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
+    """Read the chosen rows once: thresholds of prediction sets, log-odds `(exits, rows)` by rule, and fingerprints."""
+    parts = torch.split(chosen, block)
 
     @torch.inference_mode()
-    def scores(chosen: slice, uniform: Tensor) -> dict[str, Tensor]:
-        picked = split.calibration[chosen]
+    def work(picked: Tensor, uniform: Tensor) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
         logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
-        assert labels is not None
-        found = {}
-        for name, combine in combiners.items():
-            log_probs = combine(logits).log_probs
-            ascending = sort_rows(log_probs)
-            rank = rank_of(log_probs, ascending, labels)
-            found[name] = sets.label_score(ascending, rank, uniform.to(logits.device))
-        return found
+        scores, log_odds = {}, {}
+        for name, combine in request.combiners.items():
+            prediction = combine(logits)
+            if raps is not None and labels is not None:
+                ascending = sort_rows(prediction.log_probs)
+                rank = rank_of(prediction.log_probs, ascending, labels)
+                scores[name] = raps.label_score(ascending, rank, uniform.to(logits.device))
+            if name in request.log_odds:
+                log_odds[name] = prediction.log_odds.double().cpu()
+        return scores, log_odds, fingerprints(logits) if request.fingerprints else NO_FINGERPRINTS
 
-    parts = list(map_in_order(scores, blocks, uniforms(blocks, rows.logits.shape[0], [split.seed, 1])))
-    return {name: sets.threshold(torch.cat([part[name] for part in parts], 1)) for name in combiners}
+    found = list(map_in_order(work, parts, uniforms(map(len, parts), rows.logits.shape[0], [seed, 1])))
+    scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
+    thresholds = {} if raps is None else {name: raps.threshold(each) for name, each in scores.items()}
+    sets = None if raps is None else SetThresholds(raps, thresholds, len(chosen))
+    return sets, log_odds, torch.cat([part[2] for part in found])
 
 
 @torch.inference_mode()
-def follow_chunk(
-    rows: Rows,
-    combiners: Mapping[str, Combine],
-    block: int,
-    sets: Raps | None,
-    thresholds: Mapping[str, Tensor],
-    chunk: slice,
-    uniform: Tensor,
-    odds: bool = False,
-) -> dict[str, Followed]:
-    """What becomes of the rows of a chunk under each rule, with log-odds where they are asked for."""
-    # Results go to one place: were they kept in pieces, the memory between them could not be used again.
-    whole: dict[str, Followed] = {}
+def follow_chunk(rows: LogitRows, request: Request, block: int, chunk: slice, uniform: Tensor) -> Chunk:
+    """Read a chunk once, block by block, and follow its rows under each rule."""
+    # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
+    whole: dict[Any, Followed] = {}
+    prints = [NO_FINGERPRINTS]
     for start in range(chunk.start, chunk.stop, block):
         some = slice(start, min(start + block, chunk.stop))
         logits, labels = rows.block(some, start), rows.labels_of(some)
         first = start - chunk.start
         draws = uniform[:, first : first + logits.shape[1]].to(logits.device)
-        for name, combine in combiners.items():
-            prediction = combine(logits)
-            size = covered = None
-            if sets is not None and labels is not None and name in thresholds:
-                ascending = sort_rows(prediction.log_probs)
-                size = sets.size(ascending, thresholds[name], draws)
-                covered = rank_of(prediction.log_probs, ascending, labels) < size
-            part = Followed(follow(prediction, labels), size, covered, prediction.log_odds if odds else None)
+        for name, combine in request.combiners.items():
+            part = _follow(combine(logits), labels, request, name, draws)
             if name not in whole:
-                whole[name] = part.room(chunk.stop - chunk.start)
-            whole[name].put(first, part)
-    return whole
+                whole[name] = _empty_like(part, chunk.stop - chunk.start)
+            _write(whole[name], first, part)
+        if request.fingerprints:
+            prints.append(fingerprints(logits))
+    return Chunk(chunk, whole, torch.cat(prints))
+
+
+def _follow(prediction: Prediction, labels: Tensor | None, request: Request, name: Any, draws: Tensor) -> Followed:
+    size = covered = None
+    if request.sets is not None and labels is not None and name in request.sets.by_rule:
+        ascending = sort_rows(prediction.log_probs)
+        size = request.sets.raps.size(ascending, request.sets.by_rule[name], draws)
+        covered = rank_of(prediction.log_probs, ascending, labels) < size
+    return Followed(follow(prediction, labels), size, covered, prediction.log_odds if name in request.log_odds else None)
+
+
+def _empty_like(part: Any, rows: int) -> Any:
+    """Uninitialised CPU tensors for so many rows, in a `Followed` or `Trajectories` like `part`."""
+    if isinstance(part, Tensor):
+        return torch.empty(part.shape[0], rows, dtype=part.dtype)
+    return part and type(part)(**{field.name: _empty_like(getattr(part, field.name), rows) for field in fields(part)})
+
+
+def _write(whole: Any, first: int, part: Any) -> None:
+    """Copy `part` into the columns of `whole` from `first` on."""
+    if isinstance(whole, Tensor):
+        whole[:, first : first + part.shape[1]] = part
+    elif whole is not None:
+        for field in fields(whole):
+            _write(getattr(whole, field.name), first, getattr(part, field.name))

@@ -1,15 +1,14 @@
-"""Single inputs to look at: a random sample, and the worst."""
+"""Single inputs to look at: a random sample, and those whose probability drops most."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from anytime.evaluation.blocks import Combine, Rows
-from anytime.metrics import drop, follow
+from anytime.evaluation.blocks import Followed
+from anytime.metrics import drop
 
 
 @dataclass(frozen=True)
@@ -33,40 +32,49 @@ class Example:
     drop: dict[str, float]
 
 
-class Worst:
-    """The rows with the largest values so far; among equals the earlier rows."""
+class ExampleCollector:
+    """Collects examples chunk by chunk: the rows of a sample, and the rows that drop most under the first rule.
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
-        self.best: list[tuple[float, int]] = []
+    Args:
+        sample: The rows of the sample.
+        worst: How many rows that drop most to keep; among equals the earlier ones. Rows that never drop are not kept.
+    """
 
-    def add(self, values: Tensor, first_row: int) -> None:
-        """Take in the values of the rows from `first_row` on."""
-        order = values.double().argsort(descending=True, stable=True)[: self.keep]
-        new = [(-float(values[row]), first_row + int(row)) for row in order]
-        self.best = sorted([*self.best, *new])[: self.keep]
+    def __init__(self, sample: Sequence[int], worst: int) -> None:
+        self._sample: dict[int, Example | None] = dict.fromkeys(sample)
+        self._keep = worst
+        self._worst: list[tuple[float, int, Example]] = []
 
-    def rows(self) -> Tensor:
-        """The rows kept, the worst first; rows with a value of zero are not among them."""
-        return torch.tensor([row for value, row in self.best if value < 0], dtype=torch.long)
+    def add(self, found: Mapping[str, Followed], labels: Tensor | None, first_row: int) -> None:
+        """Add the rows of a chunk that starts at `first_row`."""
+        seen = {name: each.seen for name, each in found.items()}
+        curves = {name: each.final if each.label is None else each.label_probability for name, each in seen.items()}
+        drops = drop(next(iter(curves.values())))
 
+        def example(column: int) -> Example:
+            picked = {name: curve[:, column] for name, curve in curves.items()}
+            return Example(
+                row=first_row + column,
+                label=None if labels is None else int(labels[first_row + column]),
+                final={name: int(each.answer[-1, column]) for name, each in seen.items()},
+                answers={name: each.answer[:, column].tolist() for name, each in seen.items()},
+                probability={name: curve.tolist() for name, curve in picked.items()},
+                drop={name: float(drop(curve[:, None])) for name, curve in picked.items()},
+            )
 
-def examples(rows: Rows, combiners: Mapping[str, Combine], chosen: Tensor) -> list[Example]:
-    """The inputs in the chosen rows, followed under each rule."""
-    if chosen.numel() == 0:
-        return []
-    logits, labels = rows.block(chosen, 0), rows.labels_of(chosen)
-    seen = {name: follow(combine(logits), labels) for name, combine in combiners.items()}
-    curves = {name: each.final if each.label is None else each.label_probability for name, each in seen.items()}
-    drops = {name: drop(curve) for name, curve in curves.items()}
-    return [
-        Example(
-            row=row,
-            label=None if labels is None else int(labels[column]),
-            final={name: int(each.answer[-1, column]) for name, each in seen.items()},
-            answers={name: each.answer[:, column].tolist() for name, each in seen.items()},
-            probability={name: curve[:, column].tolist() for name, curve in curves.items()},
-            drop={name: float(values[column]) for name, values in drops.items()},
-        )
-        for column, row in enumerate(chosen.tolist())
-    ]
+        for row in self._sample:
+            if first_row <= row < first_row + len(drops):
+                self._sample[row] = example(row - first_row)
+        top = drops.double().argsort(descending=True, stable=True)[: self._keep].tolist()
+        new = [(-float(drops[column]), first_row + column, example(column)) for column in top if drops[column] > 0]
+        self._worst = sorted([*self._worst, *new], key=lambda each: each[:2])[: self._keep]
+
+    @property
+    def sample(self) -> list[Example]:
+        """The sample, in its order."""
+        return [example for example in self._sample.values() if example is not None]
+
+    @property
+    def worst(self) -> list[Example]:
+        """The rows that drop most, the worst first."""
+        return [example for _, _, example in self._worst]

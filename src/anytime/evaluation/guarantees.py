@@ -1,130 +1,122 @@
-"""What can be promised: all that is fitted on calibration rows, measured on test rows that no fit has seen.
+"""Guarantees: everything that is fitted on calibration rows, measured on test rows that no fit has seen.
 
-Half of the calibration rows, drawn by lot, fit the temperatures of each rule and the powers of the fitted product. The
-others, which these rules have not seen either, give the quantiles of the prediction sets and the confidences to stop at. All
-rules are then fixed, so every test row counts for their certificates. Only the rows to fit on are held in memory; of the
-others, read in blocks, no more than a few numbers an exit are kept.
+A random half of the calibration rows fits the temperatures of each rule and the fitted product. The other half, which these
+rules have not seen either, gives the quantiles of the prediction sets and the thresholds of early stopping. All rules are
+then fixed, so every test row counts for their certificates.
+
+Every calibration row and every test row is read once. Only the rows to fit on are held in memory; the others are read in
+blocks. Data sets contain a few duplicates: if calibration rows turn out to be among the test rows, they are left out and
+everything is computed again; from 1 % on they are refused (`OverlapError`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.calibrate import Certificate, PowersFit, Temperature, TunedRule, fit_powers, fit_temperature
-from anytime.checks import check_costs, check_fraction, check_number, check_seed
-from anytime.combine import Caching, Rule, parse_rule
+from anytime.calibrate import Certificate, DropTally, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
+from anytime.checks import check_fraction, check_number, check_seed, fingerprints, shared_rows
+from anytime.combine import Caching, Rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
-from anytime.errors import LabelError, OptionError
-from anytime.evaluation.blocks import (
-    Combine,
-    Followed,
-    MapInOrder,
-    Rows,
-    Split,
-    block_size,
-    chunks,
-    follow_chunk,
-    set_thresholds,
-    uniforms,
-    workers,
+from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.evaluation.blocks import Chunk, LogitRows, Request, calibrate_rows
+from anytime.evaluation.measure import (
+    DEFAULT_RULES,
+    Evaluation,
+    Setup,
+    check_unseen,
+    exit_costs,
+    name_rules,
+    open_rows,
+    plain_rules,
 )
-from anytime.evaluation.held_out import HeldOut, hold_out
-from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, open_rows
-from anytime.metrics import Summary, is_monotone, reach
-from anytime.metrics import drop as largest_drop
-from anytime.policy import BudgetCurve, exit_shares
-from anytime.policy.budget import first_reached, thresholds_of
+from anytime.metrics import RuleMetrics
+from anytime.policy import BudgetCurve, BudgetTally
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
-SET_FIGURES = ("set_size", "set_coverage", "set_size_rise_percent")
-_SHOWN = ("ece", "nll", "label_drop_percent", "reliability")
-_QS = tuple(point / 20 for point in range(1, 40))
-"""How the inputs are spread over the exits along a budget curve, as in the MSDNet papers."""
+FITTING_ROWS = 5000
+FITTING_NUMBERS = 1 << 26
+"""The most logits to fit on, a quarter of a gigabyte: these are held in memory."""
+_BEFORE_AFTER = ("ece", "nll", "label_drop_percent", "reliability")
+_SETS = ("set_size", "set_coverage", "set_size_rise_percent")
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What was fitted for one rule, and what it comes to on the test rows.
+    """What was fitted for one rule, and how it does on the test rows.
 
     Attributes:
         rule: The rule.
         fitted: Whether the rule itself was fitted on the calibration rows.
         temperature: Its temperatures. None for a fitted rule, which needs none, and for a rule that at some exit gives
-            probability 0 to the label of every row, which no temperature can mend.
-        before: Its figures on the test rows, under the names of `anytime evaluate --json`.
-        after: The same at its temperatures, without sets, or None.
-        certificate: Bounds on what future inputs lose under it.
-        budget: Accuracy for mean cost where inputs stop by themselves.
+            probability 0 to the label of every row, which no temperature can change.
+        before: Its metrics on the test rows.
+        after: Its metrics at its temperatures, without prediction sets, or None.
+        certificate: Bounds on how many future inputs get worse under it.
+        budget: Accuracy over mean cost with early stopping.
     """
 
     rule: Rule[Any]
     fitted: bool
     temperature: Temperature | None
-    before: dict[str, Any]
-    after: dict[str, Any] | None
+    before: RuleMetrics
+    after: RuleMetrics | None
     certificate: Certificate
     budget: BudgetCurve
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
-        known, bounds, budget = self.temperature, asdict(self.certificate), asdict(self.budget)
-        for name in ("exits", "classes", "rule"):
+        known, bounds, before = self.temperature, asdict(self.certificate), self.before.to_json()
+        after = None if self.after is None else self.after.to_json()
+        for name in ("exits", "classes", "text"):
             del bounds[name]
-        del budget["log_odds"]  # infinite where nobody stops, which JSON cannot say
         return {
             "rule": repr(self.rule),
             "fitted": self.fitted,
             "temperature": None if known is None else list(known.temperatures),
             "temperature_at_bound": None if known is None else list(known.at_bound),
-            "before": {name: self.before[name] for name in _SHOWN},
-            "after": None if self.after is None else {name: self.after[name] for name in _SHOWN},
-            **{name: self.before[name] for name in SET_FIGURES},
+            "before": {name: before[name] for name in _BEFORE_AFTER},
+            "after": None if after is None else {name: after[name] for name in _BEFORE_AFTER},
+            **{name: before[name] for name in _SETS},
             "certificate": {**bounds, "sentences": list(self.certificate.sentences)},
-            "accuracy": self.before["accuracy"],
-            "budget": budget,
+            "accuracy": before["accuracy"],
+            "budget": self.budget.to_json(),
         }
 
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What `measure_guarantees` found. `to_json` gives the key `calibration` of `anytime evaluate --calibration FILE --json`.
+    """The result of `measure_guarantees`. `to_json` gives the key `calibration` of `anytime evaluate --calibration --json`.
 
     Attributes:
-        exits, samples, classes: The size of the test data.
-        fitting_rows: How many calibration rows fitted temperatures and powers.
-        calibrating_rows: How many others gave the quantiles of the sets and the confidences to stop at.
-        dropped_rows: How many were left out, as they are among the test rows.
-        costs: Cumulative cost of each exit; 1, 2, 3, … if none were given.
-        costs_given: Whether they were.
-        drop, strict, confidence: What the certificates are about: a loss of so much probability, or of more, and how sure.
+        evaluation: The evaluation of the test rows under all rules, those that were fitted last.
+        fitting_rows: How many calibration rows fitted temperatures and the product.
+        calibrating_rows: How many others gave the quantiles of the sets and the thresholds of early stopping.
+        dropped_rows: How many were left out because they are among the test rows.
+        drop, strict, confidence: The settings of the certificates.
         sets: The settings of the prediction sets, or None.
-        seed: Of all draws.
+        seed: The seed of all random splits and samples.
         product: The fitted product.
-        rules: What was found for each rule; those that were fitted come last.
+        rules: The guarantees of each rule.
     """
 
-    exits: int
-    samples: int
-    classes: int
+    evaluation: Evaluation
     fitting_rows: int
     calibrating_rows: int
     dropped_rows: int
-    costs: tuple[float, ...]
-    costs_given: bool
     drop: float
     strict: bool
     confidence: float
     sets: Raps | None
     seed: int
-    product: PowersFit
+    product: FittedProduct
     rules: dict[str, Guarantee]
 
     def to_json(self) -> dict[str, Any]:
@@ -133,19 +125,10 @@ class Guarantees:
         powers = {"past": list(self.product.past), "now": list(self.product.now), "penalty": self.product.penalty}
         return {
             **{name: getattr(self, name) for name in numbers},
-            "costs": list(self.costs),
+            "costs": list(self.evaluation.costs),
             "fitted_product": powers,
             "rules": {name: found.to_json() for name, found in self.rules.items()},
         }
-
-    def put_sets(self, evaluation: Evaluation) -> Evaluation:
-        """An evaluation of the same test rows, with these prediction sets in place of those it calibrated by itself."""
-        rules = {
-            name: {**figures, **{key: self.rules[name].before[key] for key in SET_FIGURES}} if name in self.rules else figures
-            for name, figures in evaluation.rules.items()
-        }
-        sets = None if self.sets is None else {**asdict(self.sets), "calibration_rows": self.calibrating_rows}
-        return replace(evaluation, rules=rules, settings={**evaluation.settings, "sets": sets})
 
 
 def measure_guarantees(
@@ -162,22 +145,22 @@ def measure_guarantees(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Guarantees:
-    """Fit all that can be fitted on calibration rows, and measure on test rows what it is worth.
+    """Fit everything that can be fitted on calibration rows, and measure it on test rows.
 
-    The rules given are joined by the fitted product and, where `Caching()` is among them, by caching of scaled exits.
+    The fitted product is added to the rules given and, if `Caching()` is one of them, caching of scaled exits.
 
     Args:
-        test: A file's path, what `open_logits` gives, or a pair of logits `(exits, samples, classes)` and labels.
+        test: The path of a file, the result of `open_logits`, or a pair of logits `(exits, samples, classes)` and labels.
         calibration: The same for other rows of the same model, held out from its training.
         rules: Rules by name or as objects, or a mapping from names to rules. A tuned rule must have seen none of the rows.
         costs: Cumulative cost up to each exit, for the budget curves.
-        drop: The loss of the label's probability that the certificates are about.
-        confidence: How sure they are, each by itself.
+        drop: The loss of the label's probability that the certificates bound.
+        confidence: The confidence of each certificate.
         probabilities: Whether logits are probabilities (or their logarithms); otherwise such input is refused.
         strict: Count drops above a threshold rather than at or above it.
         sets: Settings of the prediction sets; None for none.
-        seed: For the split of the calibration rows and the randomised sets.
-        progress: Called with the test rows done and the test rows in all.
+        seed: For the split of the calibration rows, the randomised sets and the sample of inputs.
+        progress: Called with the number of test rows done and the total.
 
     Example:
         >>> from anytime import samples
@@ -189,185 +172,136 @@ def measure_guarantees(
     check_number(drop, "drop", above=0, most=1)
     check_fraction(confidence, "confidence")
     check_seed(seed)
-    rows, held_rows = (_labelled(given, probabilities, what) for given, what in ((test, "test"), (calibration, "calibration")))
-    exits, samples, classes = rows.logits.shape
-    price = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
-    named = _named(rules)
-    held = hold_out(held_rows, rows, seed=seed)
-    plain = {name: _unseen(each, held_rows, rows) for name, each in named.items()}
-    product, temperatures, fitted = _fit(plain, held)
+    rows, held = (_labelled(given, probabilities, what) for given, what in ((test, "test"), (calibration, "calibration")))
+    (exits, _, classes), (held_exits, held_samples, held_classes) = rows.logits.shape, held.logits.shape
+    if (held_exits, held_classes) != (exits, classes):
+        raise ShapeError(
+            f"the calibration rows have {held_exits} exits and {held_classes} classes",
+            expected=f"{exits} exits and {classes} classes, like the test rows",
+            fix="compute both logits with the same model",
+        )
+    named = name_rules(rules)
+    plain = plain_rules(named, exits, classes)
+    for name, each in plain.items():
+        if name in (FITTED_PRODUCT, SCALED_CACHING) or not isinstance(each, Rule):
+            raise OptionError(
+                f"rule {name!r} is {each!r}",
+                expected=f"a rule, named neither {FITTED_PRODUCT!r} nor {SCALED_CACHING!r}",
+                fix="pass rules such as anytime.Product(), under other names",
+            )
+    setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
+
+    def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
+        return _measure(setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence))
+
+    found, shared = attempt(torch.arange(held_samples))
+    return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found
+
+
+def _measure(
+    setup: Setup,
+    held: LogitRows,
+    kept: Tensor,
+    named: Mapping[str, Any],
+    plain: Mapping[str, Rule[Any]],
+    *,
+    sets: Raps | None,
+    drop: float,
+    confidence: float,
+) -> tuple[Guarantees, Tensor]:
+    """The guarantees from the calibration rows `kept`, and which of all calibration rows are among the test rows."""
+    exits, _, classes = held.logits.shape
+    fitting, calibrating = _split(kept, exits * classes, setup.seed)
+    logits, labels = held.block(fitting, 0), held.labels_of(fitting)
+    product, temperatures, fitted = _fit(plain, logits, labels)
     every = {**plain, **fitted}
-    before: dict[str, Combine] = {name: each.combine for name, each in every.items()}
-    after: dict[str, Combine] = {name: each.rule().combine for name, each in temperatures.items() if each is not None}
-    block = block_size(exits, classes)
-    parts = chunks(samples, block, exits * classes)
-    tallies = {name: _Tally(price, drop, strict) for name in every}
-    scaled = {name: Summary(price, strict=strict) for name in after}
-    with workers(len(parts)) as map_in_order:
-        limits = {} if sets is None else _set_limits(held, before, sets, seed, block, map_in_order)
-        stops = {name: _Stops(odds) for name, odds in _log_odds(held, before, block, map_in_order).items()}
+    combiners = {name: each.combine for name, each in every.items()}
+    scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
+    request = Request(combiners, log_odds=every, fingerprints=True)
+    prints: list[Tensor] = []
+    with setup.workers() as map_in_order:
+        thresholds, log_odds, calibration_prints = calibrate_rows(
+            held, request, sets, calibrating, seed=setup.seed, block=setup.block, map_in_order=map_in_order
+        )
+        held_prints = torch.cat((fingerprints(logits), calibration_prints))
+        check_unseen(named, held_prints, purpose="the calibration")
+        budgets = {name: BudgetTally(log_odds[name]) for name in every}
+        drops = {name: DropTally(drop, strict=setup.strict) for name in every}
 
-        def follow_both(chunk: slice, uniform: Tensor) -> tuple[dict[str, Followed], dict[str, Followed]]:
-            follow = partial(follow_chunk, rows, chunk=chunk, uniform=uniform, block=block)
-            plainly = follow(combiners=before, sets=sets, thresholds=limits, odds=True)
-            return plainly, follow(combiners=after, sets=None, thresholds={})
+        def add(chunk: Chunk) -> None:
+            prints.append(chunk.fingerprints)
+            for name in every:
+                found = chunk.rules[name]
+                assert found.seen.correct is not None  # test rows have labels
+                assert found.log_odds is not None
+                budgets[name].add(found.log_odds, found.seen.correct)
+                drops[name].add(found.seen)
 
-        found = map_in_order(follow_both, parts, uniforms(parts, exits, [seed, 2]))
-        for chunk, (plainly, at_temperature) in zip(parts, found, strict=True):
-            for name, each in plainly.items():
-                tallies[name].add(each)
-                stops[name].add(each)
-            for name, each in at_temperature.items():
-                scaled[name].add(each.seen)
-            if progress is not None:
-                progress(chunk.stop, samples)
-    return Guarantees(
-        exits=exits,
-        samples=samples,
-        classes=classes,
-        fitting_rows=len(held.fitting),
-        calibrating_rows=len(held.calibrating),
-        dropped_rows=held.dropped,
-        costs=tuple(price.tolist()),
-        costs_given=costs is not None,
-        drop=float(drop),
-        strict=strict,
-        confidence=float(confidence),
+        request = replace(request, combiners={**combiners, **scaled}, sets=thresholds)
+        evaluation, metrics = setup.measure(request, list(every), map_in_order, add)
+    check_unseen(named, torch.cat(prints), purpose="the test")
+    among = shared_rows(held_prints, torch.cat(prints), names=("calibration rows", "the test rows"))
+    shared = torch.zeros(held.logits.shape[1], dtype=torch.bool)
+    shared[torch.cat((fitting, calibrating))[among]] = True
+    guarantees = Guarantees(
+        evaluation=evaluation,
+        fitting_rows=len(fitting),
+        calibrating_rows=len(calibrating),
+        dropped_rows=len(shared) - len(kept),
+        drop=drop,
+        strict=setup.strict,
+        confidence=confidence,
         sets=sets,
-        seed=seed,
+        seed=setup.seed,
         product=product,
         rules={
             name: Guarantee(
                 rule=each,
                 fitted=name in fitted,
                 temperature=temperatures.get(name),
-                before=tallies[name].summary.figures(),
-                after=scaled[name].figures() if name in scaled else None,
-                certificate=tallies[name].certificate(name_of(each), classes, confidence),
-                budget=stops[name].curve(price),
+                before=metrics[name],
+                after=metrics.get(("scaled", name)),
+                certificate=drops[name].certificate(name_of(each), exits, classes, confidence),
+                budget=budgets[name].curve(setup.costs),
             )
             for name, each in every.items()
         },
     )
+    return guarantees, shared
 
 
-class _Tally:
-    """The figures of a rule on the test rows seen so far, and what its certificate counts."""
-
-    def __init__(self, costs: Tensor, drop: float, strict: bool) -> None:
-        self.summary = Summary(costs, strict=strict)
-        self.drop, self.strict = drop, strict
-        self.rows = self.drops = self.losses = 0
-
-    def add(self, found: Followed) -> None:
-        seen = found.seen
-        assert seen.correct is not None  # test rows have labels
-        self.summary.add(seen)
-        if found.size is not None:
-            self.summary.add_sets(found.size, found.covered)
-        self.rows += seen.correct.shape[1]
-        self.drops += int(reach(largest_drop(seen.label_probability), (self.drop,), strict=self.strict))
-        self.losses += int((~is_monotone(seen.correct)).sum())
-
-    def certificate(self, text: str, classes: int, confidence: float) -> Certificate:
-        return Certificate.from_counts(
-            exits=len(self.summary.costs),
-            classes=classes,
-            rule=text,
-            drop=float(self.drop),
-            strict=self.strict,
-            confidence=float(confidence),
-            rows=self.rows,
-            drops=self.drops,
-            losses=self.losses,
-        )
-
-
-class _Stops:
-    """Where the test rows seen so far stop, and whether they are right there, for each of some ways to spread them.
-
-    Args:
-        odds: The confidences of the calibrating rows at each exit, `(exits, rows)`, as log-odds: they give the thresholds.
-    """
-
-    def __init__(self, odds: Tensor) -> None:
-        self.limits = tuple(thresholds_of(odds, exit_shares(q, len(odds))) for q in _QS)
-        self.stopped = torch.zeros(len(_QS), len(odds), dtype=torch.float64)
-        self.right = torch.zeros(len(_QS), dtype=torch.float64)
-
-    def add(self, found: Followed) -> None:
-        assert found.seen.correct is not None  # test rows have labels
-        assert found.odds is not None
-        odds = found.odds.double()  # as anytime.policy compares it
-        for index, limit in enumerate(self.limits):
-            exit = first_reached(odds, limit)
-            self.stopped[index] += exit.bincount(minlength=len(odds))
-            self.right[index] += found.seen.correct.gather(0, exit[None]).sum()
-
-    def curve(self, costs: Tensor) -> BudgetCurve:
-        rows = self.stopped.sum(1)
-        shares = self.stopped / rows[:, None]
-        return BudgetCurve(
-            q=_QS,
-            cost=tuple((shares @ costs).tolist()),
-            accuracy=tuple((self.right / rows).tolist()),
-            shares=tuple(tuple(each) for each in shares.tolist()),
-            log_odds=self.limits,
-        )
-
-
-def _labelled(given: Any, probabilities: bool, what: str) -> Rows:
+def _labelled(given: Any, probabilities: bool, what: str) -> LogitRows:
     logits, labels = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     rows = open_rows(logits, labels, probabilities)
     if rows.labels is None:
         path = getattr(given, "path", given if isinstance(given, str | Path) else None)
         raise LabelError(
             f"the {what} rows{'' if path is None else f' in {path}'} have no labels",
-            expected="labels for both: what is promised is about them",
+            expected="labels for both test and calibration rows: the guarantees are about them",
             fix="save both: numpy.savez('logits.npz', logits=logits, labels=labels)",
         )
     return rows
 
 
-def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Rule[Any] | TunedRule]) -> dict[str, Rule[Any] | TunedRule]:
-    named: dict[str, Any] = dict(rules) if isinstance(rules, Mapping) else {}
-    if not isinstance(rules, Mapping):
-        for given in [rules] if isinstance(rules, str) else rules:
-            named[given.strip() if isinstance(given, str) else name_of(given)] = (
-                parse_rule(given) if isinstance(given, str) else given
-            )
-    if not named or {FITTED_PRODUCT, SCALED_CACHING} & set(named):
-        raise OptionError(
-            f"the rules are {', '.join(named) or 'none'}",
-            expected=f"at least one; {FITTED_PRODUCT!r} and {SCALED_CACHING!r} are made here",
-            fix=f"the default is {', '.join(DEFAULT_RULES)}",
+def _split(kept: Tensor, row_numbers: int, seed: int) -> tuple[Tensor, Tensor]:
+    """A random half of the rows, at most `FITTING_ROWS`, to fit on, and the others; both in order."""
+    if len(kept) < 2:
+        raise ShapeError(
+            f"{len(kept)} calibration rows", expected="at least two, better a thousand", fix="hold out more rows of the data"
         )
-    for name, each in named.items():
-        if not isinstance(each, Rule | TunedRule):
-            raise OptionError(f"rule {name!r} is {each!r}", expected="a rule, such as anytime.Product()", fix="create it first")
-    return named
-
-
-def _unseen(given: Rule[Any] | TunedRule, *rows: Rows) -> Rule[Any]:
-    """The rule; a tuned one refuses logits of another model and rows that it was tuned on."""
-    if isinstance(given, Rule):
-        return given
-    for each, purpose in zip(rows, ("the calibration", "the test"), strict=True):
-        exits, _, classes = each.logits.shape
-        given.check_fits(exits, classes)
-        given.unseen(each.fingerprints(), purpose=purpose)
-    return given.rule
+    order = kept[torch.from_numpy(np.random.default_rng([seed, 4]).permutation(len(kept)))]
+    count = max(1, min(len(kept) // 2, FITTING_ROWS, FITTING_NUMBERS // row_numbers))
+    return order[:count].sort().values, order[count:].sort().values
 
 
 def _fit(
-    rules: Mapping[str, Rule[Any]], held: HeldOut
-) -> tuple[PowersFit, dict[str, Temperature | None], dict[str, Rule[Any]]]:
-    """The fitted product, the temperatures of each rule, and the rules that come of both."""
-    logits, labels = held.rows.block(held.fitting, 0), held.rows.labels_of(held.fitting)
+    rules: Mapping[str, Rule[Any]], logits: Tensor, labels: Tensor | None
+) -> tuple[FittedProduct, dict[str, Temperature | None], dict[str, Rule[Any]]]:
+    """The fitted product, the temperatures of each rule, and the rules that are made of both."""
     temperatures = {name: _temperature(logits, labels, each) for name, each in rules.items()}
-    cached = [found.rule() for name, found in temperatures.items() if found is not None and rules[name] == Caching()]
+    cached = [found.rule for name, found in temperatures.items() if found is not None and rules[name] == Caching()]
     fitted: dict[str, Rule[Any]] = {SCALED_CACHING: cached[0]} if cached else {}
-    product = fit_powers(logits, labels)
+    product = fit_product(logits, labels)
     fitted[FITTED_PRODUCT] = product.rule
     return product, temperatures, fitted
 
@@ -377,23 +311,3 @@ def _temperature(logits: Tensor, labels: Tensor | None, rule: Rule[Any]) -> Temp
         return fit_temperature(logits, labels, rule)
     except LabelError:  # every label is outside the support at some exit
         return None
-
-
-def _set_limits(
-    held: HeldOut, combiners: Mapping[str, Combine], sets: Raps, seed: int, block: int, map_in_order: MapInOrder
-) -> dict[str, Tensor]:
-    chosen = torch.zeros(held.rows.logits.shape[1], dtype=torch.bool)
-    chosen[held.calibrating] = True
-    return set_thresholds(held.rows, combiners, sets, Split(held.calibrating, chosen, seed), block, map_in_order)
-
-
-def _log_odds(held: HeldOut, combiners: Mapping[str, Combine], block: int, map_in_order: MapInOrder) -> dict[str, Tensor]:
-    """How sure each rule is of the calibrating rows at each exit, `(exits, rows)`, as log-odds."""
-
-    @torch.inference_mode()
-    def sure(chosen: Tensor) -> dict[str, Tensor]:
-        logits = held.rows.block(chosen, int(chosen[0]))
-        return {name: combine(logits).log_odds.double().cpu() for name, combine in combiners.items()}
-
-    parts = list(map_in_order(sure, torch.split(held.calibrating, block)))
-    return {name: torch.cat([part[name] for part in parts], 1) for name in combiners}

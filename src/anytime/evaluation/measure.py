@@ -1,13 +1,14 @@
-"""Evaluation: every figure of the paper for logits, rule by rule, in blocks that fit the cache.
+"""Evaluation: the metrics of every rule from logits, in blocks that fit the cache.
 
-The data is read twice, at most: the calibration rows of the prediction sets first, then everything. Memory does not grow
-with the number of rows.
+All rows are read once. If there are labels and no other calibration rows, a fifth of them is read before that, to calibrate
+the prediction sets. Memory does not grow with the number of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.calibrate import TunedRule, as_rule
 from anytime.checks import as_tensor, check_costs, check_count, check_labels, check_logits, check_scale, check_seed
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import OptionError, ShapeError
-from anytime.evaluation.blocks import Combine, Rows, Split, block_size, chunks, follow_chunk, set_thresholds, uniforms, workers
-from anytime.evaluation.examples import Example, Worst, examples
+from anytime.evaluation.blocks import (
+    Chunk,
+    Combine,
+    LogitRows,
+    MapInOrder,
+    Request,
+    block_size,
+    calibrate_rows,
+    chunks,
+    follow_chunk,
+    uniforms,
+    workers,
+)
+from anytime.evaluation.examples import Example, ExampleCollector
 from anytime.evaluation.source import LogitsFile, Mapped, open_logits
-from anytime.metrics import Summary, drop
+from anytime.fitted import Fitted
+from anytime.metrics import RuleMetrics, Summary
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 
 DEFAULT_RULES = ("latest", "caching", "product")
@@ -37,14 +52,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found. `to_json` gives the document of `anytime evaluate --json`.
+    """The result of `evaluate`. `to_json` gives the document of `anytime evaluate --json`.
 
     Attributes:
         exits, samples, classes: The size of the data.
         labelled: Whether there were labels.
-        rules: The figures of each rule, under fixed names.
+        rules: The metrics of each rule.
         costs: Cumulative cost of each exit; 1, 2, 3, … if none were given.
-        costs_given: Whether they were.
+        costs_given: Whether costs were given.
         settings: How it was measured.
         examples: A random sample of inputs.
         worst: The inputs that lose most under the first rule.
@@ -54,7 +69,7 @@ class Evaluation:
     samples: int
     classes: int
     labelled: bool
-    rules: dict[str, dict[str, Any]]
+    rules: dict[str, RuleMetrics]
     costs: tuple[float, ...]
     costs_given: bool
     settings: dict[str, Any]
@@ -63,9 +78,17 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document, without the sample of inputs."""
-        document = asdict(self)
-        del document["examples"]
-        return document
+        return {
+            "exits": self.exits,
+            "samples": self.samples,
+            "classes": self.classes,
+            "labelled": self.labelled,
+            "rules": {name: found.to_json() for name, found in self.rules.items()},
+            "costs": list(self.costs),
+            "costs_given": self.costs_given,
+            "settings": self.settings,
+            "worst": [asdict(example) for example in self.worst],
+        }
 
 
 def evaluate(
@@ -81,19 +104,19 @@ def evaluate(
     block_rows: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Measure how anytime a model is, from the logits of its exits.
+    """Compute the metrics of each rule from the logits of all exits.
 
     Args:
-        logits: `(exits, samples, classes)`, a tensor, an array (mapped ones too) or a file's path.
-        labels: `(samples,)` class indices, or a file's path; without them, what needs none is measured.
-        rules: Rules by name or as objects, or a mapping from names to anything that can be called on logits.
+        logits: `(exits, samples, classes)` as a tensor or an array (also memory-mapped), or the path of a file.
+        labels: `(samples,)` class indices, or the path of a file. Without labels, only metrics that need none are computed.
+        rules: Rules by name, as objects or as fitted objects, or a mapping from names to these or to other callables.
         costs: Cumulative cost up to each exit (MACs, milliseconds), for consistency and diminishing returns.
         probabilities: Whether `logits` are probabilities (or their logarithms); otherwise such input is refused.
         strict: Count drops above a threshold (released code) rather than at or above it (paper).
         sets: Settings of the prediction sets; None for none.
         seed: For the calibration split, the randomised sets and the sample of inputs.
-        block_rows: Rows a block; by default what fits the cache. Results do not depend on it.
-        progress: Called with the rows done and the rows in all.
+        block_rows: Rows per block; by default as many as fit the cache. Results do not depend on it.
+        progress: Called with the number of rows done and the total.
 
     Example:
         >>> found = evaluate(torch.randn(3, 50, 10), torch.randint(0, 10, (50,)))
@@ -103,59 +126,119 @@ def evaluate(
     check_seed(seed)
     rows = open_rows(logits, labels, probabilities)
     exits, samples, classes = rows.logits.shape
-    named = _named(rules)
-    # Blocks are checked once, not once a rule.
-    combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in named.items()}
-    limits = torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
-    if block_rows is not None:
-        check_count(block_rows, "block_rows")
-    block = block_rows or block_size(exits, classes)
-    split = Split.draw(samples, sets, seed, labelled=rows.labels is not None)
-    summaries = {name: Summary(limits, labelled=rows.labels is not None, strict=strict) for name in combiners}
-    worst = Worst(WORST)
-    parts = chunks(samples, block, exits * classes)
-    with workers(len(parts)) as map_in_order:
-        calibrated = sets is not None and split.calibration.numel() > 0
-        thresholds = set_thresholds(rows, combiners, sets, split, block, map_in_order) if sets and calibrated else {}
-        work = partial(follow_chunk, rows, combiners, block, sets, thresholds)
-        for chunk, found in zip(parts, map_in_order(work, parts, uniforms(parts, exits, [seed, 2])), strict=True):
-            for name, each in found.items():
+    named = name_rules(rules)
+    plain = plain_rules(named, exits, classes)
+    setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress, block_rows)
+    # Blocks are checked once, not once per rule.
+    combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
+    request = Request(combiners, fingerprints=any(isinstance(each, TunedRule) for each in named.values()))
+    prints: list[Tensor] = []
+    with setup.workers() as map_in_order:
+        chosen = _calibration_rows(samples, seed)
+        if sets is not None and rows.labels is not None and len(chosen):
+            calibrated, *_ = calibrate_rows(
+                rows, Request(combiners), sets, chosen, seed=seed, block=setup.block, map_in_order=map_in_order
+            )
+            used = torch.zeros(samples, dtype=torch.bool).index_fill_(0, chosen, True)
+            request = replace(request, sets=None if calibrated is None else replace(calibrated, used=used))
+        found, _ = setup.measure(request, list(combiners), map_in_order, lambda chunk: prints.append(chunk.fingerprints))
+    check_unseen(named, torch.cat(prints), purpose="the test")
+    if len(named) == 1:  # among several rules, the metrics themselves show it
+        (name, alone), *_ = plain.items()
+        warn_of_few_classes(alone, classes, _answers(found.rules[name]))
+    return found
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The rows of an evaluation and how to measure them."""
+
+    rows: LogitRows
+    costs: Tensor
+    costs_given: bool
+    strict: bool
+    seed: int
+    progress: Progress | None = None
+    block_rows: int | None = None
+
+    @property
+    def block(self) -> int:
+        """How many rows a block has."""
+        exits, _, classes = self.rows.logits.shape
+        return block_size(exits, classes) if self.block_rows is None else check_count(self.block_rows, "block_rows")
+
+    @property
+    def chunks(self) -> list[slice]:
+        """All rows in chunks."""
+        exits, samples, classes = self.rows.logits.shape
+        return chunks(samples, self.block, exits * classes)
+
+    def workers(self) -> AbstractContextManager[MapInOrder]:
+        """Threads for one chunk each."""
+        return workers(len(self.chunks))
+
+    def measure(
+        self, request: Request, shown: Sequence[str], map_in_order: MapInOrder, on_chunk: Callable[[Chunk], None]
+    ) -> tuple[Evaluation, dict[Any, RuleMetrics]]:
+        """Read all rows once: the evaluation of the rules `shown`, and the metrics of all rules.
+
+        Args:
+            request: What to compute.
+            shown: The rules of the evaluation; the first decides which inputs are the worst.
+            map_in_order: See `workers`.
+            on_chunk: Called with every chunk, in order.
+        """
+        exits, samples, classes = self.rows.logits.shape
+        labels, sets = self.rows.labels, request.sets
+        summaries = {name: Summary(self.costs, labelled=labels is not None, strict=self.strict) for name in request.combiners}
+        examples = ExampleCollector(np.random.default_rng([self.seed, 3]).permutation(samples)[:EXAMPLES].tolist(), WORST)
+        draws = uniforms((part.stop - part.start for part in self.chunks), exits, [self.seed, 2])
+        for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), self.chunks, draws):
+            for name, each in chunk.rules.items():
                 summaries[name].add(each.seen)
-                if each.size is not None and each.covered is not None:
-                    test = ~split.is_calibration[chunk]
-                    summaries[name].add_sets(each.size[:, test], each.covered[:, test])
-            first = next(iter(found.values())).seen
-            worst.add(drop(first.final if first.label is None else first.label_probability), chunk.start)
-            if progress is not None:
-                progress(chunk.stop, samples)
-        sample = torch.from_numpy(np.random.default_rng([seed, 3]).permutation(samples)[:EXAMPLES].copy())
-        figures = {name: summary.figures() for name, summary in summaries.items()}
-        if len(named) == 1:  # beside others a rule's figures speak for themselves
-            (name, alone), *_ = named.items()
-            warn_of_few_classes(alone, classes, _own(figures[name]))
-        return Evaluation(
+                if sets is not None and each.size is not None and each.covered is not None:
+                    kept = slice(None) if sets.used is None else ~sets.used[chunk.rows]
+                    summaries[name].add_sets(each.size[:, kept], each.covered[:, kept])
+            examples.add({name: chunk.rules[name] for name in shown}, labels, chunk.rows.start)
+            on_chunk(chunk)
+            if self.progress is not None:
+                self.progress(chunk.rows.stop, samples)
+        metrics = {name: summary.metrics() for name, summary in summaries.items()}
+        evaluation = Evaluation(
             exits=exits,
             samples=samples,
             classes=classes,
-            labelled=rows.labels is not None,
-            rules=figures,
-            costs=tuple(limits.tolist()),
-            costs_given=costs is not None,
-            settings=_settings(combiners, sets if calibrated else None, split, strict, probabilities),
-            examples=examples(rows, combiners, sample),
-            worst=examples(rows, combiners, worst.rows()),
+            labelled=labels is not None,
+            rules={name: metrics[name] for name in shown},
+            costs=tuple(self.costs.tolist()),
+            costs_given=self.costs_given,
+            settings={
+                "rules": list(shown),
+                "drops_counted": "above the threshold" if self.strict else "at or above the threshold",
+                "probabilities": self.rows.probabilities,
+                "ece_bins": ECE_BINS,
+                "nll_floor": NLL_FLOOR,
+                "oracle_fraction": ORACLE_FRACTION,
+                "sets": None if sets is None else {**asdict(sets.raps), "calibration_rows": sets.calibration_rows},
+                "seed": self.seed,
+            },
+            examples=examples.sample,
+            worst=examples.worst,
         )
+        return evaluation, metrics
 
 
-def open_rows(logits: Any, labels: Any, probabilities: bool) -> Rows:
-    """Logits and labels in any form that `evaluate` takes, checked."""
+def open_rows(logits: Any, labels: Any, probabilities: bool) -> LogitRows:
+    """Open and check logits and labels in any form that `evaluate` takes."""
     if isinstance(logits, str | Path):
         logits = open_logits(logits, labels if isinstance(labels, str | Path) else None)
     if isinstance(logits, LogitsFile):
         if labels is None or isinstance(labels, str | Path):
             labels = logits.labels
         logits = logits.logits
-    values = _readable(logits)
+    if isinstance(logits, np.ndarray):  # possibly mapped, possibly larger than memory
+        logits = Mapped(logits)
+    values = logits if isinstance(logits, Mapped) else as_tensor(logits, "logits").detach()
     check_logits(values[:, :0] if values.ndim == 3 else values[...])  # rank and element type, without reading the data
     exits, samples, classes = values.shape
     if exits < 2 or classes < 2 or samples < 1:
@@ -163,64 +246,65 @@ def open_rows(logits: Any, labels: Any, probabilities: bool) -> Rows:
         raise ShapeError(
             f"logits of shape {tuple(values.shape)}: {what}",
             expected="shape (exits, samples, classes) with at least two exits, one sample and two classes",
-            fix="a model with one exit has nothing to compare; check the order of the dimensions",
+            fix="reorder the dimensions with numpy.transpose; a model with a single exit has nothing to compare",
         )
     device = values.device if isinstance(values, Tensor) else None
     known = None if labels is None else check_labels(labels, batch=samples, classes=classes, device=device)
-    rows = Rows(values, known, probabilities)
+    rows = LogitRows(values, known, probabilities)
     if not probabilities:
-        check_scale(rows.block(slice(0, 2048), 0))  # whatever the rules are: these are to be compared as logits
+        check_scale(rows.block(slice(0, 2048), 0))
     return rows
 
 
-def _readable(logits: Any) -> Tensor | Mapped:
-    if isinstance(logits, Mapped):
-        return logits
-    if isinstance(logits, np.ndarray):  # perhaps mapped, perhaps larger than memory
-        return Mapped(logits)
-    return as_tensor(logits, "logits").detach()
+def exit_costs(costs: Sequence[float] | None, exits: int) -> Tensor:
+    """Cumulative cost per exit, `(exits,)`: as given, or 1, 2, 3, …."""
+    return torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
 
 
-def _named(rules: Sequence[str | Rule[Any]] | Mapping[str, Any]) -> dict[str, Any]:
-    """The rules by name, checked."""
-    if isinstance(rules, str | Rule):
-        rules = [rules]
-    named: dict[str, Any] = dict(rules) if isinstance(rules, Mapping) else {}
-    if not isinstance(rules, Mapping):
-        for given in rules:
-            name = given.strip() if isinstance(given, str) else name_of(given)
+def name_rules(rules: Any) -> dict[str, Any]:
+    """The rules by name, with texts parsed."""
+    if isinstance(rules, Mapping):
+        named = {name: parse_rule(each) if isinstance(each, str) else each for name, each in rules.items()}
+    else:
+        named = {}
+        for given in [rules] if isinstance(rules, str | Rule | Fitted) else rules:
+            name = given.strip() if isinstance(given, str) else name_of(as_rule(given))
             if name in named:
-                raise OptionError(f"rule {name!r} is named twice", expected="each rule once", fix="leave one out")
+                raise OptionError(f"rule {name!r} is given twice", expected="each rule once", fix=f"remove one {name!r}")
             named[name] = parse_rule(given) if isinstance(given, str) else given
     if not named:
-        raise OptionError("no rules", expected="at least one rule", fix=f"the default is {', '.join(DEFAULT_RULES)}")
-    for name, known in named.items():
-        if not callable(known) or isinstance(known, type):
-            raise OptionError(
-                f"rule {name!r} is {known!r}", expected="a rule, such as anytime.Product()", fix="create it: Product()"
-            )
+        raise OptionError("no rules", expected="at least one rule", fix=f"pass rules={DEFAULT_RULES}, which is the default")
     return named
 
 
-def _own(figures: Mapping[str, Any]) -> Answers | None:
-    """What a rule does on these rows, for a word of advice; None without labels."""
-    if figures["accuracy"] is None:
+def plain_rules(named: Mapping[str, Any], exits: int, classes: int) -> dict[str, Any]:
+    """The rules themselves: of a fitted object its rule, after checking that it was fitted for these exits and classes."""
+    plain = {}
+    for name, given in named.items():
+        if isinstance(given, type) or not (callable(given) or isinstance(given, Fitted)):
+            raise OptionError(
+                f"rule {name!r} is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: anytime.Product()"
+            )
+        plain[name] = as_rule(given, exits=exits, classes=classes) if isinstance(given, Rule | Fitted) else given
+    return plain
+
+
+def check_unseen(named: Mapping[str, Any], fingerprints: Tensor, *, purpose: str) -> None:
+    """Raise `OverlapError` if a tuned rule was tuned on rows with these fingerprints."""
+    for given in named.values():
+        if isinstance(given, TunedRule):
+            given.unseen(fingerprints, purpose=purpose)
+
+
+def _calibration_rows(samples: int, seed: int) -> Tensor:
+    """A random fifth of the rows, in order."""
+    return torch.from_numpy(np.sort(np.random.default_rng([seed, 0]).permutation(samples)[: samples // 5]))
+
+
+def _answers(found: RuleMetrics) -> Answers | None:
+    """The metrics that the warning about few classes reports; None without labels."""
+    if found.accuracy is None or found.ece is None or found.label_drop_percent is None:
         return None
-    accuracy, ece = (sum(figures[name]) / len(figures[name]) for name in ("accuracy", "ece"))
-    falls, deep = (figures["label_drop_percent"][by] for by in ("0.1", "0.5"))
-    return Answers(100 * accuracy, falls, deep, figures["collapsed_percent"][-1], ece)
-
-
-def _settings(
-    combiners: Mapping[str, Combine], sets: Raps | None, split: Split, strict: bool, probabilities: bool
-) -> dict[str, Any]:
-    return {
-        "rules": list(combiners),
-        "drops_counted": "above the threshold" if strict else "at or above the threshold",
-        "probabilities": probabilities,
-        "ece_bins": ECE_BINS,
-        "nll_floor": NLL_FLOOR,
-        "oracle_fraction": ORACLE_FRACTION,
-        "sets": None if sets is None else {**asdict(sets), "calibration_rows": split.calibration.numel()},
-        "seed": split.seed,
-    }
+    accuracy, ece = (sum(values) / len(values) for values in (found.accuracy, found.ece))
+    drops = found.label_drop_percent
+    return Answers(100 * accuracy, drops["0.1"], drops["0.5"], found.collapsed_percent[-1], ece)

@@ -1,7 +1,7 @@
-"""Logits from files: `.npz`, `.npy` and `.safetensors`, mapped into memory so that they may be larger than it.
+"""Logits from `.npz`, `.npy` and `.safetensors` files, memory-mapped, so that a file may be larger than memory.
 
-Nothing is ever unpickled. Maps are read-only: they cost no memory of their own, and nobody can change a file through
-them. A large compressed `.npz` cannot be mapped; it is unpacked in chunks (`anytime.arrays`).
+Nothing is ever unpickled, and maps are read-only. A large compressed `.npz` cannot be mapped; it is decompressed in chunks
+(`anytime.arrays`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.arrays import Inflated, open_npy, open_npz
+from anytime.arrays import open_npy, open_npz
 from anytime.artifacts import check_sealed
 from anytime.checks import check_memory
 from anytime.errors import DtypeError, FormatError, IntegrityError, LabelError
@@ -25,21 +25,25 @@ from anytime.reading import open_file, parsing
 
 _PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib"}
 _SAVE = "numpy.savez('logits.npz', logits=logits, labels=labels)"
-_WHOLE = "a whole file with logits"
+_WHOLE = "a complete file with logits"
 _MANY = 1 << 20
+_SIZES = {"F": (8, 4, 2), "I": (8, 4, 2, 1), "U": (1,)}
+_DTYPES = {f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind, sizes in _SIZES.items() for size in sizes}
+_DTYPES |= {"BF16": "<u2", "BOOL": "?"}
+"""NumPy's name of each safetensors type; bfloat16, which NumPy does not have, is read as uint16."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """An array, perhaps mapped from a file, whose parts become tensors when they are asked for: `mapped[:, 10:20]`.
+    """An array, possibly mapped from a file; indexing reads a part of it as a tensor: `mapped[:, 10:20]`.
 
     Args:
         array: Numbers of at most 64 bits in any byte order.
-        bfloat16: Whether the array holds the bits of bfloat16 numbers, which NumPy does not know, as uint16.
-        name: What to call it in an error.
+        bfloat16: Whether the array holds the bits of bfloat16 numbers as uint16.
+        name: Its name in error messages.
     """
 
-    array: np.ndarray[Any, Any] | Inflated
+    array: np.ndarray[Any, Any]
     bfloat16: bool = False
     name: str = "logits"
 
@@ -48,17 +52,17 @@ class Mapped:
             raise DtypeError(
                 f"{self.name} is an array of {self.array.dtype}",
                 expected="numbers of at most 64 bits",
-                fix="convert it, e.g. with .astype('float32')",
+                fix="convert it with .astype('float32')",
             )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole."""
+        """The shape."""
         return tuple(self.array.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return self.array.ndim
 
     def __getitem__(self, key: Any) -> Tensor:
@@ -71,7 +75,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class LogitsFile:
-    """Logits, `(exits, samples, classes)`, not yet loaded, and labels if there are any."""
+    """Logits, `(exits, samples, classes)`, which are not loaded yet, and labels if there are any."""
 
     path: Path
     logits: Mapped
@@ -82,7 +86,7 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
     """Open logits for evaluation.
 
     Args:
-        path: `.npz` or `.safetensors` with `logits` and perhaps `labels`, or `.npy` with logits.
+        path: `.npz` or `.safetensors` with `logits` and optionally `labels`, or `.npy` with logits.
         labels: A file with the labels, if they are not in `path`.
     """
     file = Path(path)
@@ -90,8 +94,8 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
     check_sealed(file)
     if "logits" not in arrays:
         raise FormatError(
-            f"{file} has no 'logits' (it holds {_listing(arrays)})",
-            expected="an array called 'logits' of shape (exits, samples, classes)",
+            f"{file} has no 'logits' (it contains {_listing(arrays)})",
+            expected="an array named 'logits' of shape (exits, samples, classes)",
             fix=f"save it as {_SAVE}",
             path=file,
         )
@@ -99,12 +103,12 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
     if labels is not None:
         other = Path(labels)
         more = _open(other, ("labels", "logits"))
-        # A .npy file has no names: its only array is what it was given for.
+        # A .npy file has no names: its only array is the labels.
         found = more.get("labels", more.get("logits") if other.suffix == ".npy" else None)
         if found is None:
             raise FormatError(
-                f"{other} has no 'labels' (it holds {_listing(more)})",
-                expected="an array called 'labels', or a .npy file",
+                f"{other} has no 'labels' (it contains {_listing(more)})",
+                expected="an array named 'labels', or a .npy file",
                 fix="save it with numpy.save('labels.npy', labels)",
                 path=other,
             )
@@ -113,12 +117,12 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
 
 
 def _labels(found: Mapped, shape: tuple[int, ...]) -> Tensor:
-    """The labels in memory; what cannot be one an input is refused before that, where it is large."""
+    """Read the labels; an array that is far too large for labels is refused before it is read."""
     if math.prod(found.shape) > max(_MANY, math.prod(shape)):
         raise LabelError(
-            f"the labels have shape {found.shape}, and the logits {shape}",
-            expected="one class index per input",
-            fix="check how the file was written",
+            f"the labels have shape {found.shape}, the logits {shape}",
+            expected=f"one class index per input, shape ({shape[1] if len(shape) > 1 else 'samples'},)",
+            fix=f"save the labels of these logits: {_SAVE}",
         )
     return found[...]
 
@@ -127,14 +131,16 @@ def _open(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
     with open_file(path, expected="a file with logits") as file:
         empty = file.seek(0, 2) == 0
     if empty:
-        raise IntegrityError(f"{path} is empty (0 bytes)", expected="a file with logits", fix="write it again", path=path)
+        raise IntegrityError(
+            f"{path} is empty (0 bytes)", expected="a file with logits", fix=f"write it again: {_SAVE}", path=path
+        )
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         pickled = path.suffix.lower() in _PICKLES
         raise FormatError(
-            f"{path} ends in {path.suffix or 'nothing'!r}"
+            f"{path} has the suffix {path.suffix!r}"
             + (": such files are pickles, which run code when they are read, so they are never opened" if pickled else ""),
-            expected="a file that ends in .npz, .npy or .safetensors",
+            expected="a .npz, .npy or .safetensors file",
             fix=f"save it as {_SAVE}",
             path=path,
         )
@@ -153,7 +159,7 @@ def _read_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
     from safetensors import safe_open
 
     with parsing(path, expected=_WHOLE), open_file(path, expected=_WHOLE) as file:
-        with safe_open(path, framework="np"):  # refuses whatever is not well-formed
+        with safe_open(path, framework="np"):  # raises if the file is not well-formed
             pass
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -163,31 +169,17 @@ def _read_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _map_tensor(path: Path, data_start: int, entry: dict[str, Any]) -> Mapped:
     kind = entry["dtype"]
-    if kind not in _SAFETENSORS:
+    if kind not in _DTYPES:
         raise FormatError(
-            f"{path} holds a tensor of type {kind}",
-            expected=f"one of {', '.join(_SAFETENSORS)}",
-            fix="convert it, e.g. with .float()",
+            f"{path} contains a tensor of type {kind}",
+            expected=f"one of {', '.join(_DTYPES)}",
+            fix="convert it with .float() before saving",
             path=path,
         )
-    dtype, shape, start = np.dtype(_SAFETENSORS[kind]), tuple(entry["shape"]), data_start + entry["data_offsets"][0]
+    dtype, shape, start = np.dtype(_DTYPES[kind]), tuple(entry["shape"]), data_start + entry["data_offsets"][0]
     if 0 in shape or not shape:
         return Mapped(np.zeros(shape, dtype), bfloat16=kind == "BF16")
     return Mapped(np.memmap(path, dtype=dtype, mode="r", offset=start, shape=shape), bfloat16=kind == "BF16")
-
-
-_SAFETENSORS = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U8": "u1",
-    "BOOL": "?",
-}
 
 
 def _listing(arrays: dict[str, Any]) -> str:

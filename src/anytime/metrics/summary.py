@@ -1,12 +1,11 @@
 """Everything measured about one rule, gathered block by block.
 
-Each figure is a function of sums over inputs. A `Summary` holds those sums, two of them can be merged, and `figures`
-turns them into what `anytime evaluate` prints. A file larger than memory is so evaluated in one pass.
+Every metric is a function of sums over inputs. A `Summary` holds those sums, two of them can be merged, and `metrics`
+turns them into `RuleMetrics`. This evaluates a file larger than memory in one pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from anytime.errors import OptionError
 from anytime.metrics import calibration, monotonicity, properties
+from anytime.metrics.rule_metrics import Consistency, DiminishingReturns, ReliabilityBins, RuleMetrics
 from anytime.metrics.trajectories import Trajectories
 
 
@@ -33,7 +33,7 @@ class Summary:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, seen: Trajectories) -> None:
-        """Take in the trajectories of some inputs."""
+        """Add the trajectories of some inputs."""
         self._add("rows", torch.tensor(seen.answer.shape[1]))
         self._add("entropy", _over_inputs(seen.entropy))
         self._add("confidence", _over_inputs(seen.confidence))
@@ -46,7 +46,7 @@ class Summary:
             self._add_labelled(seen)
 
     def add_sets(self, size: Tensor, covered: Tensor | None = None) -> None:
-        """Take in the sizes of prediction sets and whether they hold the label, `(exits, batch)` each."""
+        """Add the sizes of prediction sets and whether they contain the label, each `(exits, batch)`."""
         self._add("set_rows", torch.tensor(size.shape[1]))
         self._add("set_size", _over_inputs(size))
         self._reach("set_size_rise", monotonicity.rise(size), monotonicity.SIZE_RISES)
@@ -54,33 +54,33 @@ class Summary:
             self._add("set_covered", _over_inputs(covered))
 
     def merge(self, other: Summary) -> None:
-        """Take in all that another summary of the same rule has seen."""
+        """Add everything that another summary of the same rule has seen."""
         same = torch.equal(self.costs, other.costs) and (self.labelled, self.strict) == (other.labelled, other.strict)
         if not same:
             raise OptionError(
                 "two summaries with different settings",
-                expected="the same costs, labels and way of counting",
-                fix="make both with the same arguments",
+                expected="the same costs, labelled and strict",
+                fix="create both with the same arguments",
             )
         for name, value in other.sums.items():
             self._add(name, value)
 
-    def figures(self) -> dict[str, Any]:
-        """The figures under their names in `anytime evaluate --json`; None for those that lack labels or sets."""
+    def metrics(self) -> RuleMetrics:
+        """The metrics over all inputs added so far."""
         rows = float(self.sums["rows"]) if "rows" in self.sums else 0.0
         if rows == 0:
-            raise OptionError("a summary of no inputs", expected="at least one", fix="add trajectories first")
-        return {
-            **self._labelled_figures(rows),
-            "final_drop_percent": self._percents("final_drop", monotonicity.DROPS, rows),
-            "agreement": self._mean("agree", rows),
-            "confidence": self._mean("confidence", rows),
-            "entropy": self._mean("entropy", rows),
-            "entropy_rise_percent": self._percents("entropy_rise", monotonicity.ENTROPY_RISES, rows),
-            "collapsed_percent": self._mean("collapsed", rows / 100),
-            "support_size": self._mean("support", rows),
-            **self._set_figures(),
-        }
+            raise OptionError("a summary of no inputs", expected="at least one input", fix="call add() first")
+        return RuleMetrics(
+            **(self._labelled_metrics(rows) if self.labelled else {}),
+            final_drop_percent=self._percents("final_drop", monotonicity.DROPS, rows),
+            agreement=self._mean("agree", rows),
+            confidence=self._mean("confidence", rows),
+            entropy=self._mean("entropy", rows),
+            entropy_rise_percent=self._percents("entropy_rise", monotonicity.ENTROPY_RISES, rows),
+            collapsed_percent=self._mean("collapsed", rows / 100),
+            support_size=self._mean("support", rows),
+            **self._set_metrics(),
+        )
 
     def _add_labelled(self, seen: Trajectories) -> None:
         assert seen.label is not None
@@ -106,51 +106,46 @@ class Summary:
         self._add("moves", moves.sum())
         self._add("concave", properties.is_concave(quality, self.costs).sum())
 
-    def _labelled_figures(self, rows: float) -> dict[str, Any]:
-        if not self.labelled:
-            return dict.fromkeys(LABELLED)
+    def _labelled_metrics(self, rows: float) -> dict[str, Any]:
         sums = self.sums
         correct, ever = sums["correct"], float(sums["ever"])
         wrong = rows - correct
-        accuracy = correct / rows
         quality = sums["label_probability"] / rows
         correlation, exponent = properties.error_against_cost(quality, self.costs)
-        figures = {
-            "accuracy": accuracy.tolist(),
-            "label_probability": quality.tolist(),
+        return {
+            "accuracy": tuple((correct / rows).tolist()),
+            "label_probability": tuple(quality.tolist()),
             "label_drop_percent": self._percents("label_drop", monotonicity.DROPS, rows),
             "mean_label_drop": float(sums["label_drop_sum"]) / rows,
             "correct_monotone_percent": 100 * float(sums["monotone"]) / rows,
             "never_correct_percent": 100 * (rows - ever) / rows,
             "ever_correct_percent": 100 * ever / rows,
             "overthinking_percent": 100 * (ever - float(correct[-1])) / rows,
-            "hindsight_improvability_percent": (100 * sums["improvable"] / wrong.clamp(min=1)).tolist(),
-            "learned": sums["learned"].long().tolist(),
-            "forgot": sums["forgot"].long().tolist(),
-            "ece": calibration.ece(sums["reliability"]).tolist(),
+            "hindsight_improvability_percent": tuple((100 * sums["improvable"] / wrong.clamp(min=1)).tolist()),
+            "learned": tuple(sums["learned"].long().tolist()),
+            "forgot": tuple(sums["forgot"].long().tolist()),
+            "ece": tuple(calibration.ece(sums["reliability"]).tolist()),
             "nll": self._mean("nll", rows),
             "brier": self._mean("brier", rows),
-            "oracle_accuracy": calibration.oracle_accuracy(sums["deferral"]).tolist(),
+            "oracle_accuracy": tuple(calibration.oracle_accuracy(sums["deferral"]).tolist()),
             "support_coverage": self._mean("inside", rows),
             "reliability": _reliability(sums["reliability"]),
-            "consistency": {
-                "correlation": correlation,
-                "exponent": exponent,
-                "concordance": float(sums["concordance"]) / float(sums["moves"]) if sums["moves"] else None,
-            },
-            "diminishing_returns": {
-                "gains": properties.gains(quality, self.costs).tolist(),
-                "concavity_gap": float(properties.concavity_gap(quality[:, None], self.costs)),
-                "concave_percent": 100 * float(sums["concave"]) / rows,
-            },
+            "consistency": Consistency(
+                correlation,
+                exponent,
+                concordance=float(sums["concordance"]) / float(sums["moves"]) if sums["moves"] else None,
+            ),
+            "diminishing_returns": DiminishingReturns(
+                gains=tuple(properties.gains(quality, self.costs).tolist()),
+                concavity_gap=float(properties.concavity_gap(quality[:, None], self.costs)),
+                concave_percent=100 * float(sums["concave"]) / rows,
+            ),
         }
-        assert tuple(figures) == LABELLED
-        return figures
 
-    def _set_figures(self) -> dict[str, Any]:
+    def _set_metrics(self) -> dict[str, Any]:
         rows = float(self.sums["set_rows"]) if "set_rows" in self.sums else 0.0
         if rows == 0:
-            return {"set_size": None, "set_coverage": None, "set_size_rise_percent": None}
+            return {}
         return {
             "set_size": self._mean("set_size", rows),
             "set_coverage": self._mean("set_covered", rows) if "set_covered" in self.sums else None,
@@ -164,43 +159,20 @@ class Summary:
     def _reach(self, name: str, values: Tensor, thresholds: tuple[float, ...]) -> None:
         self._add(name, monotonicity.reach(values, thresholds, strict=self.strict))
 
-    def _mean(self, name: str, rows: float) -> list[float]:
-        return [float(value) for value in self.sums[name] / rows]
+    def _mean(self, name: str, rows: float) -> tuple[float, ...]:
+        return tuple((self.sums[name] / rows).tolist())
 
-    def _percents(self, name: str, thresholds: tuple[float, ...], rows: float) -> Mapping[str, float]:
+    def _percents(self, name: str, thresholds: tuple[float, ...], rows: float) -> dict[str, float]:
         counts = self.sums[name].tolist()
         return {str(limit): 100 * count / rows for limit, count in zip(thresholds, counts, strict=True)}
-
-
-LABELLED = (
-    "accuracy",
-    "label_probability",
-    "label_drop_percent",
-    "mean_label_drop",
-    "correct_monotone_percent",
-    "never_correct_percent",
-    "ever_correct_percent",
-    "overthinking_percent",
-    "hindsight_improvability_percent",
-    "learned",
-    "forgot",
-    "ece",
-    "nll",
-    "brier",
-    "oracle_accuracy",
-    "support_coverage",
-    "reliability",
-    "consistency",
-    "diminishing_returns",
-)
 
 
 def _over_inputs(values: Tensor) -> Tensor:
     return values.double().sum(1)
 
 
-def _reliability(table: Tensor) -> list[dict[str, list[float]]]:
+def _reliability(table: Tensor) -> tuple[ReliabilityBins, ...]:
     count, confidence, right = table.unbind(-1)
     held = count.clamp(min=1)
-    columns = {"confidence": confidence / held, "accuracy": right / held, "count": count}
-    return [{name: column[exit].tolist() for name, column in columns.items()} for exit in range(table.shape[0])]
+    columns = (confidence / held, right / held, count)
+    return tuple(ReliabilityBins(*(tuple(column[exit].tolist()) for column in columns)) for exit in range(table.shape[0]))

@@ -1,32 +1,42 @@
-"""When to stop by oneself: policies, budgets, risk control, and running a batch that shrinks as its inputs stop."""
+"""Early stopping: policies, budgets, risk control, and running a batch that shrinks as its inputs stop."""
 
-from anytime.policy.budget import BudgetCurve, BudgetPolicy, budget_curve, exit_shares, fit_budget, share_thresholds
-from anytime.policy.compact import run_batch
-from anytime.policy.risk import RiskControl, betting_bound, control_risk, exit_losses, hoeffding_bentkus
-from anytime.policy.stopping import Confidence, Entropy, FittedPolicy, Margin, Patience, Policy, Stopped, Window
-from anytime.policy.window import WindowPolicy, fit_window
+from anytime.policy.budget import (
+    BudgetCurve,
+    BudgetPolicy,
+    BudgetTally,
+    budget_curve,
+    exit_fractions,
+    fit_budget_policy,
+    fraction_thresholds,
+)
+from anytime.policy.compact import RunningBatch, run_batch
+from anytime.policy.risk import RiskControl, betting_bound, exit_losses, fit_risk_control, hoeffding_bentkus
+from anytime.policy.stopping import Confidence, DecisionWindow, Entropy, FittedPolicy, Margin, Patience, Policy, Stopped
+from anytime.policy.window import WindowPolicy, fit_window_policy
 
 __all__ = [
     "BudgetCurve",
     "BudgetPolicy",
+    "BudgetTally",
     "Confidence",
+    "DecisionWindow",
     "Entropy",
     "FittedPolicy",
     "Margin",
     "Patience",
     "Policy",
     "RiskControl",
+    "RunningBatch",
     "Stopped",
-    "Window",
     "WindowPolicy",
     "betting_bound",
     "budget_curve",
-    "control_risk",
+    "exit_fractions",
     "exit_losses",
-    "exit_shares",
-    "fit_budget",
-    "fit_window",
+    "fit_budget_policy",
+    "fit_risk_control",
+    "fit_window_policy",
+    "fraction_thresholds",
     "hoeffding_bentkus",
     "run_batch",
-    "share_thresholds",
 ]

@@ -1,8 +1,7 @@
-"""Really stopping: a model runs stage by stage, and inputs that are done leave the running batch.
+"""Running a batch that shrinks: the model runs stage by stage, and inputs that stop leave the batch.
 
-What is carried to the next stage, the rule's state and the policy's lose the same rows. The answers are those that
-`policy.answer(rule(logits))` gives on the logits of all exits, up to the rounding of layers that compute a smaller batch in
-another order.
+The carried tensors, the rule's state and the policy's state drop the same rows. The answers are those of
+`policy.answer(rule(logits))`, up to the rounding of layers that compute a smaller batch in another order.
 """
 
 from __future__ import annotations
@@ -16,28 +15,66 @@ from anytime.checks import check_number
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
 from anytime.models import Carry, StagedModel, is_staged
-from anytime.policy.stopping import FittedPolicy, Policy, Stopped
+from anytime.policy.stopping import Decisions, FittedPolicy, Policy, Stopped
 
 S = TypeVar("S", bound=State)
 
 BREAK_EVEN = 0.85
-"""The fraction of rows left at which dropping the others pays after every exit of the CIFAR MSDNet, in batches of 64 on a CPU,
-as measured by `python benchmarks/compaction.py`."""
+"""Dropping the other rows is faster if at most this fraction goes on: after every exit of the CIFAR MSDNet, in batches of 64 on
+a CPU, measured by `python benchmarks/compaction.py`."""
+
+
+class RunningBatch:
+    """The inputs of a batch while they stop one by one, and the answer of each so far.
+
+    Args:
+        policy: When an input stops.
+        batch: The number of inputs.
+        exits: The number of exits.
+        device: Where predictions are.
+        compact_when: Drop stopped rows when at most this fraction of the running batch goes on.
+    """
+
+    def __init__(
+        self, policy: Policy, batch: int, exits: int, device: torch.device | None = None, *, compact_when: float = BREAK_EVEN
+    ) -> None:
+        self._decisions = Decisions(policy, batch, exits, device)
+        self._compact_when = compact_when
+        self._answers: Prediction | None = None
+
+    def take(self, prediction: Prediction) -> tuple[Tensor | None, bool]:
+        """Take the running batch's predictions at the next exit.
+
+        Returns:
+            The rows to go on with, or None if none are dropped, and whether any input goes on.
+        """
+        rows, taken = self._decisions.rows, self._decisions.take(prediction)
+        if self._answers is None:
+            self._answers = prediction.clone()
+        else:
+            self._answers.write(rows[taken], prediction.at(taken))
+        goes_on = bool(self._decisions.running.any())
+        return self._decisions.drop_stopped(self._compact_when), goes_on
+
+    def stopped(self) -> Stopped:
+        """A copy of the answers so far; inputs that still run have that of the latest exit, or of their most confident one."""
+        assert self._answers is not None  # at least one exit was taken
+        return Stopped(self._decisions.exit.clone(), self._decisions.source.clone(), self._answers.clone())
 
 
 @torch.no_grad()
 def run_batch(
     model: StagedModel, x: Tensor, rule: Rule[S], policy: Policy | FittedPolicy, *, compact_when: float = BREAK_EVEN
 ) -> Stopped:
-    """Answer a batch, each input at the exit where the policy lets it stop; nothing after the last of these is computed.
+    """Answer a batch, each input at the exit where the policy stops it; no later stage is computed.
 
     Args:
         model: A model that runs stage by stage (`anytime.models.is_staged`), in eval mode.
         x: Inputs with the batch first.
-        rule: What to answer.
+        rule: Combines the exits.
         policy: When to stop.
-        compact_when: Drop the rows that are done as soon as at most this fraction of the running batch still goes on; 0 never
-            drops any, 1 drops each at once. Copying what is carried takes time, so a few rows are not worth it.
+        compact_when: Drop stopped rows when at most this fraction of the running batch goes on: 0 never drops any, 1 drops each
+            at once. Copying the carried tensors takes time, so dropping few rows does not pay.
 
     Example:
         >>> from anytime import Product
@@ -48,56 +85,33 @@ def run_batch(
         torch.Size([16, 4])
     """
     _check(model, compact_when)
-    exits, batch, device = model.num_exits, len(x), x.device
-    stops = policy.policy if isinstance(policy, FittedPolicy) else policy
-    surest = stops.otherwise == "surest"
+    exits, state = model.num_exits, rule.start(model.num_exits)
     carry: Carry = (x,)
-    state, memory = rule.start(exits), stops.start(batch, device)
-    rows = torch.arange(batch, device=device)  # which input each row of the running batch is
-    going = torch.ones(batch, dtype=torch.bool, device=device)
-    last, source = torch.zeros_like(rows), torch.zeros_like(rows)
-    best = torch.full((batch,), -torch.inf, dtype=torch.float64, device=device)
-    answers: Prediction | None = None
+    decide = policy.policy if isinstance(policy, FittedPolicy) else policy
+    batch = RunningBatch(decide, len(x), exits, x.device, compact_when=compact_when)
     for exit in range(exits):
         carry, logits = model.stage(exit, carry)
-        state, now = rule.step(state, logits)
-        if answers is None:
+        state, prediction = rule.step(state, logits)
+        if exit == 0:
             policy.check_fits(exits, logits.shape[1])
-            answers = now.clone()
-        memory, passed = stops.stop(memory, exit, now)
-        if exit + 1 == exits:  # nobody goes on from here, and who has not passed before takes what there is for such
-            passed = torch.full_like(going, not surest)
-        taken = going & passed
-        if surest:
-            sure = now.log_odds.double()
-            taken |= going & (sure > best[rows])
-            best[rows] = torch.maximum(sure, best[rows])
-        place = rows[taken]
-        answers.put(place, now.at(taken))
-        source[place] = exit + 1
-        last[rows[going]] = exit + 1
-        going = going & ~passed
-        left = int(going.sum())
-        if left == 0:
+        keep, goes_on = batch.take(prediction)
+        if not goes_on:
             break
-        if left < len(going) and left <= compact_when * len(going):
-            keep = going.nonzero()[:, 0]
-            carry, memory = tuple(part[keep] for part in carry), tuple(part[keep] for part in memory)
-            state, rows, going = state.select(keep), rows[keep], going[keep]
-    assert answers is not None  # there is at least one exit
-    return Stopped(last, source, answers)
+        if keep is not None:
+            carry, state = tuple(part[keep] for part in carry), state.select(keep)
+    return batch.stopped()
 
 
 def _check(model: Any, compact_when: float) -> None:
     if not is_staged(model):
         raise OptionError(
             f"the model is a {type(model).__name__}, which does not run stage by stage",
-            expected="a model with stage(exit, carry), whose `staged` is true",
-            fix="give the class a method stage; policy.answer(rule(logits)) tells what stopping would give",
+            expected="a model with stage(exit, carry) whose `staged` is true",
+            fix="add a stage method to its class; policy.answer(rule(logits)) simulates stopping without one",
         )
     if isinstance(model, nn.Module) and model.training:
         raise OptionError(
-            "the model is in training mode, where inputs of a batch may change one another's answers",
+            "the model is in training mode, in which inputs of a batch may change each other's answers",
             expected="a model in eval mode",
             fix="call model.eval() first",
         )

@@ -1,15 +1,16 @@
-"""Risk control for an exit threshold: stop at the first confidence above λ, with a promise on what stopping costs in quality.
+"""Risk control for an exit threshold: stop at the first confidence above λ, with a guarantee on the quality lost by stopping.
 
-The loss compares the answer at the exit taken with that of the last exit; λ = 1 never stops early and loses nothing. λ is
-chosen from a grid on calibration rows, as small as the method allows:
+The loss compares the prediction at the exit with that of the last exit; λ = 1 never stops early and loses nothing. λ is
+the smallest value of a grid that the method allows on calibration rows:
 
-- `naive`: the mean loss is below ε. No promise.
+- `naive`: the mean loss is below ε. No guarantee.
 - `crc`, conformal risk control: the expected loss of a future input is at most ε, on average over the calibration rows.
-- `ucb`: an upper confidence bound by betting (Waudby-Smith and Ramdas) stays below ε, for every λ down from 1.
-- `ltt`, Learn then Test: Hoeffding–Bentkus p-values of "the risk is above ε" are at most δ, for every λ down from 1.
+- `ucb`: an upper confidence bound by betting (Waudby-Smith and Ramdas) is below ε for every λ from 1 down.
+- `ltt`, Learn then Test: Hoeffding–Bentkus p-values of "the risk is above ε" are at most δ for every λ from 1 down.
 
-The last two promise a risk of at most ε with probability 1 - δ over the calibration rows. They walk down and stop at the first
-failure, so that only the first λ with too large a risk must not pass: no monotony is needed and no correction for the grid.
+The last two guarantee a risk of at most ε with probability 1 - δ over the calibration rows. They walk down the grid and stop at
+the first failure, so only the first λ with too large a risk must not pass: neither monotonicity nor a correction for the
+size of the grid is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_choice, check_costs, check_fraction, check_labels, check_number
+from anytime.checks import as_tensor, check_choice, check_costs, check_labels, check_number
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.metrics import brier
 from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_log_odds, check_prediction
@@ -31,32 +32,32 @@ Loss = Literal["gap", "consistency", "brier-gap", "brier-consistency", "hellinge
 Method = Literal["naive", "crc", "ucb", "ltt"]
 
 LARGEST: Mapping[str, float] = {"gap": 1, "consistency": 1, "brier-gap": 2, "brier-consistency": 2, "hellinger": 1}
-"""B: what each loss is at most."""
+"""B: the upper bound of each loss."""
 
 _NEED_LABELS = ("gap", "brier-gap")
 _BINARY = ("gap", "consistency")
 _GRID = tuple(step / 100 for step in range(100, -1, -1))
-_HALVINGS = 50
+_BISECTIONS = 50
 
 
 @dataclass(frozen=True)
-class RiskControl(FittedPolicy, kind="risk control"):
-    """An exit threshold, how it was chosen, and what is promised.
+class RiskControl(FittedPolicy, kind="risk-control"):
+    """An exit threshold, how it was chosen, and its guarantee.
 
     Attributes:
-        loss: What is controlled, see `exit_losses`.
-        method: How, see this module.
+        loss: The controlled loss, see `exit_losses`.
+        method: `naive`, `crc`, `ucb` or `ltt`.
         epsilon: The risk that is allowed.
-        delta: The chance that it is exceeded; None for `naive` and `crc`, which do not know one.
-        envelope: Whether each row's loss was the largest at any threshold as high or higher.
-        rows: How many calibration rows there were.
-        threshold: λ; 1, the full model, where none passed.
-        passed: Whether a λ passed.
+        delta: The probability that it is exceeded; None for `naive` and `crc`.
+        envelope: Whether each row's loss was its largest at any threshold as high or higher.
+        rows: The number of calibration rows.
+        threshold: λ; 1, the full model, if none passed.
+        passed: Whether any λ passed.
         grid: The λ that were tried, from high to low.
         risks: The mean loss at each.
-        bounds: What was held against ε at each (the mean, CRC's corrected mean, the upper bound), or against δ (the p-value).
+        bounds: What was compared at each with ε (the mean, CRC's corrected mean, the upper bound) or δ (the p-value).
         mean_exits: The mean exit, counted from 1, at each.
-        mean_exit: That at λ.
+        mean_exit: The mean exit at λ.
         mean_cost: The mean cost at λ, or None without costs.
     """
 
@@ -78,10 +79,13 @@ class RiskControl(FittedPolicy, kind="risk control"):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_options(self.loss, self.method, self.epsilon, 0.5 if self.delta is None else self.delta)
-        if not 0 <= self.threshold <= 1:
-            raise OptionError(f"the threshold is {self.threshold}", expected="from 0 to 1", fix="fit it anew")
+        check_number(self.threshold, "threshold", low=0, most=1)
         if len({len(path) for path in (self.grid, self.risks, self.bounds, self.mean_exits)}) != 1:
-            raise OptionError("the paths have different lengths", expected="one entry a λ of the grid", fix="fit it anew")
+            raise OptionError(
+                "grid, risks, bounds and mean_exits differ in length",
+                expected="one entry per λ of the grid",
+                fix="fit it again",
+            )
 
     @property
     def policy(self) -> Policy:
@@ -89,22 +93,21 @@ class RiskControl(FittedPolicy, kind="risk control"):
         return Confidence(self.threshold, strict=True)
 
     @property
-    def promise(self) -> str:
-        """What holds for future inputs of the same kind, in one sentence."""
+    def guarantee(self) -> str:
+        """What holds for future inputs from the same source, in one sentence."""
         if not self.passed:
             return f"No threshold passed on {self.rows} rows: every input runs to the last exit, which loses nothing."
         risk = f"the mean {self.loss} loss is at most {self.epsilon:g}"
         match self.method:
             case "naive":
-                return f"Nothing is promised: on the {self.rows} calibration rows {risk}."
-            case "crc" if self.envelope:
-                return f"On average over draws of {self.rows} calibration rows, {risk}."
+                return f"No guarantee: on the {self.rows} calibration rows {risk}."
             case "crc":
-                return f"On average over draws of {self.rows} calibration rows, {risk}, if stopping earlier never loses less."
-        return f"With probability {1 - (self.delta or 0):g} over the draw of {self.rows} calibration rows, {risk}."
+                condition = "" if self.envelope else ", if stopping earlier never loses less"
+                return f"On average over samples of {self.rows} calibration rows, {risk}{condition}."
+        return f"With probability {1 - (self.delta or 0):g} over the sample of {self.rows} calibration rows, {risk}."
 
 
-def control_risk(
+def fit_risk_control(
     log_probs: Any,
     labels: Any = None,
     *,
@@ -116,37 +119,34 @@ def control_risk(
     envelope: bool = False,
     costs: Any = None,
 ) -> RiskControl:
-    """Choose the smallest exit threshold whose risk is under control.
+    """Choose the smallest exit threshold whose risk is controlled.
 
     Args:
-        log_probs: A rule's answers at all exits on calibration rows, `rule(logits)`, or their log-probabilities,
-            `(exits, rows, classes)`. `ucb` bets on the rows one after the other, so their order must have nothing to do with
-            what they are.
+        log_probs: A rule's predictions at all exits on calibration rows, `rule(logits)`, or their log-probabilities,
+            `(exits, rows, classes)`. `ucb` bets on the rows in order, so the order must be independent of their content.
         labels: `(rows,)`; needed for `gap` and `brier-gap`.
-        loss: What is controlled, see `exit_losses`.
+        loss: The controlled loss, see `exit_losses`.
         epsilon: The risk that is allowed, above 0 and below the largest loss.
-        delta: The chance that it is exceeded, for `ucb` and `ltt`.
+        delta: The probability that it is exceeded, for `ucb` and `ltt`.
         method: `naive`, `crc`, `ucb` or `ltt`.
         grid: The λ to try, from 0 to 1; by default 1, 0.99, …, 0.
-        envelope: Take for each row the largest loss at any threshold as high or higher. `crc` needs losses that only grow
-            when stopping earlier; these losses do not always, and this makes its promise hold all the same, at some cost.
-        costs: What it costs to get to each exit, cumulative, to tell the mean cost at λ.
+        envelope: Use each row's largest loss at any threshold as high or higher. `crc` needs losses that only grow when
+            stopping earlier, which these do not always; the envelope makes its guarantee hold regardless, at some cost.
+        costs: The cumulative cost of each exit, to report the mean cost at λ.
 
     Example:
         >>> from anytime import Caching, samples
         >>> log_probs = Caching()(samples.cifar100_msdnet().logits[:]).log_probs
-        >>> control = control_risk(log_probs, loss="consistency", epsilon=0.05)
+        >>> control = fit_risk_control(log_probs, loss="consistency", epsilon=0.05)
         >>> control.threshold, round(control.mean_exit, 2)
         (0.96, 2.7)
-        >>> control.promise
-        'With probability 0.9 over the draw of 1000 calibration rows, the mean consistency loss is at most 0.05.'
+        >>> control.guarantee
+        'With probability 0.9 over the sample of 1000 calibration rows, the mean consistency loss is at most 0.05.'
     """
     _check_options(loss, method, epsilon, delta)
-    answers = check_prediction(log_probs)
+    answers = check_prediction(log_probs, rows=True)
     exits, rows, classes = answers.log_probs.shape
     device = answers.log_probs.device
-    if rows == 0:
-        raise ShapeError("there are no calibration rows", expected="at least one", fix="hold out more rows")
     lambdas = _GRID if grid is None else _check_grid(grid)
     limits = torch.tensor([as_log_odds(value) for value in lambdas], dtype=torch.float64, device=device)
     taken = _exits(answers.log_odds.double(), limits)
@@ -182,14 +182,14 @@ def control_risk(
 
 
 def exit_losses(log_probs: Any, labels: Any, loss: Loss) -> Tensor:
-    """What each input loses by stopping at each exit and not at the last, `(exits, batch)` in float64.
+    """The loss of each input from stopping at each exit rather than the last, `(exits, batch)` in float64.
 
     Args:
-        log_probs: A rule's answers at all exits, `rule(logits)`, or their log-probabilities, `(exits, batch, classes)`.
-        labels: `(batch,)`; only read for `gap` and `brier-gap`.
-        loss: `gap`: 1 where the answer is wrong and the last exit's is right, -1 the other way round, else 0. `consistency`: 1
-            where the answers differ. `brier-gap`: how much larger the Brier score is. `brier-consistency`: the same with
-            the last exit's answer for a label. `hellinger`: the Hellinger distance of the two distributions.
+        log_probs: A rule's predictions at all exits, `rule(logits)`, or their log-probabilities, `(exits, batch, classes)`.
+        labels: `(batch,)`; only used for `gap` and `brier-gap`.
+        loss: `gap`: 1 where the prediction is wrong and the last exit's is right, -1 in the opposite case, else 0.
+            `consistency`: 1 where the predictions differ. `brier-gap`: the increase of the Brier score. `brier-consistency`:
+            the same with the last exit's prediction as the label. `hellinger`: the Hellinger distance of both distributions.
     """
     prediction = check_prediction(log_probs)
     answers, given = prediction.log_probs, prediction.labels
@@ -218,18 +218,18 @@ def exit_losses(log_probs: Any, labels: Any, loss: Loss) -> Tensor:
 
 
 def betting_bound(losses: Tensor, delta: float, *, largest: float = 1.0) -> Tensor:
-    """An upper bound on the mean of losses of at most `largest`, valid with probability 1 - `delta`, from 0 on.
+    """An upper bound on the mean of losses of at most `largest`, valid with probability 1 - `delta`; at least 0.
 
-    A bettor stakes on the mean being less than μ; the bound is the smallest μ against which the capital has at some time been
-    1/δ. Stakes only depend on the rows before, so the capital against the true mean is a fair game.
+    A bettor stakes on the mean being less than μ; the bound is the smallest μ against which the capital ever reached 1/δ.
+    Stakes depend on earlier rows only, so the capital against the true mean is a martingale.
 
     Args:
-        losses: `(..., rows)`, independent draws in the order they are bet on.
-        delta: The chance of a bound below the mean.
-        largest: What a loss is at most; there is no lower limit.
+        losses: `(..., rows)`, independent samples in the order they are bet on.
+        delta: The probability of a bound below the mean.
+        largest: The upper bound of a loss; there is no lower bound.
     """
-    x = _check_draws(losses, largest)
-    check_fraction(delta, "delta")
+    x = _check_samples(losses, largest)
+    check_number(delta, "delta", above=0, below=1)
     rows = x.shape[-1]
     counts = torch.arange(2, rows + 2, device=x.device)
     mean = (0.5 + x.cumsum(-1)) / counts
@@ -237,7 +237,7 @@ def betting_bound(losses: Tensor, delta: float, *, largest: float = 1.0) -> Tens
     before = torch.cat((torch.full_like(x[..., :1], 0.25), variance[..., :-1]), -1)
     stake = (2 * math.log(1 / delta) / (rows * before)).sqrt().clamp(max=1 / largest)
     low, high = torch.zeros_like(x[..., 0]), torch.full_like(x[..., 0], largest)
-    for _ in range(_HALVINGS):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         capital = torch.log1p(-stake * (x - middle[..., None])).cumsum(-1).amax(-1)
         refuted = capital >= math.log(1 / delta)
@@ -246,37 +246,37 @@ def betting_bound(losses: Tensor, delta: float, *, largest: float = 1.0) -> Tens
 
 
 def hoeffding_bentkus(losses: Tensor, epsilon: float, *, largest: float = 1.0, binary: bool = False) -> Tensor:
-    """A p-value for "the mean of these losses is above ε": small speaks against it.
+    """A p-value of the null hypothesis that the mean loss is above ε.
 
     Args:
-        losses: `(..., rows)`, independent draws of at most `largest`; negative ones count as 0, which only makes p larger.
+        losses: `(..., rows)`, independent samples of at most `largest`; negative ones count as 0, which only makes p larger.
         epsilon: ε, above 0 and below `largest`.
-        largest: What a loss is at most.
+        largest: The upper bound of a loss.
         binary: Whether a loss is either 0 (or negative) or `largest`; the p-value is then the exact binomial one.
     """
-    scaled = _check_draws(losses, largest).clamp(min=0) / largest
+    scaled = _check_samples(losses, largest).clamp(min=0) / largest
     check_number(epsilon, "epsilon", above=0, below=largest)
-    rows, share = scaled.shape[-1], epsilon / largest
+    rows, rate = scaled.shape[-1], epsilon / largest
     total = scaled.sum(-1)
     if binary:
-        return _binomial(total.round(), rows, share)
-    tail = _binomial((total - 1e-9).ceil(), rows, share)  # a whole sum is not counted as one more for its rounding
-    mean = (total / rows).clamp(max=share)
-    distance = torch.xlogy(mean, mean / share) + torch.xlogy(1 - mean, (1 - mean) / (1 - share))
+        return _binomial(total.round(), rows, rate)
+    tail = _binomial((total - 1e-9).ceil(), rows, rate)  # rounding must not push a whole sum up to the next number
+    mean = (total / rows).clamp(max=rate)
+    distance = torch.xlogy(mean, mean / rate) + torch.xlogy(1 - mean, (1 - mean) / (1 - rate))
     return torch.minimum((-rows * distance).exp(), math.e * tail)
 
 
-def _binomial(counts: Tensor, rows: int, share: float) -> Tensor:
-    """The chance of at most so many hits among `rows`, each with the chance `share`."""
+def _binomial(counts: Tensor, rows: int, rate: float) -> Tensor:
+    """The probability of at most `counts` successes among `rows` at this rate."""
     from scipy.stats import binom
 
-    return torch.as_tensor(binom.cdf(counts.cpu().numpy(), rows, share), device=counts.device)
+    return torch.as_tensor(binom.cdf(counts.cpu().numpy(), rows, rate), device=counts.device)
 
 
-def _exits(sure: Tensor, lambdas: Tensor) -> Tensor:
+def _exits(log_odds: Tensor, limits: Tensor) -> Tensor:
     """The index of the exit at which each row stops under each λ, `(grid, rows)`: the number of exits that do not exceed λ."""
-    highest = sure[:-1].cummax(0).values if len(sure) > 1 else sure[:0]
-    return (highest <= lambdas[:, None, None]).sum(1)
+    highest = log_odds[:-1].cummax(0).values if len(log_odds) > 1 else log_odds[:0]
+    return (highest <= limits[:, None, None]).sum(1)
 
 
 def _bounds(losses: Tensor, loss: str, method: str, epsilon: float, delta: float) -> Tensor:
@@ -295,20 +295,26 @@ def _check_options(loss: str, method: str, epsilon: float, delta: float) -> None
     check_choice(loss, "loss", get_args(Loss))
     check_choice(method, "method", get_args(Method))
     check_number(epsilon, "epsilon", above=0, below=LARGEST[loss])
-    check_fraction(delta, "delta")
+    check_number(delta, "delta", above=0, below=1)
 
 
-def _check_draws(losses: Tensor, largest: float) -> Tensor:
-    draws = as_tensor(losses, "losses").double()
-    if draws.ndim == 0 or draws.shape[-1] == 0:
-        raise ShapeError(f"losses have shape {tuple(draws.shape)}", expected="(..., rows), a row or more", fix="give more rows")
-    if not bool((draws <= largest + 1e-9).all()):  # NaN is refused too
-        raise OptionError("some losses are larger, or NaN", expected=f"losses of at most {largest:g}", fix="say largest=")
-    return draws.clamp(max=largest)
+def _check_samples(losses: Tensor, largest: float) -> Tensor:
+    samples = as_tensor(losses, "losses").double()
+    if samples.ndim == 0 or samples.shape[-1] == 0:
+        raise ShapeError(
+            f"losses have shape {tuple(samples.shape)}", expected="(..., rows), at least one row", fix="pass more rows"
+        )
+    if not bool((samples <= largest + 1e-9).all()):  # NaN fails too
+        raise OptionError(
+            f"losses reach {float(samples.max()):g}", expected=f"losses of at most {largest:g}, not NaN", fix="pass largest="
+        )
+    return samples.clamp(max=largest)
 
 
 def _check_grid(grid: Sequence[float]) -> tuple[float, ...]:
     values = tuple(sorted({float(value) for value in grid}, reverse=True))
     if not values or not all(0 <= value <= 1 for value in values):
-        raise OptionError(f"the grid is {grid!r}", expected="numbers from 0 to 1", fix="leave grid out for 1, 0.99, …, 0")
+        raise OptionError(
+            f"grid is {grid!r}", expected="numbers from 0 to 1", fix="pass grid=(1.0, 0.9, 0.8), or None for 1, 0.99, …, 0"
+        )
     return values

@@ -1,12 +1,8 @@
-"""When to stop by oneself: small policies that look at a rule's answer after each exit and say which inputs need no more.
+"""Stopping policies: after each exit they read the rule's predictions and decide which inputs stop there.
 
-`policy.start(batch)` and `policy.stop(state, exit, prediction)` decide exit by exit; the state is a tuple of tensors with the
-batch first. `policy.apply(prediction)` is the loop over the steps, on the answers of all exits, and gives the exit at which
-each input stops. The last exit always stops.
-
-A policy reads predictions, so it works on what any rule says: `Confidence(0.9).apply(Product()(logits))`. Log-probabilities,
-`(exits, batch, classes)`, will do as well. Confidences are compared as log-odds: probabilities round to 1, and rounding must
-not decide who stops.
+`policy.apply(prediction)` gives the exit at which each input stops, and `policy.answer(prediction)` its answer too, from the
+predictions at all exits: `Confidence(0.9).apply(Product()(logits))`. Log-probabilities, `(exits, batch, classes)`, work too.
+The last exit always stops. Confidences are compared as log-odds, because probabilities round to 1.
 """
 
 from __future__ import annotations
@@ -22,27 +18,29 @@ from torch import Tensor
 
 from anytime.checks import check_choice, check_count, check_log_probs
 from anytime.combine import Prediction
-from anytime.combine.rules import CERTAIN
-from anytime.errors import OptionError
+from anytime.combine.base import CERTAIN
+from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
 
 PolicyState = tuple[Tensor, ...]
-"""What a policy remembers of the exits before: tensors with the batch first."""
+"""What a policy keeps of earlier exits: tensors with the batch first."""
 
 Numbers = float | tuple[float, ...]
 """One number for all exits, or one per exit."""
 
 Scale = Literal["probability", "log-odds"]
-"""What a threshold on the confidence p is given as: p, or log p/(1 - p), which fitted thresholds are."""
+"""Whether a threshold on the confidence p is p itself or log p/(1 - p), as fitted thresholds are."""
+
+Otherwise = Literal["last", "most_confident"]
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Where each input stopped and what it was answered; every tensor has the batch first.
+    """Where each input stopped and its answer; every tensor has the batch first.
 
     Attributes:
-        exit: The last exit that was computed for the input, from 1: what it cost.
-        source: The exit that the answer is from; another one only under `otherwise="surest"`.
+        exit: The last exit that was computed for the input, counted from 1.
+        source: The exit of the answer, counted from 1; it differs from `exit` only under `otherwise="most_confident"`.
         prediction: The answer.
     """
 
@@ -52,113 +50,165 @@ class Stopped:
 
     @property
     def log_probs(self) -> Tensor:
-        """The answer, `(batch, classes)`."""
+        """Log-probabilities of the answer, `(batch, classes)`."""
         return self.prediction.log_probs
 
     @property
     def fell_back(self) -> Tensor:
-        """Whether the rule had to fall back at the exit that the answer is from, `(batch,)`."""
+        """Whether the rule fell back to the softmax at the exit of the answer, `(batch,)`."""
         return self.prediction.fell_back
 
     @property
     def labels(self) -> Tensor:
-        """The label that the rule names, `(batch,)`."""
+        """The predicted class, `(batch,)`."""
         return self.prediction.labels
 
 
 @dataclass(frozen=True)
 class Policy(ABC):
-    """Base of all policies: subclass it and give `stop`, and `start` where there is something to remember.
+    """Base of all policies: a subclass implements `stop`, and `start` if it keeps a state.
 
     Args:
-        otherwise: What an input is answered that passes at no exit before the last: `last` for the last exit's answer,
-            `surest` for the most confident of all exits, the first of equals, as shallow-deep networks do.
+        otherwise: The answer of an input that no exit before the last stops: `last` for the prediction of the last exit,
+            `most_confident` for that of the most confident exit (the first of equals), as in shallow-deep networks.
     """
 
     per_exit: ClassVar[tuple[str, ...]] = ()
     """The fields that hold one number, or one per exit."""
 
-    otherwise: Literal["last", "surest"] = field(default="last", kw_only=True)
+    otherwise: Otherwise = field(default="last", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in self.per_exit:
-            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
-        check_choice(self.otherwise, "otherwise", ("last", "surest"))
+            object.__setattr__(self, name, _check_numbers(name, getattr(self, name)))
+        check_choice(self.otherwise, "otherwise", get_args(Otherwise))
 
     def start(self, batch: int, device: torch.device | None = None) -> PolicyState:
-        """What is remembered before the first exit of `batch` inputs."""
+        """The state before the first exit of `batch` inputs."""
         return ()
 
     @abstractmethod
     def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        """Look at the answers of one exit; give the new state and which inputs need no more, `(batch,)`.
+        """Return the new state and which inputs stop at this exit, `(batch,)`.
 
         Args:
             state: From `start`, or from the exit before.
             exit: The index of the exit, from 0.
-            prediction: The rule's answers there, of `batch` inputs.
+            prediction: The rule's predictions there.
         """
 
     def check_fits(self, exits: int, classes: int) -> None:
-        """Refuse a number of exits or classes that the policy has no numbers for."""
+        """Raise if the policy has numbers for another number of exits."""
         for name in self.per_exit:
             numbers = getattr(self, name)
             if isinstance(numbers, tuple) and len(numbers) != exits:
                 raise OptionError(
                     f"{type(self).__name__} has {len(numbers)} numbers in {name}, and there are {exits} exits",
-                    expected=f"{exits} numbers, one per exit, or one for all",
-                    fix="give the last exit a number too; it is not used",
+                    expected=f"{exits} numbers, one per exit, or a single number for all",
+                    fix=f"pass {exits} numbers; the one of the last exit is not used",
                 )
 
     def apply(self, prediction: Any) -> Tensor:
-        """The exit at which each input stops, `(batch,)` from 1.
+        """The exit at which each input stops, `(batch,)`, counted from 1.
 
         Args:
-            prediction: A rule's answers at all exits, `rule(logits)`, or their log-probabilities.
+            prediction: A rule's predictions at all exits, `rule(logits)`, or their log-probabilities.
         """
-        return self._first(check_prediction(prediction))[0] + 1
+        return self._decide(check_prediction(prediction)).exit
 
     def answer(self, prediction: Any) -> Stopped:
-        """Where each input stops and what it is answered, from a rule's answers at all exits: `rule(logits)`."""
+        """The exit at which each input stops and its answer, from a rule's predictions at all exits: `rule(logits)`."""
         answers = check_prediction(prediction)
-        exit, passed = self._first(answers)
-        source = exit
-        if self.otherwise == "surest":
-            source = torch.where(passed, exit, answers.log_odds.argmax(0))
-        rows = torch.arange(len(exit), device=exit.device)
-        return Stopped(exit + 1, source + 1, answers.at(source, rows))
+        found = self._decide(answers)
+        rows = torch.arange(len(found.exit), device=found.exit.device)
+        return Stopped(found.exit, found.source, answers.at(found.source - 1, rows))
 
-    def _first(self, answers: Prediction) -> tuple[Tensor, Tensor]:
-        """The index of the exit at which each input stops, and whether it passed there or only got to the end."""
+    def _decide(self, answers: Prediction) -> Decisions:
         exits, batch, classes = answers.log_probs.shape
-        device = answers.log_probs.device
         self.check_fits(exits, classes)
-        state = self.start(batch, device)
-        found = torch.full((batch,), exits - 1, device=device)
-        passed = torch.zeros(batch, dtype=torch.bool, device=device)
-        for exit in range(exits - 1):
-            state, stop = self.stop(state, exit, answers.at(exit))
-            found = torch.where(stop & ~passed, exit, found)
-            passed = passed | stop
-        return found, passed
+        decisions = Decisions(self, batch, exits, answers.log_probs.device)
+        for exit in range(exits):
+            decisions.take(answers.at(exit))
+        return decisions
+
+
+class Decisions:
+    """Where the inputs of a batch stop, decided exit by exit; inputs that stopped may be dropped from the running batch.
+
+    Attributes:
+        exit: The latest exit computed for each input, from 1.
+        source: The exit of each input's answer so far, from 1.
+        rows: The index of the input that each row of the running batch is.
+        running: Which rows of the running batch have not stopped.
+    """
+
+    def __init__(self, policy: Policy, batch: int, exits: int, device: torch.device | None = None) -> None:
+        self._policy, self._exits, self._seen = policy, exits, 0
+        self._state = policy.start(batch, device)
+        self._best = torch.full((batch,), -torch.inf, dtype=torch.float64, device=device)
+        self.rows = torch.arange(batch, device=device)
+        self.running = torch.ones(batch, dtype=torch.bool, device=device)
+        self.exit, self.source = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
+
+    def take(self, prediction: Prediction) -> Tensor:
+        """Take the running batch's predictions at the next exit; return the rows whose answer they are, as a mask."""
+        last = self._seen + 1 == self._exits
+        if last:
+            stopped = torch.ones_like(self.running)
+        else:
+            self._state, stopped = self._policy.stop(self._state, self._seen, prediction)
+        self._seen += 1
+        taken = self.running
+        if self._policy.otherwise == "most_confident":
+            confidence = prediction.log_odds.double()
+            better = confidence > self._best[self.rows]
+            taken = self.running & (better if last else better | stopped)
+            self._best[self.rows] = torch.maximum(confidence, self._best[self.rows])
+        self.exit[self.rows[self.running]] = self._seen
+        self.source[self.rows[taken]] = self._seen
+        self.running = self.running & ~stopped
+        return taken
+
+    def drop_stopped(self, when: float) -> Tensor | None:
+        """Drop stopped rows if at most this fraction of the running batch goes on; return the indices of the rows kept."""
+        left, size = int(self.running.sum()), len(self.running)
+        if not 0 < left < size or left > when * size:
+            return None
+        keep = self.running.nonzero()[:, 0]
+        self._state = tuple(part[keep] for part in self._state)
+        self.rows, self.running = self.rows[keep], self.running[keep]
+        return keep
 
 
 @dataclass(frozen=True)
 class _Threshold(Policy):
-    """What policies with one number to pass share: one for all exits or one per exit."""
+    """Stop when a value reaches a threshold: one number, or one per exit; the last exit's is not used.
+
+    Args:
+        threshold: One number, or one per exit.
+        strict: Whether the threshold must be exceeded (>) rather than reached (≥).
+    """
 
     per_exit: ClassVar[tuple[str, ...]] = ("threshold",)
     threshold: Numbers
     strict: bool = False
 
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        values, limit = self._compare(prediction, _number(self.threshold, exit))
+        return state, values > limit if self.strict else values >= limit
+
+    @abstractmethod
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        """The value of each input, and the limit it is compared with."""
+
 
 @dataclass(frozen=True)
 class Confidence(_Threshold):
-    """Stop when the probability of the most probable class reaches a threshold.
+    """Stop when the probability of the most probable class reaches a threshold; above 1, no input stops.
 
     Args:
-        threshold: One number, or one per exit; that of the last exit is not used. Nobody stops above 1.
-        strict: Whether it must be exceeded (>), not only reached (≥).
+        threshold: One number, or one per exit; the last exit's is not used.
+        strict: Whether the threshold must be exceeded (>) rather than reached (≥).
         scale: Whether thresholds are probabilities or log-odds.
 
     Example:
@@ -171,51 +221,38 @@ class Confidence(_Threshold):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_scale(self.scale)
+        check_choice(self.scale, "scale", get_args(Scale))
 
-    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        limit = as_log_odds(_number(self.threshold, exit), self.scale)
-        odds = prediction.log_odds.double()
-        return state, odds > limit if self.strict else odds >= limit
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        return prediction.log_odds.double(), as_log_odds(threshold, self.scale)
 
 
 @dataclass(frozen=True)
 class Margin(_Threshold):
-    """Stop when the two most probable classes lie so far apart.
+    """Stop when the difference between the two largest probabilities reaches a threshold; arguments as for `Confidence`."""
 
-    Args:
-        threshold: One number, or one per exit; that of the last exit is not used.
-        strict: Whether it must be exceeded (>), not only reached (≥).
-    """
-
-    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        values, limit = margin(prediction.log_probs), _number(self.threshold, exit)
-        return state, values > limit if self.strict else values >= limit
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        top = prediction.log_probs.topk(min(2, prediction.log_probs.shape[-1]), dim=-1).values.double().exp()
+        return top[..., 0] - top[..., 1:].sum(-1), threshold
 
 
 @dataclass(frozen=True)
 class Entropy(_Threshold):
-    """Stop when the entropy, in nats, is below a threshold, as BranchyNet does.
-
-    Args:
-        threshold: One number, or one per exit; that of the last exit is not used.
-        strict: Whether it must lie below (<); if not, at most at the threshold (≤).
-    """
+    """Stop when the entropy, in nats, is below (<) a threshold, as BranchyNet does; at most (≤) with `strict=False`."""
 
     strict: bool = True
 
-    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        values, limit = torch.special.entr(prediction.log_probs.double().exp()).sum(-1), _number(self.threshold, exit)
-        return state, values < limit if self.strict else values <= limit
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        return -torch.special.entr(prediction.log_probs.double().exp()).sum(-1), -threshold
 
 
 @dataclass(frozen=True)
 class Patience(Policy):
-    """Stop when so many exits in a row have given the same answer. The first exit's answer is a run of one.
+    """Stop when `count` exits in a row predict the same class. The first exit is a run of one.
 
     Args:
-        count: How many.
-        strict: Whether the run must be longer (>), not only as long (≥).
+        count: The length of the run.
+        strict: Whether the run must be longer (>) rather than as long (≥).
 
     Example:
         >>> log_probs = torch.tensor([[[0.9, 0.1]], [[0.4, 0.6]], [[0.3, 0.7]], [[0.2, 0.8]]]).log()
@@ -228,7 +265,7 @@ class Patience(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count(self.count, "count", fix="pass Patience(2) to stop when two exits agree")
+        check_count(self.count, "count", fix="pass count=2 to stop when two exits agree")
 
     def start(self, batch: int, device: torch.device | None = None) -> PolicyState:
         nothing = torch.full((batch,), -1, device=device)
@@ -236,21 +273,20 @@ class Patience(Policy):
 
     def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
         before, run = state
-        answer = prediction.labels
-        run = torch.where(answer == before, run + 1, 1)
-        return (answer, run), run > self.count if self.strict else run >= self.count
+        run = torch.where(prediction.labels == before, run + 1, 1)
+        return (prediction.labels, run), run > self.count if self.strict else run >= self.count
 
 
 @dataclass(frozen=True)
-class Window(Policy):
-    """Stop unless the confidence lies in a window around a decision's threshold; the bounds belong to the window.
+class DecisionWindow(Policy):
+    """Stop unless the confidence is within a window around the threshold of a later decision; the bounds are inside.
 
-    Where a later decision only asks whether the confidence is above a threshold (accept or hand over to a person), inputs far
-    from it on either side gain nothing from another exit. `fit_window` finds the bounds.
+    If a later decision only asks whether the confidence is above a threshold (accept, or refer to a person), inputs far from it
+    on either side gain nothing from another exit. `fit_window_policy` finds the bounds.
 
     Args:
-        lower: One number, or one per exit; that of the last exit is not used.
-        upper: As many.
+        lower: One number, or one per exit; the last exit's is not used.
+        upper: Likewise.
         scale: Whether bounds are probabilities or log-odds.
     """
 
@@ -261,7 +297,7 @@ class Window(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_scale(self.scale)
+        check_choice(self.scale, "scale", get_args(Scale))
 
     def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
         odds = prediction.log_odds.double()
@@ -271,7 +307,7 @@ class Window(Policy):
 
 @dataclass(frozen=True)
 class FittedPolicy(Fitted, ABC):
-    """Base of what was fitted on held-out rows to say when to stop: `policy` says it, this remembers where it is from."""
+    """Base of policies fitted on held-out rows: `policy` makes the decisions, the other fields record the fit."""
 
     @property
     @abstractmethod
@@ -279,21 +315,30 @@ class FittedPolicy(Fitted, ABC):
         """The policy that was fitted."""
 
     def apply(self, prediction: Any) -> Tensor:
-        """The exit at which each input stops, from 1, see `Policy.apply`."""
-        return self.policy.apply(self._fitting(prediction))
+        """The exit at which each input stops, counted from 1; see `Policy.apply`."""
+        return self.policy.apply(self._check_prediction(prediction))
 
     def answer(self, prediction: Any) -> Stopped:
-        """Where each input stops and what it is answered, see `Policy.answer`."""
-        return self.policy.answer(self._fitting(prediction))
+        """The exit at which each input stops and its answer; see `Policy.answer`."""
+        return self.policy.answer(self._check_prediction(prediction))
 
-    def _fitting(self, prediction: Any) -> Prediction:
+    def _check_prediction(self, prediction: Any) -> Prediction:
         checked = check_prediction(prediction)
         self.check_fits(checked.log_probs.shape[0], checked.log_probs.shape[2])
         return checked
 
+    def _check_lengths(self, *names: str) -> None:
+        """Raise unless these fields have one number per exit, and the policy accepts them."""
+        for name in names:
+            if len(getattr(self, name)) != self.exits:
+                raise OptionError(
+                    f"{name} is {getattr(self, name)}", expected=f"{self.exits} numbers, one per exit", fix="fit it again"
+                )
+        self.policy.check_fits(self.exits, self.classes or 1)
+
 
 def as_log_odds(threshold: float, scale: Scale = "probability") -> float:
-    """A threshold on the confidence as log-odds: 1 is reached by a class that is alone in the support, above 1 by none.
+    """A threshold on the confidence as log-odds: only a class alone in the support reaches 1, and none exceeds it.
 
     >>> as_log_odds(0.5), as_log_odds(1.5), as_log_odds(2.0, "log-odds")
     (0.0, inf, 2.0)
@@ -306,7 +351,7 @@ def as_log_odds(threshold: float, scale: Scale = "probability") -> float:
 
 
 def as_probability(log_odds: float) -> float:
-    """The probability that log-odds belong to; `inf`, which nobody reaches, stays as it is, and so does `-inf`.
+    """The probability of log-odds; `inf` and `-inf`, which all or no inputs are below, stay as they are.
 
     >>> as_probability(0.0), as_probability(math.inf)
     (0.5, inf)
@@ -316,39 +361,29 @@ def as_probability(log_odds: float) -> float:
     return 1 / (1 + math.exp(-log_odds)) if log_odds > 0 else math.exp(log_odds) / (1 + math.exp(log_odds))
 
 
-def margin(log_probs: Tensor) -> Tensor:
-    """How much more probable the most probable class is than the next, as float64; 1 where there is but one class."""
-    if log_probs.shape[-1] == 1:
-        return log_probs[..., 0].double().exp()
-    top = log_probs.topk(2, dim=-1).values.double().exp()
-    return top[..., 0] - top[..., 1]
-
-
-def check_prediction(values: Any, *, name: str = "log_probs") -> Prediction:
-    """A rule's answers at all exits, from a prediction or from log-probabilities, `(exits, batch, classes)`."""
+def check_prediction(values: Any, *, name: str = "log_probs", rows: bool = False) -> Prediction:
+    """Predictions at all exits, from a `Prediction` or log-probabilities, `(exits, batch, classes)`; `rows` refuses none."""
+    log_probs = check_log_probs(values.log_probs if isinstance(values, Prediction) else values, name=name)
+    if rows and log_probs.shape[1] == 0:
+        raise ShapeError(f"{name} has no rows", expected="at least one row", fix="pass the predictions of held-out rows")
     if isinstance(values, Prediction):
-        check_log_probs(values.log_probs, name=name)
         return values
-    log_probs = check_log_probs(values, name=name)
     return Prediction(log_probs, torch.zeros(log_probs.shape[:2], dtype=torch.bool, device=log_probs.device))
 
 
 def _number(numbers: Numbers, exit: int) -> float:
-    """The number of one exit."""
     return numbers[exit] if isinstance(numbers, tuple) else numbers
 
 
-def _numbers(name: str, values: Any) -> Numbers:
+def _check_numbers(name: str, values: Any) -> Numbers:
     numbers = values.tolist() if hasattr(values, "tolist") else values
     if _is_number(numbers):
         return float(numbers)
     if isinstance(numbers, Sequence) and numbers and all(map(_is_number, numbers)):
         return tuple(float(number) for number in numbers)
-    raise OptionError(f"{name} is {values!r}", expected="a number, or one per exit", fix="give numbers: NaN and texts are not")
-
-
-def _check_scale(scale: str) -> None:
-    check_choice(scale, "scale", get_args(Scale))
+    raise OptionError(
+        f"{name} is {values!r}", expected="a number, or one per exit; not NaN", fix=f"pass {name}=0.9, or a tuple of numbers"
+    )
 
 
 def _is_number(value: Any) -> bool:

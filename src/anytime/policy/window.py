@@ -1,8 +1,8 @@
-"""Fitting a window around a decision's threshold: which inputs are worth another exit.
+"""Fitting a window around the threshold of a decision: only inputs inside it gain from another exit.
 
-The decision accepts an input whose confidence is at least τ. τ is found on held-out rows from what the decision is to achieve,
-for each exit on its own confidences, and the window reaches so many percentiles of the held-out confidences to either side. All
-of these are log-odds, as confidences round to 1.
+The decision accepts an input whose confidence is at least τ. τ is found on held-out rows for each exit, from what the
+decision is to achieve, and the window extends by a number of percentiles of the held-out confidences to either side. All of
+these are log-odds, because confidences round to 1.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_choice, check_count, check_labels, check_number
-from anytime.combine import Prediction
-from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.policy.stopping import FittedPolicy, Policy, Window, as_probability, check_prediction
+from anytime.errors import LabelError
+from anytime.policy.stopping import DecisionWindow, FittedPolicy, Policy, as_probability, check_prediction
 
 Aim = Literal["risk", "coverage", "fpr"]
 
 
 @dataclass(frozen=True)
-class WindowPolicy(FittedPolicy, kind="window policy"):
+class WindowPolicy(FittedPolicy, kind="window-policy"):
     """A fitted window.
 
     Attributes:
-        aim: What τ was chosen by, see `fit_window`.
-        level: The number that belongs to it.
-        width: How far the window reaches to either side, as a share of the rows.
+        aim: How τ was chosen, see `fit_window_policy`.
+        level: The level of the aim.
+        width: How far the window extends to either side, as a fraction of the rows.
         decision_log_odds: τ at each exit, as log-odds.
-        lower_log_odds: The window's lower bound at each exit.
-        upper_log_odds: Its upper bound.
-        rows: How many rows it was fitted on.
+        lower_log_odds: The lower bound of the window at each exit.
+        upper_log_odds: The upper bound.
+        rows: The number of rows it was fitted on.
     """
 
     aim: str
@@ -46,57 +45,55 @@ class WindowPolicy(FittedPolicy, kind="window policy"):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_options(self.aim, self.level, self.width)
-        for name in ("decision_log_odds", "lower_log_odds", "upper_log_odds"):
-            if len(getattr(self, name)) != self.exits:
-                raise OptionError(f"{name} is {getattr(self, name)}", expected=f"{self.exits} numbers", fix="fit it anew")
-        self.policy.check_fits(self.exits, self.classes or 1)
+        self._check_lengths("decision_log_odds", "lower_log_odds", "upper_log_odds")
 
     @property
     def policy(self) -> Policy:
-        """Go on inside of the window, stop outside of it."""
-        return Window(self.lower_log_odds, self.upper_log_odds, scale="log-odds")
+        """Continue inside the window, stop outside it."""
+        return DecisionWindow(self.lower_log_odds, self.upper_log_odds, scale="log-odds")
 
     @property
     def decision(self) -> tuple[float, ...]:
-        """τ at each exit, as a probability: to read, as it may round to 1."""
+        """τ at each exit as a probability, for display: it may round to 1."""
         return tuple(as_probability(odds) for odds in self.decision_log_odds)
 
 
-def fit_window(
+def fit_window_policy(
     log_probs: Any, labels: Any = None, *, aim: Aim, level: float, width: float = 0.1, skip: int = 500
 ) -> WindowPolicy:
-    """Find the window around a decision's threshold on held-out rows.
+    """Fit the window around a decision's threshold on held-out rows.
 
     Args:
-        log_probs: A rule's answers at all exits, `rule(logits)`, or their log-probabilities, `(exits, rows, classes)`.
+        log_probs: A rule's predictions at all exits, `rule(logits)`, or their log-probabilities, `(exits, rows, classes)`.
         labels: `(rows,)`; only `risk` needs them.
-        aim: `risk`: τ is where the share of wrong answers among the accepted is nearest `level`. `coverage`: a share of
-            `level` is accepted. `fpr`: the same share of these in-distribution rows is accepted, for a decision whose
-            errors are strange inputs accepted (the false positive rate at `level`).
+        aim: `risk`: the error rate among accepted rows is as close as possible to `level`. `coverage`: a fraction `level` of
+            the rows is accepted. `fpr`: the same, for a decision whose errors are out-of-distribution inputs that are
+            accepted (the false positive rate at `level`).
         level: Between 0 and 1.
-        width: How far the window reaches to either side of τ, as a share of the rows.
-        skip: For `risk`: so many of the most confident rows are accepted in any case, as the share of wrong ones among a
-            few says little.
+        width: How far the window extends to either side of τ, as a fraction of the rows.
+        skip: For `risk`: this many of the most confident rows are always accepted, because the error rate among a few rows is
+            too noisy.
 
     Example:
         >>> from anytime import Latest, samples
         >>> log_probs = Latest()(samples.cifar100_msdnet().logits[:]).log_probs
-        >>> fit_window(log_probs, aim="coverage", level=0.8).apply(log_probs).bincount().tolist()
+        >>> fit_window_policy(log_probs, aim="coverage", level=0.8).apply(log_probs).bincount().tolist()
         [0, 800, 136, 39, 13, 3, 3, 6]
     """
     _check_options(aim, level, width)
-    answers = check_prediction(log_probs)
+    answers = check_prediction(log_probs, rows=True)
     exits, rows, classes = answers.log_probs.shape
-    if rows == 0:
-        raise ShapeError("there are no rows", expected="at least one", fix="hold out more rows")
-    sure = answers.log_odds.double()
+    confidence = answers.log_odds.double()
     if aim == "risk":
-        wrong = answers.labels != _labels(labels, answers)
-        decision = _at_risk(sure, wrong, level, _check_skip(skip, rows))
+        if labels is None:
+            raise LabelError("got no labels", expected="labels, for aim='risk'", fix="pass labels, or use aim='coverage'")
+        wanted = check_labels(labels, batch=rows, classes=classes, device=confidence.device)
+        check_count(skip, "skip", low=0, most=rows - 1, fix="pass more rows, or a smaller skip")
+        decision = _at_risk(confidence, answers.labels != wanted, level, skip)
     else:
-        decision = sure.quantile(1 - level, dim=1)
-    below = (sure <= decision[:, None]).double().mean(1)
-    lower, upper = (_quantiles(sure, (below + sign * width).clamp(0, 1)) for sign in (-1, 1))
+        decision = confidence.quantile(1 - level, dim=1)
+    below = (confidence <= decision[:, None]).double().mean(1)
+    lower, upper = (_quantiles(confidence, (below + sign * width).clamp(0, 1)) for sign in (-1, 1))
     return WindowPolicy(
         exits=exits,
         classes=classes,
@@ -110,32 +107,21 @@ def fit_window(
     )
 
 
-def _at_risk(sure: Tensor, wrong: Tensor, level: float, skip: int) -> Tensor:
-    """The confidence at each exit where the share of wrong answers among those at least as sure is nearest `level`."""
-    ordered, order = sure.sort(dim=1, descending=True, stable=True)
-    counts = torch.arange(1, sure.shape[1] + 1, device=sure.device)
+def _at_risk(confidence: Tensor, wrong: Tensor, level: float, skip: int) -> Tensor:
+    """The confidence at each exit at which the error rate of the rows at least as confident is closest to `level`."""
+    ordered, order = confidence.sort(dim=1, descending=True, stable=True)
+    counts = torch.arange(1, confidence.shape[1] + 1, device=confidence.device)
     risk = wrong.gather(1, order).cumsum(1) / counts
     nearest = (risk - level).abs()[:, skip:].argmin(1) + skip
     return ordered.gather(1, nearest[:, None])[:, 0]
 
 
-def _quantiles(values: Tensor, shares: Tensor) -> Tensor:
-    """One quantile a row of `values`, each at its own share."""
-    return torch.stack([row.quantile(share) for row, share in zip(values, shares, strict=True)])
-
-
-def _labels(labels: Any, answers: Prediction) -> Tensor:
-    if labels is None:
-        raise LabelError("got no labels", expected="labels, for aim='risk'", fix="pass labels, or aim by coverage")
-    _, batch, classes = answers.log_probs.shape
-    return check_labels(labels, batch=batch, classes=classes, device=answers.log_probs.device)
+def _quantiles(values: Tensor, fractions: Tensor) -> Tensor:
+    """One quantile per row of `values`, each at its own fraction."""
+    return torch.stack([row.quantile(fraction) for row, fraction in zip(values, fractions, strict=True)])
 
 
 def _check_options(aim: str, level: float, width: float) -> None:
     check_choice(aim, "aim", get_args(Aim))
-    for name, value in (("level", level), ("width", width)):
-        check_number(value, name, low=0, most=1)
-
-
-def _check_skip(skip: int, rows: int) -> int:
-    return check_count(skip, "skip", low=0, most=rows - 1, fix="pass more rows, or a smaller skip")
+    check_number(level, "level", low=0, most=1)
+    check_number(width, "width", low=0, most=1, fix="pass width=0.1 for ten percentiles")

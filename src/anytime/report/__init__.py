@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file for a newcomer who has a minute, and for a researcher who has an hour."""
+"""Reports: HTML pages, SVG charts and the folder of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: `config.yaml metrics.json per_exit.csv report.html environment.json`, written as one."""
+"""The folder of a run: `config.yaml metrics.json per_exit.csv report.html environment.json`, written atomically."""
 
 from __future__ import annotations
 
@@ -32,21 +32,18 @@ def write_folder(
     kind: str = "evaluate",
     more: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """Write everything an evaluation has to say into a folder.
+    """Write an evaluation into a folder and return the path of the report.
 
     Args:
-        folder: Where; made if it is not there.
-        evaluation: What was measured.
+        folder: The folder; created if it does not exist.
+        evaluation: The evaluation.
         source: The name of the file with the logits.
-        environment: What it was measured with, as `anytime doctor` finds it.
-        title: The title of the report; the source without its ending if left out.
-        guarantees: What was fitted on calibration rows and measured on the same inputs; the fitted product is saved with it.
+        environment: Hardware and versions, as `anytime doctor` reports them.
+        title: The title of the report; by default the source without its suffix.
+        guarantees: The guarantees for the same inputs; their fitted product is saved too.
         calibration: The name of the file with the calibration rows.
-        kind: Which command writes it: a later call replaces the folder of the same one only.
+        kind: The command that writes the folder: only the same command may replace it later.
         more: Further files, by name.
-
-    Returns:
-        The path of the report.
     """
     page = render(
         evaluation,
@@ -65,20 +62,20 @@ def write_folder(
     }
     if guarantees is not None:
         files[FITTED] = json_text(guarantees.product.document())
-    # The name of a file may hold bytes that are not UTF-8: people read a question mark there.
+    # A file name may contain bytes that are not UTF-8: they become question marks.
     written = {name: text.encode(errors="replace") for name, text in files.items()}
     write_bundle(folder, {**written, **(more or {})}, kind=kind)
     return Path(folder) / "report.html"
 
 
 def document(evaluation: Evaluation, guarantees: Guarantees | None = None) -> dict[str, Any]:
-    """What `anytime evaluate --json` prints."""
+    """The document that `anytime evaluate --json` prints."""
     found = evaluation.to_json()
     return found if guarantees is None else {**found, "calibration": guarantees.to_json()}
 
 
 def config(evaluation: Evaluation, source: str, calibration: str | None = None) -> str:
-    """What would make the same evaluation again, as YAML."""
+    """The settings that reproduce the evaluation, as YAML."""
     import yaml
 
     costs = list(evaluation.costs) if evaluation.costs_given else None
@@ -88,12 +85,12 @@ def config(evaluation: Evaluation, source: str, calibration: str | None = None) 
 
 
 def per_exit(evaluation: Evaluation) -> str:
-    """A row for each rule and exit, a column for each measure; empty where there is no value."""
+    """One row per rule and exit, one column per metric, as CSV; cells without a value are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["rule", "exit", "cost", *MEASURES])
-    for rule, figures in evaluation.rules.items():
-        columns = [figures.get(key) or [None] * evaluation.exits for key in MEASURES]
+    for rule, metrics in evaluation.rules.items():
+        columns = [measure.values(metrics) or ("",) * evaluation.exits for measure in MEASURES.values()]
         for exit, cost in enumerate(evaluation.costs):
             writer.writerow([csv_cell(rule), exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()

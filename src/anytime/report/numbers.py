@@ -1,4 +1,4 @@
-"""How the report writes numbers: short enough to read, never rounded into a claim that does not hold."""
+"""Numbers as text: short, and never rounded into a claim that does not hold."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def percent(value: Number) -> str:
     return f"{value:.{digits}f} %".replace("-", "−")
 
 
-def exact(value: Number) -> str:
-    """A percentage for a table, with two decimals: `27.18 %`."""
-    return ABSENT if value is None or math.isnan(value) else f"{value:.2f} %"
+def exact(value: Number, *, digits: int = 2) -> str:
+    """A percentage with fixed decimals, for a table: `27.18 %`."""
+    return ABSENT if value is None or math.isnan(value) else f"{value:.{digits}f} %"
 
 
-def share(value: Number, *, digits: int = 2) -> str:
-    """A share between 0 and 1 as a percentage: `72.80 %`."""
-    return ABSENT if value is None or math.isnan(value) else f"{100 * value:.{digits}f} %"
+def fraction(value: Number, *, digits: int = 2) -> str:
+    """A fraction between 0 and 1 as a percentage: `72.80 %`."""
+    return exact(None if value is None else 100 * value, digits=digits)
 
 
 def number(value: Number) -> str:

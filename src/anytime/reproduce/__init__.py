@@ -1,21 +1,22 @@
-"""The paper, reproduced: every figure and table as a study over trained networks, held against the paper's numbers."""
+"""The paper's figures and tables, measured on trained networks and compared with the paper's numbers."""
 
-from anytime.reproduce.catalogue import CATALOGUE, Context, Study, find, names
-from anytime.reproduce.finding import Band, Claim, Comparison, Field, Finding, Line, Measured, Panel
+from anytime.reproduce.catalogue import CATALOGUE, Draft, Study, find, names
+from anytime.reproduce.finding import Claim, Comparison, Finding, Measured
 from anytime.reproduce.needs import Need
+from anytime.reproduce.plots import Band, ClassMap, Line, Plot
 
 __all__ = [
     "CATALOGUE",
     "Band",
     "Claim",
+    "ClassMap",
     "Comparison",
-    "Context",
-    "Field",
+    "Draft",
     "Finding",
     "Line",
     "Measured",
     "Need",
-    "Panel",
+    "Plot",
     "Study",
     "find",
     "names",

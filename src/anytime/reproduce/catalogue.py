@@ -1,49 +1,108 @@
-"""Every figure and table of the paper by the name of what it shows, and the module that measures it.
+"""Every figure and table of the paper by name, and the function that measures it.
 
-A module of `anytime.reproduce.studies` has one function, `study(context)`, and is loaded when it is asked for.
+A study is a function of `anytime.reproduce.studies`, imported when it is called. It gets a `Draft`, which has the runs and
+collects what the study finds.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from anytime.errors import OptionError
 from anytime.reproduce import needs
+from anytime.reproduce.finding import Claim, Comparison, Finding, Measured
 from anytime.reproduce.needs import Need
 
 if TYPE_CHECKING:
-    from anytime.reproduce.finding import Finding
-    from anytime.reproduce.runs import Runs
+    from anytime.reproduce.group import Group, Metric
+    from anytime.reproduce.plots import ClassMap, Plot
+    from anytime.reproduce.runs import Run, Runs
 
 Scale = Literal["smoke", "small", "full"]
 
 
-@dataclass(frozen=True)
-class Context:
-    """What a study is given.
+@dataclass
+class Draft:
+    """What a study starts from, and what it has found so far.
 
     Attributes:
         study: The study itself.
-        runs: The runs at hand.
-        scale: How much work may be done.
-        images: Folder with the images of CIFAR, for what cannot be had from logits; None where there is none.
+        runs: The available runs.
+        scale: How much work to do.
+        images: Folder with CIFAR images, for what logits do not show; None if there is none.
+        used: The runs that were used.
+        plots, comparisons, claims, numbers, table: See `Finding`.
     """
 
     study: Study
     runs: Runs
     scale: Scale
     images: Path | None = None
+    used: list[Run] = field(default_factory=list)
+    plots: list[Plot | ClassMap] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    table: list[tuple[str, ...]] = field(default_factory=list)
+    _rows: list[str] = field(default_factory=list)
 
-    def finding(self, **parts: Any) -> Finding:
-        """A finding of this study at this scale, from what was found."""
-        from anytime.reproduce.finding import Finding
+    def add(self, group: Group, *metrics: Metric, name: str | None = None) -> None:
+        """Note that a group was used, and store its metrics under a name, by default that of its data set."""
+        self.used += group.runs
+        self._rows.append(f"{group.title.replace(', ', ' on ')}: {group.rows}")
+        self.numbers[name or group.data] = group.numbers(*metrics)
 
-        return Finding(self.study.name, self.study.shows, self.study.figure, self.scale, **parts)
+    def claim(self, what: str, holds: bool, detail: str) -> None:
+        """Add a claim with the numbers behind it."""
+        self.claims.append(Claim(what, holds, detail))
+
+    def compare(
+        self,
+        names: Sequence[str],
+        ours: Sequence[Measured],
+        theirs: Sequence[float | None],
+        *,
+        tolerance: float | None,
+        unit: str = "",
+    ) -> None:
+        """Compare a curve with the paper's, where the paper's is known.
+
+        Networks with another number of exits are not compared: their exits do not correspond to the paper's.
+        """
+        if len(ours) == len(theirs):
+            rows = zip(names, ours, theirs, strict=True)
+            self.comparisons += [
+                Comparison(name, them, us, tolerance, unit=unit) for name, us, them in rows if them is not None
+            ]
+
+    def finding(self, *, note: str, rows: str | None = None, headings: tuple[str, ...] = ()) -> Finding:
+        """The finding.
+
+        Args:
+            note: What to know about the numbers.
+            rows: Which inputs were measured, unless `add` was called for every group.
+            headings: Of the table.
+        """
+        return Finding(
+            self.study.name,
+            self.study.shows,
+            self.study.figure,
+            self.scale,
+            runs=tuple(dict.fromkeys(run.name for run in self.used)),
+            rows="; ".join(self._rows) if rows is None else rows,
+            note=note,
+            plots=tuple(self.plots),
+            comparisons=tuple(self.comparisons),
+            claims=tuple(self.claims),
+            numbers=self.numbers,
+            headings=headings,
+            table=tuple(self.table),
+        )
 
 
 @dataclass(frozen=True)
@@ -51,11 +110,11 @@ class Study:
     """One figure or table.
 
     Attributes:
-        name: Of the study, on the command line.
-        shows: What it shows, in a few words.
+        name: On the command line.
+        shows: What it shows.
         figure: The paper's figure or table.
         needs: The runs it needs.
-        module: In `anytime.reproduce.studies`.
+        module: The module of `anytime.reproduce.studies` with its function, which has the study's name.
     """
 
     name: str
@@ -68,52 +127,48 @@ class Study:
         """Measure.
 
         Args:
-            runs: The runs at hand.
-            scale: `smoke` for seconds, `small` for minutes, `full` for the paper's size.
-            images: Folder with CIFAR, which some figures can be completed from.
+            runs: The available runs.
+            scale: `smoke` takes seconds, `small` minutes, `full` has the paper's size.
+            images: Folder with CIFAR, which completes some figures.
         """
-        module = import_module(f"anytime.reproduce.studies.{self.module}")
-        folder = None if images is None else Path(images)
-        found = cast("Finding", module.study(Context(self, runs, scale, folder)))
-        return found if scale == "full" else found.unasked()
+        measure = getattr(import_module(f"anytime.reproduce.studies.{self.module}"), self.name.replace("-", "_"))
+        found = cast(Finding, measure(Draft(self, runs, scale, None if images is None else Path(images))))
+        return found if scale == "full" else found.without_tolerances()
 
 
+CIFAR_100 = (needs.MSDNET_100,)
 CATALOGUE: tuple[Study, ...] = (
-    Study(
-        "marginal-and-conditional",
-        "better on average, worse for many an input",
-        "Figure 1",
-        (needs.MSDNET_100,),
-        "marginal",
-    ),
-    Study("trajectories", "ten inputs under the product", "Figure 2", (needs.MSDNET_100,), "trajectories"),
-    Study("accuracy", "accuracy at each exit, with deviations", "Figure 3, B.11", (needs.MSDNET,), "accuracy"),
-    Study("label-drops", "falls of the true class's probability", "Figure 4", (needs.MSDNET,), "label_drops"),
-    Study("uncertainty", "entropy and size of prediction sets", "Figure 5", (needs.MSDNET_100,), "uncertainty"),
-    Study("calibration-gap", "calibration error at each exit", "Figure 6", (needs.MSDNET_100,), "calibration_gap"),
-    Study("final-answer-drops", "falls of the final answer's probability", "B.1.1", (needs.MSDNET,), "final_drops"),
+    Study("marginal-and-conditional", "better on average, worse for many inputs", "Figure 1", CIFAR_100, "inputs"),
+    Study("trajectories", "ten inputs under the product", "Figure 2", CIFAR_100, "inputs"),
+    Study("accuracy", "accuracy at each exit, with standard deviations", "Figure 3, B.11", (needs.MSDNET,), "accuracy"),
+    Study("label-drops", "drops of the true class's probability", "Figure 4", (needs.MSDNET,), "drops"),
+    Study("uncertainty", "entropy and size of prediction sets", "Figure 5", CIFAR_100, "uncertainty"),
+    Study("calibration-gap", "calibration error at each exit", "Figure 6", CIFAR_100, "uncertainty"),
+    Study("final-answer-drops", "drops of the final answer's probability", "B.1.1", (needs.MSDNET,), "drops"),
     Study("correctness", "monotone and never correct inputs", "Table 1, B.1.2", (needs.MSDNET,), "correctness"),
-    Study("ablation", "activations × product or mixture", "B.2", (needs.MSDNET_100,), "ablation"),
-    Study("sigmoid", "a sigmoid in place of the ReLU", "B.2", (needs.MSDNET_100,), "sigmoid"),
-    Study("collaboration", "with an oracle's help, sound and as released", "B.3", (needs.MSDNET_100,), "collaboration"),
-    Study("static-threshold", "a threshold above zero", "B.3.1", (needs.MSDNET_100,), "static_threshold"),
-    Study("adaptive-threshold", "a threshold that follows confidence", "B.3.1", (needs.MSDNET_100,), "adaptive_threshold"),
+    Study("ablation", "activations × product or mixture", "B.2", CIFAR_100, "activations"),
+    Study("sigmoid", "a sigmoid in place of the ReLU", "B.2", CIFAR_100, "activations"),
+    Study("collaboration", "deferral to an oracle, corrected and as released", "B.3", CIFAR_100, "collaboration"),
+    Study("static-threshold", "a threshold above zero", "B.3.1", CIFAR_100, "thresholds"),
+    Study("adaptive-threshold", "a threshold that depends on confidence", "B.3.1", CIFAR_100, "thresholds"),
     Study("finetune", "training with the product", "B.3.2", (needs.FINETUNED,), "finetune"),
-    Study("text", "texts, from 2 classes to 150", "B.4", (needs.TEXT,), "text"),
-    Study("overthinking", "right at some exit, wrong at the last", "B.5", (needs.MSDNET,), "overthinking"),
-    Study("learn-and-forget", "first right, and first wrong again", "B.5", (needs.MSDNET_100,), "learn_and_forget"),
-    Study("zero-time-waste", "the product on ZTW's heads", "B.5", (needs.ZTW,), "zero_time_waste"),
-    Study("spiral", "the support of an ensemble shrinks", "B.6", (), "spiral"),
-    Study("regression", "intervals of an ensemble shrink", "B.6", (), "regression"),
-    Study("entropy-rise", "rises of entropy", "B.7", (needs.MSDNET,), "entropy_rise"),
-    Study("set-size-rise", "rises of the prediction set's size", "B.7", (needs.MSDNET,), "set_size_rise"),
-    Study("clip", "between Heaviside and ReLU", "B.8", (needs.MSDNET,), "clip"),
+    Study("text", "text classification, from 2 classes to 150", "B.4", (needs.TEXT,), "text"),
+    Study("overthinking", "correct at some exit, wrong at the last", "B.5", (needs.MSDNET,), "correctness"),
+    Study(
+        "learn-and-forget", "correct for the first time, and wrong again for the first time", "B.5", CIFAR_100, "correctness"
+    ),
+    Study("zero-time-waste", "the product on ZTW's heads", "B.5", (needs.ZTW,), "accuracy"),
+    Study("spiral", "the support of an ensemble shrinks", "B.6", (), "ensembles"),
+    Study("regression", "intervals of an ensemble shrink", "B.6", (), "ensembles"),
+    Study("entropy-rise", "rises of the entropy", "B.7", (needs.MSDNET,), "drops"),
+    Study("set-size-rise", "rises of the prediction set's size", "B.7", (needs.MSDNET,), "drops"),
+    Study("clip", "between Heaviside and ReLU", "B.8", (needs.MSDNET,), "activations"),
     Study("calibrated-baselines", "calibrated exits, with caching", "B.9", (needs.SEEDS_100,), "calibrated_baselines"),
     Study("budgeted-batch", "a mean cost for a batch", "B.10", (needs.MSDNET,), "budgeted_batch"),
-    Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,), "dvit"),
-    Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "l2w"),
+    Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,), "accuracy"),
+    Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "accuracy"),
     Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
-    Study("deviations", "what the released code does otherwise", "our own", (needs.MSDNET_100,), "deviations"),
+    Study("deviations", "where the released code differs from the paper", "our own", CIFAR_100, "deviations"),
 )
 
 
@@ -128,9 +183,9 @@ def find(name: str) -> Study:
             return study
     close = difflib.get_close_matches(name, names(), n=1)
     raise OptionError(
-        f"there is no study {name!r}",
+        f"unknown study {name!r}",
         expected="a name that `anytime reproduce list` shows, or all",
-        fix=f"did you mean {close[0]!r}?" if close else "see `anytime reproduce list`",
+        fix=f"did you mean {close[0]!r}?" if close else "run `anytime reproduce list` to see the names",
     )
 
 

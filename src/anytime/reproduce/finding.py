@@ -1,26 +1,24 @@
-"""What a study finds: numbers, rows that hold them against the paper's, pictures as data, and a plain word on both.
-
-Pictures are described, not drawn: `anytime reproduce` draws them in the style of the report.
-"""
+"""What a study finds: our numbers beside the paper's, its claims checked, charts as data, and a note."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from anytime.errors import OptionError, ShapeError
 
-Kind = Literal["linear", "symlog"]
+if TYPE_CHECKING:
+    from anytime.reproduce.plots import ClassMap, Plot
 
-_NEAR = 1e-9
-"""A difference that is the tolerance but for the last bit is within."""
+_ROUNDING = 1e-9
+"""A difference that exceeds the tolerance by rounding only is within."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of ours: the mean over seeds, and the standard deviation where there are two or more."""
+    """One of our numbers: the mean over seeds, and the standard deviation if there are two or more seeds."""
 
     mean: float
     deviation: float | None = None
@@ -31,11 +29,11 @@ class Comparison:
     """One number of the paper beside ours.
 
     Attributes:
-        what: What is measured, in words.
-        paper: The paper's number, or None where a bound alone is asked for.
-        ours: Ours, in the same unit.
-        tolerance: How far apart the two may lie, or None where nothing is asked.
-        at_most: A bound that ours must keep, or None.
+        what: What is measured.
+        paper: The paper's number, or None if there is only a bound.
+        ours: Our number, in the same unit.
+        tolerance: Largest allowed difference, or None.
+        at_most: Upper bound on our number, or None.
         unit: `%`, `nats`, `classes`, or nothing.
     """
 
@@ -48,103 +46,53 @@ class Comparison:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Ours minus the paper's."""
         return None if self.paper is None else self.ours.mean - self.paper
 
     @property
     def within(self) -> bool | None:
-        """Whether ours lies within what is asked; None where nothing is."""
-        asked = []
+        """Whether our number meets the tolerance and the bound; None if it has neither."""
+        checks = []
         if self.tolerance is not None and self.difference is not None:
-            asked.append(abs(self.difference) <= self.tolerance + _NEAR)
+            checks.append(abs(self.difference) <= self.tolerance + _ROUNDING)
         if self.at_most is not None:
-            asked.append(self.ours.mean <= self.at_most)
-        return all(asked) if asked else None
+            checks.append(self.ours.mean <= self.at_most)
+        return all(checks) if checks else None
+
+    def cells(self) -> tuple[str, ...]:
+        """The table row.
+
+        >>> Comparison("accuracy", 65.3, Measured(63.4, 0.4), 2.0, unit="%").cells()
+        ('accuracy', '65.3 %', '63.40 ± 0.40 %', '−1.90', '± 2', 'within')
+        """
+        # Enough digits to see whether the tolerance is met.
+        digits, unit = 2 if self.unit in ("%", "classes") else 3, f" {self.unit}" if self.unit else ""
+        asked = [] if self.tolerance is None else [f"± {self.tolerance:g}"]
+        asked += [] if self.at_most is None else [f"≤ {self.at_most:g}"]
+        return (
+            self.what,
+            "–" if self.paper is None else f"{self.paper:g}{unit}",
+            f"{with_deviation(self.ours, digits)}{unit}",
+            "–" if self.difference is None else signed(self.difference, digits),
+            " and ".join(asked) or "–",
+            {None: "–", True: "within", False: "NOT within"}[self.within],
+        )
+
+
+HEADINGS = ("what", "paper", "ours", "difference", "allowed", "verdict")
+"""Of the cells of a comparison."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the paper says in words, and whether it holds here; `detail` has the numbers behind it."""
+    """A statement of the paper (or our own), whether it holds here, and the numbers behind it."""
 
     what: str
     holds: bool
     detail: str
 
-
-@dataclass(frozen=True)
-class Line:
-    """One line of a panel.
-
-    Attributes:
-        name: For the legend; lines of one name share an entry.
-        x, y: The points; None where there is none.
-        look: Which of the house's looks, from 0; `latest`, `caching` and `product` have 0, 1 and 2 everywhere.
-        spread: Deviation over seeds at each point, drawn as a bar.
-        paper: The paper's values at the same x, drawn as crosses.
-        marks: Whether points carry a marker.
-        faint: Whether it stands in the background.
-    """
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    look: int
-    spread: tuple[float | None, ...] = ()
-    paper: tuple[float | None, ...] = ()
-    marks: bool = True
-    faint: bool = False
-
-
-@dataclass(frozen=True)
-class Band:
-    """An area between two curves."""
-
-    name: str
-    x: tuple[float, ...]
-    low: tuple[float | None, ...]
-    high: tuple[float | None, ...]
-    look: int
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One chart of a picture.
-
-    Attributes:
-        title: What it shows.
-        x_title, y_title: Of the axes, with units.
-        lines: What is drawn.
-        kind: Of the y axis; `symlog` has a place for zero and for a tenth of a percent.
-        exits: How many exits the x axis counts, or None for an axis of numbers.
-        x_marks: Ticks of an axis of numbers, where they lie and what they say, in place of round numbers.
-        zero: Whether the y axis begins at zero.
-        y_range: Ends of the y axis, where they should not follow from the lines.
-        bands: Areas behind the lines.
-    """
-
-    title: str
-    x_title: str
-    y_title: str
-    lines: tuple[Line, ...]
-    kind: Kind = "linear"
-    exits: int | None = None
-    x_marks: tuple[tuple[float, str], ...] | None = None
-    zero: bool = False
-    y_range: tuple[float, float] | None = None
-    bands: tuple[Band, ...] = ()
-
-
-@dataclass(frozen=True)
-class Field:
-    """A map of the plane in square cells, one row of the picture after the other from the top.
-
-    Attributes:
-        title: What it shows.
-        cells: For each cell a look and how strongly it is coloured, from 0 to 1.
-    """
-
-    title: str
-    cells: tuple[tuple[tuple[int, float], ...], ...]
+    def __str__(self) -> str:
+        return f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.what} ({self.detail})"
 
 
 @dataclass(frozen=True)
@@ -156,15 +104,15 @@ class Finding:
         title: What it shows.
         figure: The figure or table of the paper.
         scale: `smoke`, `small` or `full`.
-        runs: The runs it was measured on, by name.
-        rows: Which inputs, in words.
+        runs: Names of the runs it was measured on.
+        rows: Which inputs it was measured on.
         note: What to know about the numbers, and where and why they differ.
-        panels: The picture.
-        comparisons: Numbers beside the paper's.
-        claims: The paper's words, checked.
-        numbers: Everything measured, for machines.
-        headings: Of `table`, if there is one.
-        table: Further rows for people, such as a table that has no counterpart in the paper.
+        plots: The figure.
+        comparisons: Our numbers beside the paper's.
+        claims: The paper's statements, checked.
+        numbers: Everything that was measured, for programs.
+        headings: Of `table`.
+        table: A further table, such as one without a counterpart in the paper.
     """
 
     study: str
@@ -174,7 +122,7 @@ class Finding:
     runs: tuple[str, ...]
     rows: str
     note: str
-    panels: tuple[Panel | Field, ...]
+    plots: tuple[Plot | ClassMap, ...]
     comparisons: tuple[Comparison, ...] = ()
     claims: tuple[Claim, ...] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -183,41 +131,39 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """In one line: how many of the numbers asked for lie within, and how many claims hold.
+        """How many numbers are within tolerance, and how many claims hold.
 
         >>> Finding("x", "t", "f", "full", (), "", "", (), claims=(Claim("a", True, ""), Claim("b", False, ""))).verdict
         '1 of 2 claims hold'
         """
-        asked = [row.within for row in self.comparisons if row.within is not None]
-        parts = [f"{sum(asked)} of {len(asked)} numbers within tolerance"] if asked else []
+        checked = [row.within for row in self.comparisons if row.within is not None]
+        parts = [f"{sum(checked)} of {len(checked)} numbers within tolerance"] if checked else []
         if self.claims:
             held = sum(claim.holds for claim in self.claims)
             parts.append(f"{held} of {len(self.claims)} {'claims hold' if len(self.claims) > 1 else 'claim holds'}")
         return "; ".join(parts) or "nothing to compare"
 
-    def unasked(self) -> Finding:
-        """The same without tolerances: a small scale shows that all runs, and is not held against the paper."""
+    def without_tolerances(self) -> Finding:
+        """The same without tolerances and bounds: at a small scale, numbers are not compared with the paper's."""
         rows = tuple(replace(row, tolerance=None, at_most=None) for row in self.comparisons)
-        note = f"At the scale {self.scale} this shows that everything runs, and says nothing about the paper. {self.note}"
+        note = f"The scale {self.scale} only checks that the study runs; its numbers do not test the paper. {self.note}"
         return replace(self, comparisons=rows, note=note)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain document without the picture; differences and verdicts are written out."""
-        document = {key: value for key, value in asdict(self).items() if key != "panels"}
-        document["comparisons"] = [
-            {**asdict(row), "difference": row.difference, "within": row.within} for row in self.comparisons
-        ]
-        return {**document, "verdict": self.verdict}
+        """A JSON document without the plots; includes differences and verdicts."""
+        document = {name: value for name, value in asdict(replace(self, plots=())).items() if name != "plots"}
+        rows = [{**asdict(row), "difference": row.difference, "within": row.within} for row in self.comparisons]
+        return {**document, "comparisons": rows, "verdict": self.verdict}
 
 
 def over_seeds(values: Sequence[float]) -> Measured:
-    """Mean and standard deviation (of a sample, n - 1) of one number over seeds.
+    """Mean and sample standard deviation (n - 1) of a number over seeds.
 
     >>> over_seeds([1.0, 2.0, 3.0])
     Measured(mean=2.0, deviation=1.0)
     """
     if not values:
-        raise OptionError("no values to take the mean of", expected="one a seed", fix="give at least one run")
+        raise OptionError("no values to average", expected="one value per seed", fix="pass at least one run")
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Measured(mean)
@@ -225,11 +171,47 @@ def over_seeds(values: Sequence[float]) -> Measured:
 
 
 def each_over_seeds(curves: Sequence[Sequence[float]]) -> list[Measured]:
-    """`over_seeds` point by point, for one curve a seed."""
+    """`over_seeds` at each point, for one curve per seed."""
     if len({len(values) for values in curves}) > 1:
         raise ShapeError(
             f"curves of {', '.join(str(len(values)) for values in curves)} points",
-            expected="as many points of every seed",
-            fix="give runs of one network, with as many exits",
+            expected="the same number of points for every seed",
+            fix="pass runs of one network, with the same exits",
         )
     return [over_seeds(values) for values in zip(*curves, strict=True)]
+
+
+def minus(text: str) -> str:
+    """Formatted numbers with a typographic minus, and none before zero.
+
+    >>> minus("-1.20, +0.50"), minus("-0.00")
+    ('−1.20, +0.50', '0.00')
+    """
+    return text.lstrip("-") if not text.strip("-0.") else text.replace("-", "−")
+
+
+def signed(value: float, digits: int) -> str:
+    """A difference with its sign; one that rounds to zero is positive."""
+    text = minus(f"{value:.{digits}f}")
+    return text if text.startswith("−") else f"+{text}"
+
+
+def with_deviation(value: Measured, digits: int) -> str:
+    """A mean, with its standard deviation if there is one."""
+    spread = "" if value.deviation is None else f" ± {value.deviation:.{digits}f}"
+    return f"{minus(f'{value.mean:.{digits}f}')}{spread}"
+
+
+def means(values: Sequence[Measured], digits: int = 1) -> str:
+    """The means, separated by commas: `63.4, 66.5, 69.5`."""
+    return ", ".join(f"{value.mean:.{digits}f}" for value in values)
+
+
+def listed(values: Mapping[str, float], unit: str = " %", digits: int = 2) -> str:
+    """Numbers by name: `latest 12.30 %, product 1.20 %`."""
+    return ", ".join(f"{name} {value:.{digits}f}{unit}" for name, value in values.items())
+
+
+def at_most(ours: Sequence[Measured], others: Sequence[Measured]) -> bool:
+    """Whether the mean is at most the other's at every point."""
+    return all(mine.mean <= theirs.mean for mine, theirs in zip(ours, others, strict=True))

@@ -1,4 +1,4 @@
-"""What a study needs: runs of a network on some data set, and how to get them where there are none."""
+"""The runs that a study needs, and how to train them if they are missing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Need:
 
     Attributes:
         network: As `anytime.reproduce.runs.network_of` names it.
-        data: Data sets of which one at least must be there; all that are there are used.
-        seeds: How many runs are needed in all.
-        recipe: The recipe of `anytime train` that makes one, or None where there is none yet.
+        data: Data sets; one is enough, all that are available are used.
+        seeds: Smallest number of runs in all.
+        recipe: The recipe of `anytime train` for such a run, or None if there is none.
     """
 
     network: str
@@ -29,17 +29,15 @@ class Need:
         return f"{self.network} on {' or '.join(self.data)}" + (f" (≥ {self.seeds} seeds)" if self.seeds > 1 else "")
 
     def missing(self, where: str, found: int) -> MissingRunError:
-        """The error for runs that are not there."""
+        """The error for missing runs."""
         few = f"{found} of {self.seeds} runs" if found else "no run"
-        make = (
-            f"train it: anytime train {self.recipe} --root DATA --out RUN, then python results/publish.py RUN FOLDER/NAME"
-            if self.recipe
-            else "there is no recipe for it yet; it will come with a later release"
+        train = (
+            f"anytime train {self.recipe} --root DATA --out RUN" if self.recipe else "train it with --config (it has no recipe)"
         )
         return MissingRunError(
             f"{where} has {few} of {self.network} on {' or '.join(self.data)}",
-            expected=f"{self.seeds} or more, each a folder with config.json, figures and logits",
-            fix=make,
+            expected=f"{self.seeds} or more, each a folder with config.json, metrics and logits",
+            fix=f"{train}, then python results/publish.py RUN FOLDER/NAME",
             path=where,
         )
 

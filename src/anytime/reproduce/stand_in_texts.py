@@ -1,7 +1,4 @@
-"""Small runs on made-up texts, in place of those on published ones: short sentences, most with a word of their class.
-
-As with the other stand-ins, they keep the studies running and say nothing about the paper.
-"""
+"""Small runs on synthetic texts, in place of those on published data sets: short sentences, most with a word of their class."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from anytime.train.config import TrainConfig
 from anytime.train.data.tokens import TokenEvaluation
 from anytime.train.loop import fit
 
-_NAME = "made-up texts"
+_NAME = "synthetic texts"
 _CLASSES, _SOME = 8, (2, 4)
 _WORDS = ("and", "in", "is", "it", "near", "not", "of", "or", "that", "the", "there", "to", "was", "with")
 _COMMON, _TRUE, _LENGTH = 5, 0.8, 12
@@ -27,13 +24,7 @@ _UNSEEN = 240
 
 
 def on_texts(need: Need, *, rows: int, epochs: int) -> Sequence[Run]:
-    """Runs for one of the needs of texts; perhaps none.
-
-    Args:
-        need: What is needed.
-        rows: Texts to learn from.
-        epochs: Passes over them.
-    """
+    """Runs for a need of texts, trained on so many rows and epochs; empty for any other need."""
     if need in (TEXT, OUT_OF_SCOPE):
         return (_train(None, False, rows, epochs),)
     if need == SINGLE_HEAD:
@@ -43,7 +34,7 @@ def on_texts(need: Need, *, rows: int, epochs: int) -> Sequence[Run]:
 
 @cache
 def _train(classes: int | None, single: bool, rows: int, epochs: int) -> Run:
-    """A small encoder on all classes or on some; rows it has not seen are split into validation and test."""
+    """A small encoder on all classes or some, with the logits of its validation and test rows."""
     parts = {"train": _write(rows, seed=0), "val": _write(_UNSEEN, seed=1), "test": _write(_UNSEEN, seed=2)}
     if classes is not None:
         chosen = draw_classes(_CLASSES, classes)
@@ -68,7 +59,7 @@ def _train(classes: int | None, single: bool, rows: int, epochs: int) -> Run:
 
 
 def _write(rows: int, *, seed: int, outside: bool = False) -> TextData:
-    """Sentences of common words with one of a class among them, four times in five the right one; outside, with none."""
+    """Sentences of common words and one word of a class, in four out of five the label's; `outside` have no such word."""
     draw = np.random.RandomState(seed)
     labels = draw.permutation(np.arange(rows) % _CLASSES)
     texts = []

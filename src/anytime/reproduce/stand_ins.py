@@ -1,7 +1,7 @@
-"""Small runs where the real ones are missing: the sample that ships, and networks trained here on handwritten digits.
+"""Small runs in place of missing ones: the packaged sample, and networks trained on handwritten digits.
 
-They keep every study running everywhere, in seconds or minutes. They say nothing about the paper's numbers, and a finding made
-with one is never held against them.
+With them every study runs everywhere, in seconds or minutes. Findings from stand-ins are never compared with the paper's
+numbers.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ from anytime.train.data.logits import ExitEvaluation
 from anytime.train.digits import NETWORK
 from anytime.train.loop import fit
 
-_TEST_SHARE = 0.6
+_TEST_FRACTION = 0.6
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained: images to learn from, passes over them, and how many seeds."""
+    """Training images, epochs, number of seeds, and rows per test and validation set at most."""
 
     rows: int
     epochs: int
     seeds: int
+    held_out: int
 
 
-SMOKE = Size(rows=150, epochs=2, seeds=2)
-SMALL = Size(rows=400, epochs=20, seeds=3)
+SMOKE = Size(rows=150, epochs=2, seeds=2, held_out=300)
+SMALL = Size(rows=400, epochs=20, seeds=3, held_out=2000)
 
 
 def from_sample(sample: LogitsFile) -> Run:
-    """A run made of the packaged logits of an MSDNet on CIFAR-100: three fifths of the rows as test, the rest as validation.
-
-    Its costs are those of that network.
-    """
+    """The packaged logits of an MSDNet on CIFAR-100 as a run: three fifths of the rows for test, the rest for validation."""
     logits, labels = sample.logits[:].float(), sample.labels
     assert labels is not None
-    cut = int(_TEST_SHARE * logits.shape[1])
+    cut = int(_TEST_FRACTION * logits.shape[1])
     parts = {"test": (logits[:, :cut], labels[:cut].long()), "val": (logits[:, cut:], labels[cut:].long())}
     run = Run("packaged-sample", "msdnet", "cifar100", 0, model="msdnet-cifar", stored=parts)
     network = run._network()
@@ -55,14 +53,14 @@ def from_sample(sample: LogitsFile) -> Run:
 
 
 def on_digits(size: Size) -> Callable[[Need], Sequence[Run]]:
-    """Makes runs on handwritten digits, and on made-up texts, for what is needed, each network once."""
+    """A function that trains runs on handwritten digits or synthetic texts for a need, each network once."""
     made: dict[str, tuple[Run, ...]] = {}
 
     def make(need: Need) -> Sequence[Run]:
         if texts := on_texts(need, rows=size.rows, epochs=size.epochs):
             return texts
         if need.network not in _NETWORKS:
-            raise need.missing("the small scales have no stand-in: the folder of runs", 0)
+            raise need.missing("the folder of runs (there is no stand-in)", 0)
         if need.network not in made:
             made[need.network] = tuple(_train(need.network, seed, size) for seed in range(size.seeds))
         return made[need.network]
@@ -71,7 +69,7 @@ def on_digits(size: Size) -> Callable[[Need], Sequence[Run]]:
 
 
 def _train(network: str, seed: int, size: Size) -> Run:
-    """One network on digits; rows it has not seen are split into validation and test."""
+    """One network on digits, with the logits of its validation and test rows."""
     sets = load_digits(channels=3)  # the same rows for every seed, so that seeds can be averaged
     train = _doubled(sets["train"].take(torch.arange(size.rows), split="train"))
     with torch.random.fork_rng(devices=[]):
@@ -79,15 +77,18 @@ def _train(network: str, seed: int, size: Size) -> Run:
         model = _NETWORKS[network]()
     recipe = TrainConfig(epochs=size.epochs, batch=32, lr=0.1, schedule="cosine", augment=False, seed=seed)
     fit(model, train, replace(recipe, **_RECIPES.get(network, {})))
-    unseen = {name: _doubled(sets[name]) for name in ("test", "val")}
-    parts = {name: (ExitEvaluation(model, data).logits(), data.labels) for name, data in unseen.items()}
+    parts = {}
+    for name in ("test", "val"):
+        rows = torch.arange(min(len(sets[name]), size.held_out))
+        data = _doubled(sets[name].take(rows, split=name))
+        parts[name] = ExitEvaluation(model, data).logits(), data.labels
     costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
     name = f"{network}-digits-seed{seed} (stand-in)"
     return Run(name, network, "digits", seed, stored=parts, costs=tuple(float(cost) for cost in costs))
 
 
 def _cascade() -> MultiExit:
-    """A small ResNet with ZTW's heads, trained in one go: at this size there is no network to freeze first."""
+    """A small ResNet with ZTW's heads, trained in one phase: at this size there is no network to freeze first."""
     config = ResNetConfig(classes=10, depth=8, width=8, image_size=16, at=("blocks.0", "blocks.1"), heads="cascade")
     return ResNet(config)
 
@@ -116,5 +117,5 @@ _RECIPES: dict[str, dict[str, Any]] = {
 
 
 def _doubled(data: ImageData) -> ImageData:
-    """Each pixel twice in both directions: 8 × 8 is too small for a network with two scales."""
+    """Images of twice the size: 8 × 8 is too small for a network with two scales."""
     return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))

@@ -21,7 +21,7 @@ from anytime.combine import Prediction
 from anytime.conformal import ConformalSets
 from anytime.errors import DeadlineTooShort, OptionError, StateError
 from anytime.models.modes import Modes
-from anytime.policy import Policy
+from anytime.policy import Policy, RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
 from anytime.run.clock import Clock, Gate
@@ -29,7 +29,6 @@ from anytime.run.combining import Combiner
 from anytime.run.engines.base import Engine, Stages
 from anytime.run.executor import Executor
 from anytime.run.forecast import Forecast, Outlook
-from anytime.run.rows import RowAnswers, Rows
 
 _PATIENCE = 0.01
 _STAGES = 4
@@ -91,7 +90,7 @@ class Task:
         self._x: Tensor | None = x
         self._batch = len(x)
         self._seen: list[Tensor] = []
-        self._rows: list[RowAnswers] = []
+        self._rows: list[Stopped] = []
         self._stages: Generator[None, None, None] | None = None
         self._interrupted = self._begun = self._ran = False
         self._refused = executor.caller.refused
@@ -330,7 +329,7 @@ class Task:
             return
         clock, policy = setup.clock, setup.policy
         exits, batch, now = setup.engine.num_exits, self._batch, clock.now()
-        rows = None if policy is None else Rows(policy, batch, exits)
+        rows = None if policy is None else RunningBatch(policy, batch, exits)
         state = None if rows is None else setup.combiner.start(exits)
         # To be woken is part of the first stage, to wait for a turn is not.
         before = now if self.waited or self._way == "stream" else self._began
@@ -367,7 +366,7 @@ class Task:
             setup.forecast.note_all(times)  # all at once: between stages every microsecond is the caller's
             stages.close()
 
-    def _take(self, exit: int, logits: Tensor, state: Any, rows: Rows) -> tuple[Any, Tensor | None]:
+    def _take(self, exit: int, logits: Tensor, state: Any, rows: RunningBatch) -> tuple[Any, Tensor | None]:
         """One step under a policy: the rule's new state and the rows to go on with, if not all."""
         setup = self._setup
         state, prediction = setup.combiner.step(state, logits)
@@ -375,9 +374,9 @@ class Task:
         if exit == 0:
             assert setup.policy is not None
             setup.policy.check_fits(setup.engine.num_exits, prediction.log_probs.shape[1])
-        answers, keep, left = rows.take(exit, prediction)
-        self._rows.append(answers)
-        if not left and exit + 1 < setup.engine.num_exits:
+        keep, goes_on = rows.take(prediction)
+        self._rows.append(rows.stopped())
+        if not goes_on and exit + 1 < setup.engine.num_exits:
             self._reason = self._reason or "policy"
         return state if keep is None else state.select(keep), keep
 
@@ -475,7 +474,7 @@ class Task:
         if sets is None:
             return None
         log_probs, uniform = prediction.log_probs, self._uniform
-        source = self._rows[used - 1].source if self._rows else torch.full((self._batch,), used - 1)
+        source = self._rows[used - 1].source - 1 if self._rows else torch.full((self._batch,), used - 1)
         members = torch.zeros(log_probs.shape, dtype=torch.bool)
         for exit in sorted(set(source.tolist())):
             rows = source == exit

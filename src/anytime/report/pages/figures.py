@@ -1,54 +1,24 @@
-"""Which figures a report has, from which numbers: each with a title, a sentence on how to read it, and its table.
-
-A figure whose numbers are missing (no labels, no prediction sets) is left out.
-"""
+"""The figures of the report. A figure whose metrics are missing (no labels, no prediction sets) is left out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anytime.report.numbers import Number, compact, exact, number, percent, share
+from anytime.report.numbers import compact, exact, fraction, number, percent
+from anytime.report.pages.figure import Figure, Table, exit_axis, exit_table
 from anytime.report.pages.measures import MEASURES, Measure
 from anytime.report.pages.rules import looks, reaching, shown, sign
-from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, draw
-from anytime.report.svg.scale import Linear, linear, symlog
+from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, values
+from anytime.report.svg.reliability import FEW_IN_BIN
+from anytime.report.svg.scale import linear, symlog
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation
+    from anytime.metrics.rule_metrics import ReliabilityBins
 
-MAX_LABELLED_EXITS = 14
-FEW_IN_BIN = 10
-
-
-@dataclass(frozen=True)
-class Table:
-    """Numbers as words: the first cell of each row names it."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One chart of the report, in the section it belongs to."""
-
-    id: str
-    section: str
-    title: str
-    reading: str
-    chart: Chart
-    table: Table
-
-    @property
-    def svg(self) -> str:
-        """The chart drawn for the page."""
-        return draw(self.chart)
-
-
-# Section of the report, and the measures drawn in it exit by exit.
+# The sections of the report and the measures that they draw over the exits.
 _BY_EXIT = (
     ("average", ("accuracy", "label_probability")),
     ("uncertainty", ("entropy", "set_size")),
@@ -56,225 +26,168 @@ _BY_EXIT = (
     ("learning", ("learned", "forgot", "hindsight_improvability_percent", "agreement")),
 )
 _SUPPORT = ("support_size", "support_coverage", "collapsed_percent")
+_IDEAL = "The dashed line at zero is an ideal model."
+# The metrics drawn over thresholds: section, title, how to read it, and the title of the axis.
+_BY_THRESHOLD = {
+    "label_drop_percent": (
+        "drops",
+        "Drops of the true class's probability",
+        f"For each size of drop, how many inputs lose at least that much of the true class's probability. {_IDEAL}",
+        "drops by at least",
+    ),
+    "final_drop_percent": (
+        "drops",
+        "Drops of the final answer's probability",
+        f"The same for the class that the rule answers at the last exit; this needs no labels. {_IDEAL}",
+        "drops by at least",
+    ),
+    "entropy_rise_percent": (
+        "uncertainty",
+        "Rises of entropy",
+        "How many inputs become less certain between any two exits, by size of the rise. Ideal is 0.",
+        "rises by at least, nats",
+    ),
+    "set_size_rise_percent": (
+        "uncertainty",
+        "Rises of the prediction set's size",
+        "For how many inputs the prediction set grows between any two exits, by number of classes.",
+        "grows by at least, classes",
+    ),
+}
 
 
 def figures(evaluation: Evaluation) -> list[Figure]:
-    """All figures of the report, in its order; see `Figure.section` for where each belongs."""
+    """All figures of the report, in order."""
     found = [by_exit(evaluation, section, key) for section, keys in _BY_EXIT for key in keys]
     found += [by_exit(evaluation, "support", key, rules=_with_support(evaluation)) for key in _SUPPORT]
-    found += [against_cost(evaluation), *_drop_curves(evaluation), *_rise_curves(evaluation)]
+    found += [against_cost(evaluation), *(by_threshold(evaluation, key) for key in _BY_THRESHOLD)]
     found += [reliability(evaluation, exit) for exit in sorted({0, evaluation.exits - 1})]
     return [figure for figure in found if figure is not None]
 
 
 def by_exit(evaluation: Evaluation, section: str, key: str, *, rules: Sequence[str] | None = None) -> Figure | None:
-    """A measure at each exit, one line a rule; None where no rule has it."""
-    names = [rule for rule in (evaluation.rules if rules is None else rules) if _has(evaluation, rule, key)]
+    """A measure over the exits, one line per rule; None if no rule has it."""
+    measure = MEASURES[key]
+    names = [rule for rule in (evaluation.rules if rules is None else rules) if measure.values(evaluation.rules[rule])]
     if not names:
         return None
-    measure = MEASURES[key]
-    exits = tuple(range(1, evaluation.exits + 1))
-    series = _series(evaluation, names, key, measure, [float(exit) for exit in exits])
-    x = exit_axis(evaluation.exits)
-    chart = Chart(_summary(measure.title, "at each exit", series, measure), x, _value_axis(measure, series), series)
-    return Figure(key, section, measure.title, measure.reading, chart, _exit_table(evaluation, names, key))
+    series = _series(evaluation, names, key, [float(exit) for exit in range(1, evaluation.exits + 1)])
+    summary = _summary(measure.title, "at each exit", series, measure)
+    chart = Chart(summary, exit_axis(evaluation.exits), _value_axis(measure, series), series)
+    rows = [(shown(rule), *measure.texts(evaluation.rules[rule])) for rule in names]
+    if key == "set_size":
+        coverage = MEASURES["set_coverage"]
+        rows += [(f"{shown(rule)}, coverage", *coverage.texts(evaluation.rules[rule])) for rule in names]
+    table = exit_table(f"{measure.title} at each exit", evaluation.exits, rows)
+    return Figure(key, section, measure.title, measure.reading, chart, table)
 
 
 def against_cost(evaluation: Evaluation) -> Figure | None:
-    """Accuracy over the cumulative cost, where costs are known."""
-    names = [rule for rule in evaluation.rules if _has(evaluation, rule, "accuracy")]
-    if not names or not evaluation.costs_given:
+    """Accuracy over the cumulative cost; None without costs or labels."""
+    accuracy = by_exit(evaluation, "average", "accuracy")
+    if accuracy is None or not evaluation.costs_given:
         return None
     measure = MEASURES["accuracy"]
-    series = _series(evaluation, names, "accuracy", measure, list(evaluation.costs))
-    x = Axis("cumulative cost", linear((0, *evaluation.costs)))
-    chart = Chart(_summary("Accuracy", "over cumulative cost", series, measure), x, _value_axis(measure, series), series)
+    series = tuple(replace(line, x=evaluation.costs) for line in accuracy.chart.series)
+    summary = _summary("Accuracy", "over cumulative cost", series, measure)
     costs = ("cumulative cost", *(number(cost) for cost in evaluation.costs))
-    table = _exit_table(evaluation, names, "accuracy")
-    reading = "The same accuracies over what each exit costs; the sooner a line is up, the more an early answer is worth."
     return Figure(
         "accuracy_cost",
         "average",
-        "Accuracy for its cost",
-        reading,
-        chart,
-        Table(table.caption, table.columns, (costs, *table.rows)),
+        "Accuracy over cost",
+        "The same accuracies over the cost of each exit. The earlier a line rises, the more an early answer is worth.",
+        Chart(summary, Axis("cumulative cost", linear((0, *evaluation.costs))), accuracy.chart.y, series),
+        replace(accuracy.table, rows=(costs, *accuracy.table.rows)),
     )
 
 
-def _drop_curves(evaluation: Evaluation) -> list[Figure | None]:
-    ideal = "The dashed line at zero is an ideal model."
-    return [
-        curve(
-            evaluation,
-            "label_drop_percent",
-            section="drops",
-            title="Falls of the true class's probability",
-            reading=f"For each size of fall, how many inputs lose at least that much of the true class's probability. {ideal}",
-            x_title="falls by at least",
-        ),
-        curve(
-            evaluation,
-            "final_drop_percent",
-            section="drops",
-            title="Falls of the final answer's probability",
-            reading=f"The same for the class that the rule answers at the last exit, which needs no labels. {ideal}",
-            x_title="falls by at least",
-        ),
-    ]
-
-
-def _rise_curves(evaluation: Evaluation) -> list[Figure | None]:
-    return [
-        curve(
-            evaluation,
-            "entropy_rise_percent",
-            section="uncertainty",
-            title="Rises of entropy",
-            reading="How many inputs grow less certain on the way, by at least so many nats; an ideal model never does.",
-            x_title="rises by at least, nats",
-        ),
-        curve(
-            evaluation,
-            "set_size_rise_percent",
-            section="uncertainty",
-            title="Rises of the prediction set",
-            reading="How many inputs see their prediction set grow on the way, by at least so many classes.",
-            x_title="grows by at least, classes",
-        ),
-    ]
-
-
-def curve(evaluation: Evaluation, key: str, *, section: str, title: str, reading: str, x_title: str) -> Figure | None:
-    """Percent of inputs over a threshold, on a symlog axis that has a place for zero."""
-    names = [rule for rule in evaluation.rules if evaluation.rules[rule].get(key) is not None]
-    if not names:
+def by_threshold(evaluation: Evaluation, key: str) -> Figure | None:
+    """Percent of inputs over a threshold, on a symlog axis that includes zero."""
+    section, title, reading, x_title = _BY_THRESHOLD[key]
+    found = {rule: each for rule, metrics in evaluation.rules.items() if (each := getattr(metrics, key))}
+    if not found:
         return None
-    limits = list(evaluation.rules[names[0]][key])
+    limits = list(next(iter(found.values())))
     series = tuple(
         Series(
             shown(rule),
             tuple(float(limit) for limit in limits),
-            tuple(evaluation.rules[rule][key][limit] for limit in limits),
+            tuple(found[rule][limit] for limit in limits),
             look,
-            tuple(
-                f"{shown(rule)}, {reaching(evaluation, limit)}: {exact(evaluation.rules[rule][key][limit])}" for limit in limits
-            ),
+            tuple(f"{shown(rule)}, {reaching(evaluation, limit)}: {exact(found[rule][limit])}" for limit in limits),
         )
-        for rule, look in _looks(evaluation, names)
+        for rule, look in looks(evaluation.rules, found).items()
     )
     x = Axis(x_title, linear((0.0, *series[0].x)))
-    y = Axis("% of inputs", symlog(value for line in series for value in line.y if value is not None))
+    y = Axis("% of inputs", symlog(values(series)))
     guide = Guide((0.0, 0.0), (series[0].x[-1], 0.0), "ideal")
     words = "; ".join(f"{line.name} from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)
     chart = Chart(f"{title}: percent of inputs by size. {words}.", x, y, series, (guide,))
-    rows = tuple((shown(rule), *(exact(evaluation.rules[rule][key][limit]) for limit in limits)) for rule in names)
+    rows = tuple((shown(rule), *(exact(each[limit]) for limit in limits)) for rule, each in found.items())
     table = Table(f"{title}, % of inputs", ("rule", *(f"{sign(evaluation)} {limit}" for limit in limits)), rows)
     return Figure(key.removesuffix("_percent"), section, title, reading, chart, table)
 
 
 def reliability(evaluation: Evaluation, exit: int) -> Figure | None:
-    """Accuracy over confidence at one exit."""
-    names = [rule for rule in evaluation.rules if evaluation.rules[rule].get("reliability")]
-    if not names:
+    """Accuracy over confidence at one exit, counted from 0; None without labels."""
+    bins = {rule: filled_bins(found.reliability[exit]) for rule, found in evaluation.rules.items() if found.reliability}
+    if not bins:
         return None
-    bins = {rule: _filled_bins(evaluation.rules[rule]["reliability"][exit]) for rule in names}
-    series = tuple(_reliability_line(rule, look, bins[rule]) for rule, look in _looks(evaluation, names))
+    series = tuple(_reliability_line(rule, look, bins[rule]) for rule, look in looks(evaluation.rules, bins).items())
     scale = linear((0.0, 100.0))
-    guide = Guide((0.0, 0.0), (100.0, 100.0), "as sure as right")
-    title = f"Confidence against accuracy at exit {exit + 1}"
-    chart = Chart(
-        f"{title}, a reliability diagram.", Axis("confidence, %", scale), Axis("accuracy, %", scale), series, (guide,)
-    )
-    rows = tuple((shown(rule), share(c), share(a), number(n)) for rule in names for c, a, n in bins[rule])
+    guide = Guide((0.0, 0.0), (100.0, 100.0), "confidence = accuracy")
+    title = f"Reliability at exit {exit + 1}"
+    summary = f"{title}: accuracy over confidence."
+    chart = Chart(summary, Axis("confidence, %", scale), Axis("accuracy, %", scale), series, (guide,))
+    rows = tuple((shown(rule), fraction(c), fraction(a), number(n)) for rule in bins for c, a, n in bins[rule])
     table = Table(title, ("rule", "mean confidence", "accuracy", "inputs"), rows)
     reading = (
-        "On the dashed line, confidence is worth its name; below it the rule is too sure, above it too modest. "
-        f"Points stand for {FEW_IN_BIN} inputs or more; the table has all."
+        "On the dashed line, confidence equals accuracy. Below it the rule is overconfident, above it underconfident. "
+        f"Bins with fewer than {FEW_IN_BIN} inputs are in the table only."
     )
     return Figure(f"reliability_{exit + 1}", "calibration", title, reading, chart, table)
 
 
+def filled_bins(bins: ReliabilityBins, *, empty: bool = False) -> list[tuple[float, float, int]]:
+    """Mean confidence, accuracy and number of inputs of each bin that has any, or with `empty` of all bins."""
+    found = zip(bins.confidence, bins.accuracy, bins.count, strict=True)
+    return [(confidence, accuracy, int(count)) for confidence, accuracy, count in found if count or empty]
+
+
 def _reliability_line(rule: str, look: Look, bins: Sequence[tuple[float, float, int]]) -> Series:
-    # A bin of a few inputs jumps between 0 and 100 % and says nothing.
     drawn = [found for found in bins if found[2] >= FEW_IN_BIN] or bins
     return Series(
         shown(rule),
-        tuple(100 * sure for sure, _, _ in drawn),
-        tuple(100 * right for _, right, _ in drawn),
+        tuple(100 * confidence for confidence, _, _ in drawn),
+        tuple(100 * accuracy for _, accuracy, _ in drawn),
         look,
-        tuple(f"{shown(rule)}: {share(sure)} sure, {share(right)} right, {count} inputs" for sure, right, count in drawn),
+        tuple(f"{shown(rule)}: confidence {fraction(c)}, accuracy {fraction(a)}, {count} inputs" for c, a, count in drawn),
     )
 
 
-def _filled_bins(bins: Mapping[str, Sequence[float]]) -> list[tuple[float, float, int]]:
-    return [
-        (confidence, accuracy, int(count))
-        for confidence, accuracy, count in zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True)
-        if count
-    ]
-
-
-def _has(evaluation: Evaluation, rule: str, key: str) -> bool:
-    values = evaluation.rules[rule].get(key)
-    return values is not None and any(value is not None for value in values)
-
-
 def _with_support(evaluation: Evaluation) -> list[str]:
-    """The rules that can take classes out of the running; the softmax never does."""
+    """The rules that can exclude classes; a softmax never does."""
     return [
         rule
-        for rule, figures in evaluation.rules.items()
-        if min(figures["support_size"]) < evaluation.classes or max(figures["collapsed_percent"]) > 0
+        for rule, found in evaluation.rules.items()
+        if min(found.support_size) < evaluation.classes or max(found.collapsed_percent) > 0
     ]
 
 
-def _looks(evaluation: Evaluation, names: Iterable[str]) -> list[tuple[str, Look]]:
-    every = looks(evaluation.rules)
-    return [(name, every[name]) for name in names]
-
-
-def _series(evaluation: Evaluation, names: Sequence[str], key: str, measure: Measure, x: Sequence[float]) -> tuple[Series, ...]:
-    found = []
-    for rule, look in _looks(evaluation, names):
-        values: Sequence[Number] = evaluation.rules[rule][key]
-        y = tuple(None if value is None else measure.factor * value for value in values)
-        if key == "learned":  # all that is right at the first exit is learned there, which would dwarf the rest
+def _series(evaluation: Evaluation, names: Sequence[str], key: str, x: Sequence[float]) -> tuple[Series, ...]:
+    measure, found = MEASURES[key], []
+    for rule, look in looks(evaluation.rules, names).items():
+        given = measure.values(evaluation.rules[rule]) or ()
+        y: tuple[float | None, ...] = tuple(measure.factor * value for value in given)
+        if key == "learned":  # everything that is correct at the first exit is learned there, which would dwarf the rest
             y = (None, *y[1:])
-        tips = tuple(f"{shown(rule)}, exit {index}: {measure.text(value)}" for index, value in enumerate(values, 1))
+        tips = tuple(f"{shown(rule)}, exit {exit}: {measure.text(value)}" for exit, value in enumerate(given, 1))
         found.append(Series(shown(rule), tuple(x), y, look, tips))
     return tuple(found)
 
 
 def _value_axis(measure: Measure, series: Iterable[Series]) -> Axis:
-    low, high = measure.bounds
-    return Axis(
-        measure.axis, linear((y for line in series for _, _, y in line.points()), zero=measure.zero, low=low, high=high)
-    )
-
-
-def exit_axis(exits: int) -> Axis:
-    """The axis of the exits, counted from 1; of many, only some are labelled."""
-    every = -(-exits // MAX_LABELLED_EXITS)
-    marks = tuple((float(exit), str(exit)) for exit in range(1, exits + 1) if (exit - 1) % every == 0)
-    return Axis("exit", Linear(1.0, float(max(exits, 2)), 1.0), marks)
-
-
-def _exit_table(evaluation: Evaluation, names: Iterable[str], key: str) -> Table:
-    rows = [(shown(rule), *written(evaluation, rule, key)) for rule in names]
-    if key == "set_size":
-        covered = [rule for rule in names if _has(evaluation, rule, "set_coverage")]
-        rows += [(f"{shown(rule)}, coverage", *written(evaluation, rule, "set_coverage")) for rule in covered]
-    columns = ("rule", *(f"exit {exit}" for exit in range(1, evaluation.exits + 1)))
-    return Table(f"{MEASURES[key].title} at each exit", columns, tuple(rows))
-
-
-def written(evaluation: Evaluation, rule: str, key: str) -> tuple[str, ...]:
-    """The values of a measure at each exit as words."""
-    values: Sequence[Number] = evaluation.rules[rule][key]
-    if key == "nll":
-        return tuple("infinite" if value is None else number(value) for value in values)
-    return tuple(MEASURES[key].text(value) for value in values)
+    return Axis(measure.axis, linear(values(series), zero=measure.zero, low=0.0, high=measure.high))
 
 
 def _summary(title: str, over: str, series: Iterable[Series], measure: Measure) -> str:

@@ -1,193 +1,213 @@
-"""The section on what can be guaranteed: certificates in words, calibration before and after, coverage, budgets.
+"""The section on guarantees: certificates in words, calibration before and after, coverage, and budgets.
 
 Everything in it is fitted on calibration rows and measured on the rows of the report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from anytime.report.numbers import ABSENT, number, plural, share
-from anytime.report.pages.figures import Figure, Table, exit_axis
+from anytime.report.numbers import ABSENT, fraction, number, plural
+from anytime.report.pages.figure import Figure, Table, exit_axis, exit_table
+from anytime.report.pages.figures import filled_bins
 from anytime.report.pages.measures import MEASURES
 from anytime.report.pages.rules import looks, shown
-from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series
-from anytime.report.svg.reliability import Bins, Panel, Panels
+from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, scattered, values
+from anytime.report.svg.reliability import ReliabilityDiagram, draw_reliability
 from anytime.report.svg.scale import linear
 
 if TYPE_CHECKING:
     from anytime.evaluation import Guarantee, Guarantees
+    from anytime.metrics import RuleMetrics
 
-MOST_PANELS = 14
+MAX_DIAGRAMS = 14
+
+
+@dataclass(frozen=True)
+class DiagramFigure:
+    """A figure made of one reliability diagram per exit, with its table."""
+
+    id: str
+    title: str
+    reading: str
+    look: Look
+    diagrams: tuple[ReliabilityDiagram, ...]
+    table: Table
+
+    @property
+    def svgs(self) -> list[str]:
+        """The diagrams as SVG."""
+        return [draw_reliability(diagram, self.look, name=self.title) for diagram in self.diagrams]
+
+    @property
+    def compared(self) -> bool:
+        """Whether the diagrams compare before and after a fit."""
+        return any(diagram.before is not None for diagram in self.diagrams)
 
 
 @dataclass(frozen=True)
 class Section:
-    """What the section shows, in its order."""
+    """The content of the section, in order."""
 
     facts: tuple[str, ...]
     sentences: tuple[tuple[str, str], ...]
     figures: tuple[Figure, ...]
-    diagrams: tuple[Panels, ...]
+    diagrams: tuple[DiagramFigure, ...]
     temperatures: Table
 
 
 def section(found: Guarantees, *, source: str) -> Section:
-    """The section for what `anytime.evaluation.guarantees` found; `source` names the calibration rows."""
-    coverage = None if found.sets is None else covered(found, found.sets.alpha)
-    charts = (scaled(found, "ece"), scaled(found, "nll"), coverage, budget(found))
+    """The section for the result of `measure_guarantees`; `source` names the calibration rows."""
+    charts = [scaled(found, "ece"), scaled(found, "nll"), budget(found)]
+    if found.sets is not None:
+        charts.insert(2, coverage(found, found.sets.alpha))
     return Section(
         facts=facts(found, source),
         sentences=tuple((shown(name), each.certificate.joint_sentence) for name, each in found.rules.items()),
-        figures=tuple(chart for chart in charts if chart is not None),
+        figures=tuple(charts),
         diagrams=tuple(diagrams(found)),
         temperatures=_temperatures(found),
     )
 
 
 def facts(found: Guarantees, source: str) -> tuple[str, ...]:
-    """Which rows did what, in sentences."""
-    apart = (
-        f"Of {source}, {plural(found.fitting_rows, 'row')} drawn by lot fitted the temperatures and the fitted product, and "
-        f"{plural(found.calibrating_rows, 'other')} gave the thresholds of the prediction sets and of stopping.",
-        f"All {plural(found.samples, 'input')} of this report, which no fit has seen, are counted for the certificates. Each "
-        "holds by itself, for a rule fixed beforehand: picking the best of them here takes some of it away. Future inputs must "
-        "come from the same source.",
+    """How the rows were used, in sentences."""
+    used = (
+        f"{plural(found.fitting_rows, 'random row')} of {source} fitted the temperatures and the fitted product; "
+        f"{plural(found.calibrating_rows, 'other row')} gave the thresholds of the prediction sets and of early stopping.",
+        f"All {plural(found.evaluation.samples, 'input')} of this report, which no fit has seen, count for the certificates. "
+        "Each certificate holds for one rule, chosen in advance: choosing the best rule by this report weakens it. Future "
+        "inputs must come from the same distribution.",
     )
-    return (*apart, dropped(found, source)) if found.dropped_rows else apart
+    return (*used, dropped(found, source)) if found.dropped_rows else used
 
 
 def dropped(found: Guarantees, source: str) -> str:
-    """That rows were left out, in a sentence."""
+    """A sentence on calibration rows that were left out."""
     rows = plural(found.dropped_rows, "row")
     return f"{rows} of {source} {'is' if found.dropped_rows == 1 else 'are'} among the inputs of this report and left out."
 
 
 def scaled(found: Guarantees, key: str) -> Figure:
     """ECE or NLL of each rule at its temperatures; a fitted rule is drawn as it is."""
-    measure = MEASURES[key]
-    names = _told_apart(found)
-    exits = [float(exit) for exit in range(1, found.exits + 1)]
-    series = tuple(_line(name, own, exits, _best(found.rules[name])[key]) for name, own in _looks(found, names))
-    values = [y for line in series for _, _, y in line.points()]
-    title = f"{measure.title} at the fitted temperatures"
-    reading = (
-        f"Each rule at the temperatures that suit it best; the table has it as it is, too. Caching is cached after scaling. "
-        f"{'Zero is ideal.' if key == 'ece' else 'Lower is better.'}"
+    measure, exits = MEASURES[key], found.evaluation.exits
+    names = _distinct_rules(found)
+    series = tuple(
+        _line(name, look, range(1, exits + 1), measure.values(found.rules[name].after or found.rules[name].before) or ())
+        for name, look in looks(found.rules, names).items()
     )
+    title = f"{measure.title} at the fitted temperatures"
+    reading = "Each rule at its fitted temperatures; the table also has it unscaled. Caching follows scaling. Lower is better."
     ends = "; ".join(f"{line.name} from {number(line.y[0])} to {number(line.y[-1])}" for line in series)
-    chart = Chart(f"{title}: {ends}.", exit_axis(found.exits), Axis(measure.axis, linear(values, zero=True, low=0.0)), series)
+    chart = Chart(f"{title}: {ends}.", exit_axis(exits), Axis(measure.axis, linear(values(series), zero=True, low=0.0)), series)
     rows = []
     for name in names:
         each = found.rules[name]
-        rows.append((f"{shown(name)}, as it is", *(number(value) for value in each.before[key])))
+        rows.append((f"{shown(name)}, unscaled", *measure.texts(each.before)))
         if each.after is not None:
-            rows.append((f"{shown(name)}, scaled", *(number(value) for value in each.after[key])))
-    return Figure(f"scaled_{key}", "guarantees", title, reading, chart, Table(title, _exits(found), tuple(rows)))
+            rows.append((f"{shown(name)}, scaled", *measure.texts(each.after)))
+    return Figure(f"scaled_{key}", "guarantees", title, reading, chart, exit_table(title, exits, rows))
 
 
-def covered(found: Guarantees, alpha: float) -> Figure:
-    """Coverage of the prediction sets at each exit, beside what was asked for; the table has their sizes."""
-    names = list(found.rules)
-    exits = [float(exit) for exit in range(1, found.exits + 1)]
-    asked = 100 * (1 - alpha)
+def coverage(found: Guarantees, alpha: float) -> Figure:
+    """Coverage of the prediction sets at each exit, with the target; the table also has their sizes."""
+    exits, target = found.evaluation.exits, 100 * (1 - alpha)
     series = tuple(
-        _line(name, own, exits, found.rules[name].before["set_coverage"], factor=100.0) for name, own in _looks(found, names)
+        _line(name, look, range(1, exits + 1), found.rules[name].before.set_coverage or (), factor=100.0)
+        for name, look in looks(found.rules).items()
     )
-    values = [asked, *(y for line in series for _, _, y in line.points())]
-    guide = Guide((1.0, asked), (float(max(found.exits, 2)), asked), "asked for")
     title = "Coverage of the prediction sets"
     reading = (
-        f"How often the sets of other rows' thresholds hold the true class: {asked:g} % were asked for at each exit. "
-        "The sizes, in the table, are what this costs."
+        f"How often the sets contain the true class, with thresholds from the calibration rows. The target is {target:g} % at "
+        "each exit. The sizes of the sets are in the table."
     )
+    ends = "; ".join(f"{line.name} {number(line.y[-1])} at the last exit" for line in series)
     chart = Chart(
-        f"{title}, {asked:g} % asked for: "
-        + "; ".join(f"{line.name} {number(line.y[-1])} at the last exit" for line in series),
-        exit_axis(found.exits),
-        Axis("coverage, %", linear(values, low=0.0, high=100.0)),
+        f"{title}, target {target:g} %: {ends}",
+        exit_axis(exits),
+        Axis("coverage, %", linear([target, *values(series)], low=0.0, high=100.0)),
         series,
-        (guide,),
+        (Guide((1.0, target), (float(max(exits, 2)), target), "target"),),
     )
     rows = []
-    for name in names:
-        figures = found.rules[name].before
-        rows.append((f"{shown(name)}, coverage", *(share(value) for value in figures["set_coverage"])))
-        rows.append((f"{shown(name)}, size", *(number(value) for value in figures["set_size"])))
-    return Figure("set_coverage", "guarantees", title, reading, chart, Table(title, _exits(found), tuple(rows)))
+    for name, each in found.rules.items():
+        rows.append((f"{shown(name)}, coverage", *MEASURES["set_coverage"].texts(each.before)))
+        rows.append((f"{shown(name)}, size", *MEASURES["set_size"].texts(each.before)))
+    return Figure("set_coverage", "guarantees", title, reading, chart, exit_table(title, exits, rows))
 
 
 def budget(found: Guarantees) -> Figure:
-    """Accuracy over mean cost where inputs stop by themselves, beside all inputs at one exit."""
+    """Accuracy over mean cost with early stopping, and with all inputs stopped at the same exit."""
+    costs = found.evaluation.costs
     curves, marks = [], []
-    for name, own in _looks(found, found.rules):
+    for name, look in looks(found.rules).items():
         each = found.rules[name]
-        known = each.budget
-        curves.append(Series(shown(name), known.cost, tuple(100 * right for right in known.accuracy), Look(own.css)))
-        marks.append(_line(name, own, found.costs, each.before["accuracy"], factor=100.0, joined=False))
+        accuracy = tuple(100 * value for value in each.budget.accuracy)
+        curves.append(Series(shown(name), each.budget.cost, accuracy, Look(look.css)))
+        marks.append(scattered(_line(name, look, costs, each.before.accuracy or (), factor=100.0)))
     series = (*curves, *marks)
-    values = [y for line in series for _, _, y in line.points()]
-    unit = "" if found.costs_given else ", in exits"
+    unit = "" if found.evaluation.costs_given else ", in exits"
     reading = (
-        "Lines: easy inputs stop early, at thresholds of other rows, and hard ones go on. Marks: all inputs stop at the same "
-        "exit. The further a line is above its marks, the more is gained by letting each input take its own time."
+        "Lines: inputs stop early once they are confident enough, with thresholds from the calibration rows. Marks: all inputs "
+        "stop at the same exit. The distance of a line above its marks is the gain of early stopping."
     )
-    title = "Accuracy for a mean cost"
-    ends = "; ".join(f"{line.name} up to {number(max(y for _, _, y in line.points()))} %" for line in curves)
+    title = "Accuracy over mean cost"
+    ends = "; ".join(f"{line.name} up to {number(max(values([line])))} %" for line in curves)
     chart = Chart(
         f"{title}: {ends}.",
-        Axis(f"mean cost an input{unit}", linear(found.costs, low=found.costs[0], high=found.costs[-1])),
-        Axis("accuracy, %", linear(values, low=0.0, high=100.0)),
+        Axis(f"mean cost per input{unit}", linear(costs, low=costs[0], high=costs[-1])),
+        Axis("accuracy, %", linear(values(series), low=0.0, high=100.0)),
         series,
     )
-    return Figure("budget", "guarantees", title, reading, chart, _budget_table(found))
+    rows = [("mean cost", *(number(cost) for cost in costs))]
+    for name, each in found.rules.items():
+        rows.append((f"{shown(name)}, all at one exit", *MEASURES["accuracy"].texts(each.before)))
+        rows.append((f"{shown(name)}, early stopping", *(fraction(at_cost(each, cost)) for cost in costs)))
+    table = exit_table("Accuracy for at most the mean cost of each exit", found.evaluation.exits, rows)
+    return Figure("budget", "guarantees", title, reading, chart, table)
 
 
 def at_cost(found: Guarantee, cost: float) -> float | None:
-    """The accuracy of the last point of the budget curve that costs at most so much."""
+    """The accuracy of the last point of the budget curve that costs at most `cost`."""
     known = [right for spent, right in zip(found.budget.cost, found.budget.accuracy, strict=True) if spent <= cost]
     return known[-1] if known else None
 
 
-def diagrams(found: Guarantees) -> list[Panels]:
-    """A reliability diagram for each rule: a panel an exit, of many exits some."""
-    every = -(-found.exits // MOST_PANELS)
-    exits = [exit for exit in range(found.exits) if (found.exits - 1 - exit) % every == 0]
-    drawn: list[Panels] = []
-    for name, own in _looks(found, _told_apart(found)):
+def diagrams(found: Guarantees) -> list[DiagramFigure]:
+    """Reliability diagrams of each rule, one per exit; if there are many exits, of some of them."""
+    count = found.evaluation.exits
+    every = -(-count // MAX_DIAGRAMS)
+    exits = [exit for exit in range(count) if (count - 1 - exit) % every == 0]
+    drawn: list[DiagramFigure] = []
+    for name, look in looks(found.rules, _distinct_rules(found)).items():
         each = found.rules[name]
-        panels = tuple(_panel(each, exit) for exit in exits)
-        state = "as it was fitted" if each.fitted else "before and after scaling" if each.after else "as it is"
-        title = f"{shown(name)}: confidence against accuracy, {state}"
+        state = "fitted" if each.fitted else "before and after scaling" if each.after else "unscaled"
+        title = f"{shown(name)}: accuracy over confidence, {state}"
         reading = (
-            "Bars that end at the dashed line are as sure as they are right; shorter ones are too sure. "
-            "On the right above each: its ECE. Below: how many inputs. Pale bars stand for fewer than ten."
+            "Bars that end at the dashed line are calibrated; bars below it are overconfident. Top right: the ECE. Bottom: the "
+            "number of inputs. Pale bars have fewer than ten."
         )
-        drawn.append(Panels(f"bars_{len(drawn) + 1}", title, reading, own, panels, _bins_table(each, found.exits, title)))
+        shapes = tuple(_diagram(each, exit) for exit in exits)
+        drawn.append(DiagramFigure(f"bars_{len(drawn) + 1}", title, reading, look, shapes, _bins_table(each, count, title)))
     return drawn
 
 
-def _panel(found: Guarantee, exit: int) -> Panel:
-    before = _bins(found.before, exit)
-    was = f"{found.before['ece'][exit]:.3f}"
-    if found.after is None:
-        return Panel(f"exit {exit + 1}", f"ECE {was}", before)
-    now = f"{found.after['ece'][exit]:.3f}"
-    return Panel(f"exit {exit + 1}", f"{was} → {now}", _bins(found.after, exit), before)
+def _diagram(found: Guarantee, exit: int) -> ReliabilityDiagram:
+    states = [state for state in (found.before, found.after) if state is not None]
+    errors = [f"{state.ece[exit]:.3f}" for state in states if state.ece is not None]
+    note = " → ".join(errors) if len(errors) > 1 else f"ECE {errors[0]}"
+    *before, now = (_bins(state, exit) for state in states)
+    return ReliabilityDiagram(f"exit {exit + 1}", note, now, before[0] if before else None)
 
 
-def _bins(figures: Mapping[str, Any], exit: int) -> Bins:
-    table = figures["reliability"][exit]
-    return [
-        (sure, right, int(count))
-        for sure, right, count in zip(table["confidence"], table["accuracy"], table["count"], strict=True)
-    ]
+def _bins(found: RuleMetrics, exit: int) -> list[tuple[float, float, int]]:
+    return filled_bins((found.reliability or ())[exit], empty=True)
 
 
 def _bins_table(found: Guarantee, exits: int, title: str) -> Table:
-    states = [found.before] if found.after is None else [found.before, found.after]
+    states = [state for state in (found.before, found.after) if state is not None]
     rows = []
     for exit in range(exits):
         columns = [_bins(state, exit) for state in states]
@@ -201,62 +221,29 @@ def _bins_table(found: Guarantee, exits: int, title: str) -> Table:
     return Table(title, ("bin", *heads, *again), tuple(rows))
 
 
-def _bin_words(sure: float, right: float, count: int) -> tuple[str, str, str]:
-    return (share(sure), share(right), f"{count:,}") if count else (ABSENT, ABSENT, "0")
-
-
-def _budget_table(found: Guarantees) -> Table:
-    """Accuracies at a few mean costs: those of the exits."""
-    rows = [("mean cost", *(number(cost) for cost in found.costs))]
-    for name, each in found.rules.items():
-        rows.append((f"{shown(name)}, all at one exit", *(share(value) for value in each.before["accuracy"])))
-        rows.append((f"{shown(name)}, stopping by itself", *(share(at_cost(each, cost)) for cost in found.costs)))
-    return Table("Accuracy for at most the mean cost of each exit", _exits(found), tuple(rows))
+def _bin_words(confidence: float, accuracy: float, count: int) -> tuple[str, str, str]:
+    return (fraction(confidence), fraction(accuracy), f"{count:,}") if count else (ABSENT, ABSENT, "0")
 
 
 def _temperatures(found: Guarantees) -> Table:
-    rows = [
-        (shown(name), *(f"{number(value)}{'*' if bound else ''}" for value, bound in _pairs(each)))
-        for name, each in found.rules.items()
-        if each.temperature is not None
-    ]
+    rows = []
+    for name, each in found.rules.items():
+        if each.temperature is not None:
+            pairs = zip(each.temperature.temperatures, each.temperature.at_bound, strict=True)
+            rows.append((shown(name), *(f"{number(value)}{'*' if bound else ''}" for value, bound in pairs)))
     powers = zip(found.product.past, found.product.now, strict=True)
     rows.append(("fitted product: powers of the past, of the exit", *(f"{number(a)}, {number(b)}" for a, b in powers)))
-    return Table("Temperatures of the exits (* at a bound of the search), and powers", _exits(found), tuple(rows))
+    return exit_table("Temperatures (* at a bound of the search) and powers per exit", found.evaluation.exits, rows)
 
 
-def _pairs(found: Guarantee) -> list[tuple[float, bool]]:
-    assert found.temperature is not None
-    return list(zip(found.temperature.temperatures, found.temperature.at_bound, strict=True))
-
-
-def _told_apart(found: Guarantees) -> list[str]:
-    """The rules but those that another is at its temperatures: scaled caching is what caching comes to."""
-    reached = [each.temperature.rule() for each in found.rules.values() if each.temperature is not None]
+def _distinct_rules(found: Guarantees) -> list[str]:
+    """The rules without those that equal another rule at its temperatures: scaled caching is caching, scaled."""
+    reached = [each.temperature.rule for each in found.rules.values() if each.temperature is not None]
     return [name for name, each in found.rules.items() if each.rule not in reached]
 
 
-def _best(found: Guarantee) -> Mapping[str, Any]:
-    return found.before if found.after is None else found.after
-
-
-def _line(
-    name: str, own: Look, x: Sequence[float], values: Sequence[float], *, factor: float = 1.0, joined: bool = True
-) -> Series:
-    """One value an exit; without a line between them, a gap follows each."""
-    tips = [f"{shown(name)}, exit {exit}: {number(factor * value)}" for exit, value in enumerate(values, 1)]
-    scaled = [factor * value for value in values]
-    if joined:
-        return Series(shown(name), tuple(x), tuple(scaled), own, tuple(tips))
-    places = tuple(each for each in x for _ in range(2))
-    gaps = tuple(each for value in scaled for each in (value, None))
-    return Series(shown(name), places, gaps, own, tuple(each for tip in tips for each in (tip, "")))
-
-
-def _looks(found: Guarantees, names: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Look]]:
-    every = looks(found.rules)
-    return [(name, every[name]) for name in names]
-
-
-def _exits(found: Guarantees) -> tuple[str, ...]:
-    return ("rule", *(f"exit {exit}" for exit in range(1, found.exits + 1)))
+def _line(name: str, look: Look, x: Iterable[float], given: Sequence[float], *, factor: float = 1.0) -> Series:
+    """One point per exit."""
+    y = tuple(factor * value for value in given)
+    tips = tuple(f"{shown(name)}, exit {exit}: {number(value)}" for exit, value in enumerate(y, 1))
+    return Series(shown(name), tuple(float(each) for each in x), y, look, tips)

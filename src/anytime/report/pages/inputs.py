@@ -1,4 +1,4 @@
-"""Single inputs: ten at a time as lines over the exits (the paper's figures 1 and 2), and the worst of all as a table.
+"""Single inputs: ten at a time as lines over the exits (figures 1 and 2 of the paper), and the worst of all as a table.
 
 The page shows the first ten without any script; the script behind the slider draws the others from `data`.
 """
@@ -12,22 +12,22 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from anytime.report.numbers import plural
-from anytime.report.pages.figures import Table, exit_axis
+from anytime.report.pages.figure import Table, exit_axis
 from anytime.report.pages.rules import base, followed, looks, shown
-from anytime.report.pages.verdict import mender
-from anytime.report.svg.chart import Axis, Chart, draw, path, place, sparkline
-from anytime.report.svg.scale import Linear
+from anytime.report.pages.verdict import best_rule
+from anytime.report.svg.chart import Axis, Chart, Look, draw, path, place, sparkline
+from anytime.report.svg.scale import LinearScale
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation, Example
 
 GROUP = 10
-FALLING, UNEASY = 0.5, 0.1
-ABSENT_LABEL = "none"
+LARGE, SMALL = 0.5, 0.1
+NO_LABEL = "none"
 
 
 @dataclass(frozen=True)
-class Panel:
+class RuleLines:
     """The lines of one rule."""
 
     rule: str
@@ -36,10 +36,10 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Trajectories:
-    """The section on single inputs, as it stands before the slider is moved."""
+class InputSection:
+    """The section on single inputs before the slider is moved."""
 
-    panels: tuple[Panel, ...]
+    panels: tuple[RuleLines, ...]
     groups: int
     count: str
     table: Table
@@ -48,7 +48,7 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """One of the worst inputs: its number, label, what was answered, and for each rule a tiny line and its fall."""
+    """One of the worst inputs: its row, label and answers, and for each rule a small line and its drop."""
 
     row: str
     label: str
@@ -56,46 +56,48 @@ class WorstRow:
     rules: tuple[tuple[str, str], ...]
 
 
-def trajectories(evaluation: Evaluation) -> Trajectories | None:
-    """The first ten of the sampled inputs under the base and the rule that mends it; None without a sample."""
-    examples = list(evaluation.examples)
+def input_section(evaluation: Evaluation) -> InputSection | None:
+    """The first ten of the sampled inputs under the base and the best rule; None without a sample."""
+    examples = evaluation.examples
     if not examples:
         return None
-    rules = list(dict.fromkeys(rule for rule in (base(evaluation), mender(evaluation)) if rule is not None))
+    rules = list(dict.fromkeys(rule for rule in (base(evaluation), best_rule(evaluation)) if rule is not None))
     first = examples[:GROUP]
-    panels = tuple(Panel(rule, shown(rule), panel(evaluation, rule, first)) for rule in rules)
-    groups = -(-len(examples) // GROUP)
-    return Trajectories(
-        panels, groups, _count(first, rules, len(examples)), _table(evaluation, rules, first), _data(evaluation, rules)
+    return InputSection(
+        panels=tuple(RuleLines(rule, shown(rule), panel(evaluation, rule, first)) for rule in rules),
+        groups=-(-len(examples) // GROUP),
+        count=_count(first, rules, len(examples)),
+        table=_table(evaluation, rules, first),
+        data=_data(evaluation, rules),
     )
 
 
 def panel(evaluation: Evaluation, rule: str, examples: Sequence[Example]) -> str:
-    """Ten inputs as lines, told apart by how far they fall."""
+    """Ten inputs as lines, styled by the size of their drop."""
     chart = _empty(evaluation, rule)
     lines = []
     for index, example in enumerate(examples):
         values = example.probability[rule]
         places = [place(chart, exit, value) for exit, value in enumerate(values, 1)]
-        tip = f"{_name(example)}: {', '.join(f'{value:.2f}' for value in values)}; falls by {example.drop[rule]:.2f}"
-        line = f'class="line {manner(example.drop[rule])}" data-line="{index}" d="{path(places)}"'
+        tip = f"{_name(example)}: {', '.join(f'{value:.2f}' for value in values)}; drop {example.drop[rule]:.2f}"
+        line = f'class="line {drop_class(example.drop[rule])}" data-line="{index}" d="{path(places)}"'
         lines.append(f"<path {line}><title>{escape(tip)}</title></path>")
     return draw(chart, over=f'<g class="paths">{"".join(lines)}</g>')
 
 
-def manner(drop: float) -> str:
-    """The class of a line that falls by `drop`."""
-    return "falling" if drop >= FALLING else "uneasy" if drop >= UNEASY else "calm"
+def drop_class(drop: float) -> str:
+    """The CSS class of a line with this drop."""
+    return "large-drop" if drop >= LARGE else "small-drop" if drop >= SMALL else "no-drop"
 
 
 def worst(evaluation: Evaluation) -> list[WorstRow]:
-    """The inputs that fall furthest under the first rule."""
+    """The inputs with the largest drops under the first rule."""
     first = next(iter(evaluation.rules))
     every = looks(evaluation.rules)
     return [
         WorstRow(
             row=str(example.row),
-            label=ABSENT_LABEL if example.label is None else str(example.label),
+            label=_label(example),
             answers=tuple(answers(example, first)),
             rules=tuple((_spark(example, rule, look), f"{example.drop[rule]:.2f}") for rule, look in every.items()),
         )
@@ -104,42 +106,44 @@ def worst(evaluation: Evaluation) -> list[WorstRow]:
 
 
 def answers(example: Example, rule: str) -> list[tuple[str, bool]]:
-    """The answers over the exits, runs of equal ones drawn together (`3 ×2`), and whether each is right."""
+    """The answers over the exits, equal ones in a row merged (`3 ×2`), and whether each is correct."""
     right = example.final[rule] if example.label is None else example.label
     runs = [(answer, len(list(run))) for answer, run in groupby(example.answers[rule])]
     return [(f"{answer} ×{length}" if length > 1 else str(answer), answer == right) for answer, length in runs]
 
 
-def _spark(example: Example, rule: str, look: Any) -> str:
+def _spark(example: Example, rule: str, look: Look) -> str:
     values = example.probability[rule]
-    said = " → ".join(text for text, _ in answers(example, rule))
-    summary = f"{shown(rule)}: {', '.join(f'{value:.2f}' for value in values)}; answers {said}"
+    listed = " → ".join(text for text, _ in answers(example, rule))
+    summary = f"{shown(rule)}: {', '.join(f'{value:.2f}' for value in values)}; answers {listed}"
     return sparkline(values, look, summary=summary)
 
 
 def _empty(evaluation: Evaluation, rule: str) -> Chart:
-    summary = (
-        f"Probability of the {followed(evaluation)} over the exits for ten inputs under {shown(rule)}; numbers in the table."
-    )
-    y = Axis(f"probability of the {followed(evaluation)}", Linear(0.0, 1.0, 0.25))
-    return Chart(summary, exit_axis(evaluation.exits), y, ())
+    whose = f"robability of the {followed(evaluation)}"
+    summary = f"P{whose} over the exits for ten inputs under {shown(rule)}; numbers in the table."
+    return Chart(summary, exit_axis(evaluation.exits), Axis(f"p{whose}", LinearScale(0.0, 1.0, 0.25)), ())
 
 
 def _name(example: Example) -> str:
     return f"input {example.row}" + ("" if example.label is None else f", class {example.label}")
 
 
+def _label(example: Example) -> str:
+    return NO_LABEL if example.label is None else str(example.label)
+
+
 def _count(examples: Sequence[Example], rules: Sequence[str], total: int) -> str:
-    falls = [f"{sum(example.drop[rule] >= FALLING for example in examples)} with {shown(rule)}" for rule in rules]
+    large = [f"{sum(example.drop[rule] >= LARGE for example in examples)} with {shown(rule)}" for rule in rules]
     shown_now = f"Inputs 1 to {len(examples)} of {plural(total, 'sampled input')}"
-    return f"{shown_now}. Falling by {FALLING:g} or more: {', '.join(falls)}."
+    return f"{shown_now}. Drops of {LARGE:g} or more: {', '.join(large)}."
 
 
 def _table(evaluation: Evaluation, rules: Sequence[str], examples: Sequence[Example]) -> Table:
     rows = tuple(
         (
             str(example.row),
-            ABSENT_LABEL if example.label is None else str(example.label),
+            _label(example),
             shown(rule),
             *(f"{value:.2f}" for value in example.probability[rule]),
             f"{example.drop[rule]:.2f}",
@@ -149,11 +153,11 @@ def _table(evaluation: Evaluation, rules: Sequence[str], examples: Sequence[Exam
     )
     exits = tuple(f"exit {exit}" for exit in range(1, evaluation.exits + 1))
     caption = f"Probability of the {followed(evaluation)} at each exit"
-    return Table(caption, ("input", "label", "rule", *exits, "falls by"), rows)
+    return Table(caption, ("input", "label", "rule", *exits, "drop"), rows)
 
 
 def _data(evaluation: Evaluation, panels: Sequence[str]) -> dict[str, Any]:
-    """What the slider's script needs: all sampled inputs, and where the exits and the probabilities 0 and 1 lie."""
+    """The data of the slider's script: all sampled inputs, and the positions of the exits and of the probabilities 0 and 1."""
     chart = _empty(evaluation, base(evaluation))
     rules = list(evaluation.rules)
     return {
@@ -161,16 +165,15 @@ def _data(evaluation: Evaluation, panels: Sequence[str]) -> dict[str, Any]:
         "panels": [rules.index(rule) for rule in panels],
         "x": [round(place(chart, exit, 0)[0], 1) for exit in range(1, evaluation.exits + 1)],
         "y": [round(place(chart, 1, value)[1], 1) for value in (0, 1)],
-        "limits": [FALLING, UNEASY],
+        "limits": [LARGE, SMALL],
         "group": GROUP,
-        "inputs": [_entry(example, rules) for example in evaluation.examples],
+        "inputs": [
+            [
+                example.row,
+                example.label,
+                [[round(value, 3) for value in example.probability[rule]] for rule in rules],
+                [round(example.drop[rule], 3) for rule in rules],
+            ]
+            for example in evaluation.examples
+        ],
     }
-
-
-def _entry(example: Example, rules: Sequence[str]) -> list[Any]:
-    return [
-        example.row,
-        example.label,
-        [[round(value, 3) for value in example.probability[rule]] for rule in rules],
-        [round(example.drop[rule], 3) for rule in rules],
-    ]

@@ -1,140 +1,155 @@
-"""What is measured at each exit: how each figure of an evaluation is named, read, scaled and written.
-
-One entry serves the chart, its table and the table of all numbers.
-"""
+"""The metrics with one value per exit: how charts and tables name, scale and explain them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from anytime.report.numbers import Number, exact, number, share
+from anytime.metrics import RuleMetrics
+from anytime.report.numbers import Number, exact, fraction, number
+
+Values = Callable[[RuleMetrics], Sequence[float] | None]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure with one value an exit.
+    """A metric with one value per exit.
 
     Attributes:
-        title: What it is.
-        axis: The title of the axis, with the unit.
+        title: Its name.
+        axis: The title of its axis, with the unit.
         reading: One sentence on how to read the chart.
-        text: How a value is written.
-        factor: From the stored value to the axis, such as 100 for a share shown as a percentage.
-        bounds: What the axis never goes beyond.
-        zero: Whether the axis begins at zero.
+        values: Gets it from the metrics of a rule; None if there is none.
+        text: Formats a value.
+        factor: From the stored value to the axis, such as 100 for a fraction shown as a percentage.
+        high: The axis never goes above this.
+        zero: Whether the axis starts at zero.
     """
 
     title: str
     axis: str
     reading: str
+    values: Values
     text: Callable[[Number], str] = number
     factor: float = 1.0
-    bounds: tuple[float, float] = (0.0, math.inf)
-    zero: bool = False
+    high: float = math.inf
+    zero: bool = True
+
+    def texts(self, found: RuleMetrics) -> tuple[str, ...]:
+        """The values as text; empty if there are none."""
+        return tuple(self.text(value) for value in self.values(found) or ())
 
 
-def _share(title: str, axis: str, reading: str) -> Measure:
-    return Measure(title, axis, reading, text=share, factor=100.0, bounds=(0.0, 100.0))
+def _fraction(title: str, axis: str, reading: str, values: Values) -> Measure:
+    return Measure(title, axis, reading, values, text=fraction, factor=100.0, high=100.0, zero=False)
+
+
+def _percent(title: str, axis: str, reading: str, values: Values) -> Measure:
+    return Measure(title, axis, reading, values, text=exact, high=100.0)
 
 
 MEASURES: Mapping[str, Measure] = {
-    "accuracy": _share(
+    "accuracy": _fraction(
         "Accuracy",
         "accuracy, %",
-        "Each line is a rule: the share of inputs it answers right if stopped at that exit; higher is better.",
+        "The fraction of inputs that a rule answers correctly when stopped at each exit. Higher is better.",
+        lambda rule: rule.accuracy,
     ),
-    "label_probability": _share(
+    "label_probability": _fraction(
         "Probability of the true class",
         "mean probability, %",
-        "The mean probability given to the true class; it should rise. Product starts low on purpose and grows sure with time.",
+        "The mean probability of the true class; it should rise. The product starts low by design and gains confidence.",
+        lambda rule: rule.label_probability,
     ),
-    "confidence": _share(
+    "confidence": _fraction(
         "Confidence",
         "mean confidence, %",
-        "The mean probability of the answer itself, right or wrong; it should match the accuracy.",
+        "The mean probability of the predicted class, correct or not; it should match the accuracy.",
+        lambda rule: rule.confidence,
     ),
     "entropy": Measure(
         "Entropy",
         "entropy, nats",
-        "How undecided the distribution is on average: 0 is certain. In an anytime model it falls from exit to exit.",
-        zero=True,
+        "The mean uncertainty of the distribution; 0 is certain. In an anytime model it decreases from exit to exit.",
+        lambda rule: rule.entropy,
     ),
     "set_size": Measure(
         "Size of the prediction set",
         "classes",
-        "How many classes the prediction set holds on average; a smaller set with the same coverage (in the table) is better.",
-        zero=True,
+        "The mean number of classes in the prediction set. Smaller is better at equal coverage (in the table).",
+        lambda rule: rule.set_size,
     ),
-    "set_coverage": _share(
-        "Coverage of the prediction set", "coverage, %", "How often the prediction set holds the true class."
+    "set_coverage": _fraction(
+        "Coverage of the prediction set",
+        "coverage, %",
+        "How often the prediction set contains the true class.",
+        lambda rule: rule.set_coverage,
     ),
     "ece": Measure(
         "Expected calibration error",
         "ECE",
-        "The mean distance between confidence and accuracy over 15 bins; 0 means that 80 % sure is right 80 % of the time.",
-        zero=True,
+        "The mean distance between confidence and accuracy over 15 bins. Lower is better.",
+        lambda rule: rule.ece,
     ),
     "nll": Measure(
         "Negative log-likelihood",
         "NLL, nats",
-        "The surprise at the true class; lower is better, and being sure and wrong costs most.",
-        zero=True,
+        "The mean of −log of the true class's probability. Lower is better; confident mistakes cost most.",
+        lambda rule: rule.nll,
     ),
     "brier": Measure(
         "Brier score",
         "Brier score",
-        "The squared distance between the distribution and the truth, from 0 to 2; lower is better.",
-        zero=True,
+        "The squared distance between the distribution and the one-hot label, from 0 to 2. Lower is better.",
+        lambda rule: rule.brier,
     ),
-    "oracle_accuracy": _share(
-        "Accuracy with a little help",
+    "oracle_accuracy": _fraction(
+        "Accuracy with an oracle",
         "accuracy, %",
-        "Accuracy once the least confident 0.5 % of inputs are handed to an oracle: does low confidence find the mistakes?",
+        "Accuracy if an oracle answers the least confident 0.5 % of inputs: does low confidence find the mistakes?",
+        lambda rule: rule.oracle_accuracy,
     ),
     "learned": Measure(
         "Learned",
         "inputs",
-        "How many inputs are right for the first time at this exit. The first exit, where all is new, is only in the table.",
-        zero=True,
+        "How many inputs are correct for the first time at each exit. The first exit is in the table only.",
+        lambda rule: rule.learned,
     ),
     "forgot": Measure(
         "Forgotten",
         "inputs",
-        "How many inputs are wrong here for the first time after having been right; lower is better.",
-        zero=True,
+        "How many inputs become wrong for the first time after having been correct. Lower is better.",
+        lambda rule: rule.forgot,
     ),
-    "hindsight_improvability_percent": Measure(
+    "hindsight_improvability_percent": _percent(
         "Hindsight improvability",
         "% of wrong inputs",
-        "Of the inputs that are wrong at this exit, how many were right before; an ideal rule stays at 0.",
-        text=exact,
-        bounds=(0.0, 100.0),
-        zero=True,
+        "Of the inputs that are wrong at an exit, how many were correct at an earlier one. Ideal is 0.",
+        lambda rule: rule.hindsight_improvability_percent,
     ),
-    "agreement": _share(
+    "agreement": _fraction(
         "Agreement with the final answer",
         "same answer, %",
-        "How often the answer at this exit is already the one given at the last.",
+        "How often the answer at an exit is already the answer of the last exit.",
+        lambda rule: rule.agreement,
     ),
     "support_size": Measure(
         "Size of the support",
         "classes",
-        "How many classes still have a probability above zero; under a product it can only shrink.",
-        zero=True,
+        "How many classes have a positive probability; under a product this can only decrease.",
+        lambda rule: rule.support_size,
     ),
-    "support_coverage": _share(
+    "support_coverage": _fraction(
         "Coverage of the support",
         "coverage, %",
-        "How often the true class still has a probability above zero; a product never takes a class back.",
+        "How often the true class has a positive probability; a product never recovers a class.",
+        lambda rule: rule.support_coverage,
     ),
-    "collapsed_percent": Measure(
+    "collapsed_percent": _percent(
         "Collapse",
         "% of inputs",
-        "Inputs for which no class is left, so that the rule falls back on the current exit; lower is better.",
-        text=exact,
-        bounds=(0.0, 100.0),
-        zero=True,
+        "Inputs for which no class is left, so that the rule falls back to the current exit. Lower is better.",
+        lambda rule: rule.collapsed_percent,
     ),
 }

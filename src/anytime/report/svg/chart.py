@@ -1,15 +1,15 @@
-"""Line charts as SVG text: data in, `str` out, nothing drawn by a library.
+"""Line charts as SVG text.
 
-A chart carries no colours. Its parts have classes (`line`, `dot`, `grid`, `s0` to `s5` for the series), and
-`templates/chart.css` says what these look like in the light, in the dark and in print. `draw` gives the SVG for a page that
-has that style; `standalone` gives a file that brings its own.
+A chart has no colours. Its parts have CSS classes (`line`, `dot`, `grid`, `s0` to `s5` for the series), which
+`templates/chart.css` styles for light mode, dark mode and print. `draw` gives an SVG element for a page with that style;
+`standalone` and `stacked` give files with the style inside.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from importlib import resources
 
@@ -18,8 +18,7 @@ from anytime.report.svg.scale import Scale
 
 WIDTH, HEIGHT = 440.0, 264.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 42.0  # ticks such as 99.58 need the left
-# Room between the frame and the outermost points, so that a line at zero is not hidden by the axis.
-INSET = 9.0
+INSET = 9.0  # between the frame and the outermost points, so that the axis does not hide a line at zero
 LEGEND_LINE = 20.0
 
 COLOURS = 6
@@ -35,7 +34,7 @@ MARKERS = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one series is told from the others: a colour and dash by its class, and a marker."""
+    """The look of a series: a CSS class for colour and dash, and a marker."""
 
     css: str
     marker: str | None = None
@@ -45,7 +44,7 @@ IDEAL = Look("ideal")
 
 
 def look(index: int) -> Look:
-    """The look of series number `index`; the first 36 all differ, in the marker where not in colour and dash."""
+    """The look of series number `index`; the first 36 all differ."""
     round_, colour = divmod(index, COLOURS)
     return Look(f"s{colour}", list(MARKERS)[(colour + round_) % len(MARKERS)])
 
@@ -55,8 +54,8 @@ class Series:
     """One line: `x` and `y` of equal length, `None` where there is no point.
 
     Attributes:
-        tips: The words for each point.
-        spread: How far a bar goes up and down from each point, such as one standard deviation.
+        tips: One tooltip per point.
+        spread: The length of an error bar on either side of each point, such as one standard deviation.
     """
 
     name: str
@@ -67,16 +66,13 @@ class Series:
     spread: tuple[float | None, ...] = ()
 
     def points(self) -> Iterator[tuple[int, float, float]]:
-        """Index, x and y of the points that are there."""
+        """Index, x and y of each point."""
         for index, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
             if y is not None and math.isfinite(y):
                 yield index, x, y
 
     def bars(self) -> Iterator[tuple[float, float, float]]:
-        """The x and both ends of each bar.
-
-        Where no point is negative the quantity is taken for one that cannot be, such as a share, and bars end at zero.
-        """
+        """The x and both ends of each error bar; where no point is negative, bars end at zero."""
         floor = 0.0 if all(y >= 0 for _, _, y in self.points()) else -math.inf
         for index, x, y in self.points():
             spread = self.spread[index] if index < len(self.spread) else None
@@ -84,23 +80,33 @@ class Series:
                 yield x, max(y - spread, floor), y + spread
 
     def reach(self) -> Iterator[float]:
-        """What a scale must hold: the points and the ends of the bars."""
-        for _, _, y in self.points():
-            yield y
-        for _, low, high in self.bars():
-            yield from (low, high)
+        """The values that a scale must contain: the points and the ends of the error bars."""
+        yield from (y for _, _, y in self.points())
+        yield from (end for _, *ends in self.bars() for end in ends)
+
+
+def values(series: Iterable[Series]) -> list[float]:
+    """The y of all points."""
+    return [y for line in series for _, _, y in line.points()]
+
+
+def scattered(series: Series) -> Series:
+    """The points of a series without a line: a gap follows each point."""
+    x = tuple(value for value in series.x for _ in range(2))
+    y = tuple(value for point in series.y for value in (point, None))
+    return replace(series, x=x, y=y, tips=tuple(text for tip in series.tips for text in (tip, "")))
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A scale with its title; `marks` are ticks to use instead of the scale's own."""
+    """A scale with its title; `marks` replace the scale's own ticks."""
 
     title: str
     scale: Scale
     marks: tuple[tuple[float, str], ...] | None = None
 
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Where the ticks are, and what they say."""
+        """The position and text of each tick."""
         if self.marks is not None:
             return self.marks
         return tuple((value, self.scale.text(value)) for value in self.scale.ticks())
@@ -108,7 +114,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Guide:
-    """A thin dashed line to hold the others against."""
+    """A thin dashed reference line."""
 
     start: tuple[float, float]
     end: tuple[float, float]
@@ -117,7 +123,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Chart:
-    """All that a picture shows. `summary` is read out to those who cannot see it."""
+    """The content of a chart. `summary` is its text for screen readers."""
 
     summary: str
     x: Axis
@@ -127,57 +133,72 @@ class Chart:
 
     @property
     def legend(self) -> tuple[tuple[str, Look], ...]:
-        """The name and look of each line; of lines that share a name, that of the last."""
+        """The name and look of each line; if lines have the same name, the look of the last."""
         lines = {series.name: series.look for series in self.series}
         return (*lines.items(), *((guide.name, IDEAL) for guide in self.guides))
 
 
-def draw(chart: Chart, *, over: str = "") -> str:
-    """The chart as an SVG element for a page that has `style_sheet()`; `over` is SVG to lay over it."""
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(chart.summary)}">'
-        f"{_body(chart)}{over}</svg>"
-    )
+def draw(chart: Chart, *, over: str = "", at: tuple[float, float] | None = None) -> str:
+    """The chart as an SVG element for a page that has `style_sheet()`.
+
+    Args:
+        chart: The chart.
+        over: SVG to draw over it.
+        at: Its position inside a larger SVG; there the size is fixed, not set by the page's style.
+    """
+    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
+    place = 'class="chart"' if at is None else f'x="{at[0]:g}" y="{at[1]:g}" width="{WIDTH:g}" height="{HEIGHT:g}"'
+    return f'<svg {place} {size} role="img" aria-label="{escape(chart.summary)}">{_body(chart)}{over}</svg>'
 
 
 def standalone(chart: Chart, *, title: str) -> str:
-    """The chart as an SVG file of its own: style, background, title and legend are inside.
+    """The chart as an SVG file with style, background, title and legend; it follows the reader's light or dark mode."""
+    return stacked([(title, chart)])
 
-    It follows the reader's light or dark setting and stands on its own background, so it can be read on any page.
-    """
-    legend, lines = _legend(chart)
-    width, height = WIDTH + 20, HEIGHT + 42 + LEGEND_LINE * lines
+
+def stacked(charts: Sequence[tuple[str, Chart]]) -> str:
+    """Charts with their titles as one SVG file, one below the other; see `standalone`."""
+    parts, top = [], 0.0
+    for title, chart in charts:
+        legend, lines = _legend(chart)
+        height = HEIGHT + 42 + LEGEND_LINE * lines
+        parts.append(
+            f'<g transform="translate(0 {top:g})" role="img" aria-label="{escape(chart.summary)}">'
+            f'<rect class="paper" width="100%" height="{height:g}" rx="8"/>'
+            f'<text class="heading" x="14" y="26">{escape(title)}</text>'
+            f'<g transform="translate(10 34)">{_body(chart)}</g>'
+            f'<g transform="translate(14 {HEIGHT + 46:g})">{legend}</g></g>'
+        )
+        top += height
+    width = WIDTH + 20
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width * 1.5:g}" height="{height * 1.5:g}" role="img" aria-label="{escape(chart.summary)}">'
-        f'<style>{style_sheet()}</style><rect class="paper" width="100%" height="100%" rx="8"/>'
-        f'<text class="heading" x="14" y="26">{escape(title)}</text>'
-        f'<g transform="translate(10 34)">{_body(chart)}</g>'
-        f'<g transform="translate(14 {HEIGHT + 46:g})">{legend}</g></svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width:g} {top:g}" '
+        f'width="{width * 1.5:g}" height="{top * 1.5:g}"><style>{style_sheet()}</style>{"".join(parts)}</svg>\n'
     )
 
 
 def style_sheet() -> str:
-    """The CSS that a page with charts needs: the colours and what the classes look like."""
+    """The CSS for charts: the colours and the classes."""
     return variables() + template_text("chart.css")
 
 
 def template_text(name: str) -> str:
-    """A file of `templates/` as it stands."""
+    """The text of a file in `templates/`."""
     return resources.files("anytime.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def swatch(look: Look) -> str:
-    """A short piece of a line with its marker, for a legend."""
-    dot = "" if look.marker is None else f'<path class="dot" d="M15,6{MARKERS[look.marker]}"/>'
-    return (
-        f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true"><g class="{look.css}">'
-        f'<path class="line" d="M1,6H29"/>{dot}</g></svg>'
-    )
+    """A short line with its marker, for a legend."""
+    return f'<svg class="swatch" viewBox="0 0 30 12" aria-hidden="true">{_sample(look, 6)}</svg>'
+
+
+def _sample(look: Look, y: float) -> str:
+    dot = "" if look.marker is None else f'<path class="dot" d="M15,{y:g}{MARKERS[look.marker]}"/>'
+    return f'<g class="{look.css}"><path class="line" d="M1,{y:g}H29"/>{dot}</g>'
 
 
 def sparkline(values: list[float], look: Look, *, summary: str) -> str:
-    """A tiny line over the exits with the range 0 to 1, and a dot at its end."""
+    """A small line over the exits, from 0 to 1, with a dot at its end."""
     width, height, inset = 92.0, 26.0, 4.0
     steps = max(len(values) - 1, 1)
     places = [
@@ -194,7 +215,7 @@ def sparkline(values: list[float], look: Look, *, summary: str) -> str:
 
 
 def place(chart: Chart, x: float, y: float) -> tuple[float, float]:
-    """Where a point lies in the picture."""
+    """The position of a point in the SVG."""
     inner_width = WIDTH - LEFT - RIGHT - 2 * INSET
     inner_height = HEIGHT - TOP - BOTTOM - 2 * INSET
     return (
@@ -261,21 +282,18 @@ def _bars(chart: Chart, series: Series) -> str:
 
 
 def path(places: list[tuple[float, float]]) -> str:
-    """The `d` of an SVG path through all places."""
+    """The `d` of an SVG path through all points."""
     return "".join(f"{'L' if index else 'M'}{x:.1f},{y:.1f}" for index, (x, y) in enumerate(places))
 
 
 def _legend(chart: Chart) -> tuple[str, int]:
-    """The legend as SVG, broken into lines by an estimate of how wide the words are; and the number of lines."""
+    """The legend as SVG, broken into lines by an estimate of the text width, and the number of lines."""
     parts, x, line = [], 0.0, 0
     for name, look in chart.legend:
         width = 38 + 6.8 * len(name) + 10
         if x and x + width > WIDTH:
             x, line = 0.0, line + 1
-        marker = "" if look.marker is None else f'<path class="dot" d="M15,0{MARKERS[look.marker]}"/>'
-        parts.append(
-            f'<g transform="translate({x:g} {line * LEGEND_LINE:g})"><g class="{look.css}">'
-            f'<path class="line" d="M1,0H29"/>{marker}</g><text x="38" y="4">{escape(name)}</text></g>'
-        )
+        text = f'<text x="38" y="4">{escape(name)}</text>'
+        parts.append(f'<g transform="translate({x:g} {line * LEGEND_LINE:g})">{_sample(look, 0)}{text}</g>')
         x += width
     return "".join(parts), line + 1

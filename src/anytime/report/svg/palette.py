@@ -1,68 +1,43 @@
-"""The colours of the report, once for the light and once for the dark, as CSS variables.
+"""The colours of the report in light and dark mode, as CSS variables.
 
-The series colours are told apart by people who see red and green alike, stand out from the paper by at least 3 to 1, and
-never work alone: each series has its own dash and marker too. Text stands out by at least 4.5 to 1 (WCAG AA).
+The series colours are distinguishable with red-green colour blindness and have a contrast of at least 3:1 against the
+background; each series also has its own dash and marker. Text has a contrast of at least 4.5:1 (WCAG AA).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-LIGHT: Mapping[str, str] = {
-    "paper": "#ffffff",
-    "page": "#f5f6f8",
-    "sunken": "#eef1f5",
-    "text": "#1c222b",
-    "soft": "#4c5664",
-    "edge": "#d5dae1",
-    "grid": "#e3e7ec",
-    "base": "#87919e",
-    "link": "#0b5cad",
-    "guide": "#b3261e",
-    "good": "#0a6b4d",
-    "good-paper": "#dff3ea",
-    "fair": "#7d4e00",
-    "fair-paper": "#fdeecb",
-    "poor": "#a4211a",
-    "poor-paper": "#fbe3e0",
-    "calm": "#5578a3",
-    "s0": "#5a6472",
-    "s1": "#b45309",
-    "s2": "#0b62c4",
-    "s3": "#a1348e",
-    "s4": "#0b7a5b",
-    "s5": "#7a6200",
+_COLOURS: Mapping[str, tuple[str, str]] = {  # in light mode, in dark mode
+    "paper": ("#ffffff", "#171c23"),
+    "page": ("#f5f6f8", "#0e1217"),
+    "sunken": ("#eef1f5", "#1f262f"),
+    "text": ("#1c222b", "#e7ebf0"),
+    "soft": ("#4c5664", "#aeb8c4"),
+    "edge": ("#d5dae1", "#343d49"),
+    "grid": ("#e3e7ec", "#2a323c"),
+    "base": ("#87919e", "#6f7b89"),
+    "link": ("#0b5cad", "#80bcff"),
+    "guide": ("#b3261e", "#ff8a80"),
+    "good": ("#0a6b4d", "#6fdcb0"),
+    "good-paper": ("#dff3ea", "#12362a"),
+    "fair": ("#7d4e00", "#f5c467"),
+    "fair-paper": ("#fdeecb", "#3a2c0b"),
+    "poor": ("#a4211a", "#ff9d94"),
+    "poor-paper": ("#fbe3e0", "#451a17"),
+    "calm": ("#5578a3", "#7fa6d3"),
+    "s0": ("#5a6472", "#b3bdc9"),
+    "s1": ("#b45309", "#f7a24b"),
+    "s2": ("#0b62c4", "#6db3ff"),
+    "s3": ("#a1348e", "#ef94dc"),
+    "s4": ("#0b7a5b", "#45cfa0"),
+    "s5": ("#7a6200", "#dcc14d"),
 }
-
-DARK: Mapping[str, str] = {
-    "paper": "#171c23",
-    "page": "#0e1217",
-    "sunken": "#1f262f",
-    "text": "#e7ebf0",
-    "soft": "#aeb8c4",
-    "edge": "#343d49",
-    "grid": "#2a323c",
-    "base": "#6f7b89",
-    "link": "#80bcff",
-    "guide": "#ff8a80",
-    "good": "#6fdcb0",
-    "good-paper": "#12362a",
-    "fair": "#f5c467",
-    "fair-paper": "#3a2c0b",
-    "poor": "#ff9d94",
-    "poor-paper": "#451a17",
-    "calm": "#7fa6d3",
-    "s0": "#b3bdc9",
-    "s1": "#f7a24b",
-    "s2": "#6db3ff",
-    "s3": "#ef94dc",
-    "s4": "#45cfa0",
-    "s5": "#dcc14d",
-}
+LIGHT, DARK = ({name: pair[mode] for name, pair in _COLOURS.items()} for mode in (0, 1))
 
 
 def variables() -> str:
-    """CSS that sets the variables by the reader's setting, by `data-theme` on the root where given, and light in print."""
+    """CSS that sets the variables by the reader's mode, by `data-theme` on the root element if set, and light in print."""
     light, dark = (_declared(colours) for colours in (LIGHT, DARK))
     return (
         f":root{{{light}}}\n"

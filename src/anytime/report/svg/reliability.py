@@ -1,32 +1,32 @@
-"""Reliability diagrams as small multiples: one little bar chart an exit, each an SVG of its own, so that they wrap on a phone.
+"""Reliability diagrams: one small bar chart per exit, each an SVG of its own, so that they wrap on a phone.
 
-A bar is the accuracy of the inputs in a bin of confidence, under it how many these are. Where there are two states of a rule,
-before and after a fit, the bars are those after it, and short dark strokes those before.
+A bar is the accuracy of the inputs in one bin of confidence; below it is their number. To compare a rule before and after a
+fit, bars show it after the fit and short dark strokes before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from anytime.report.numbers import share
-from anytime.report.pages.figures import FEW_IN_BIN, Table
+from anytime.report.numbers import fraction
 from anytime.report.svg.chart import Look
 
 WIDTH, HEIGHT = 168.0, 196.0
 LEFT, RIGHT, TOP = 30.0, 6.0, 24.0
 SIDE = WIDTH - LEFT - RIGHT
-BOTTOM = TOP + SIDE  # of the accuracies; the counts hang below
+BOTTOM = TOP + SIDE  # of the accuracies; the counts are below
 COUNTS = 18.0
+FEW_IN_BIN = 10
 
 Bins = Sequence[tuple[float, float, int]]
-"""Mean confidence, accuracy and number of inputs of each bin, empty ones too."""
+"""Mean confidence, accuracy and number of inputs of each bin, including empty ones."""
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One exit: its title, a word on the right, and its bins after a fit, or as they are, and before it."""
+class ReliabilityDiagram:
+    """One exit: its title, a note on the right, its bins (after a fit, if there is one), and its bins before the fit."""
 
     title: str
     note: str
@@ -34,43 +34,37 @@ class Panel:
     before: Bins | None = None
 
 
-@dataclass(frozen=True)
-class Panels:
-    """A figure made of panels, with its table."""
-
-    id: str
-    title: str
-    reading: str
-    look: Look
-    panels: tuple[Panel, ...]
-    table: Table
-
-    @property
-    def svgs(self) -> list[str]:
-        """The panels drawn for the page."""
-        return [draw_panel(panel, self.look, name=self.title) for panel in self.panels]
-
-    @property
-    def compared(self) -> bool:
-        """Whether there is a state before the fit."""
-        return any(panel.before is not None for panel in self.panels)
-
-
-def draw_panel(panel: Panel, look: Look, *, name: str) -> str:
-    """One panel as an SVG element for a page that has `style_sheet()`."""
-    states = [panel.bins] if panel.before is None else [panel.bins, panel.before]
+def draw_reliability(diagram: ReliabilityDiagram, look: Look, *, name: str) -> str:
+    """The diagram as an SVG element for a page that has `style_sheet()`."""
+    states = [diagram.bins] if diagram.before is None else [diagram.bins, diagram.before]
     most = max((count for bins in states for _, _, count in bins), default=0) or 1
     diagonal = f'<g class="ideal"><path class="line" d="M{LEFT:g},{BOTTOM:g}L{LEFT + SIDE:g},{TOP:g}"/></g>'
-    bars = "".join(_bar(index, panel.bins, most) for index in range(len(panel.bins)))
-    strokes = "" if panel.before is None else "".join(_stroke(index, panel.before, most) for index in range(len(panel.before)))
-    hits = "".join(_hit(index, panel) for index in range(len(panel.bins)))
-    summary = f"{name}, {panel.title}, {panel.note}: accuracy over confidence, a reliability diagram."
+    bars = "".join(
+        f'<path class="bar{few}" d="M{left:.1f},{BOTTOM:g}v{-SIDE * accuracy:.1f}h{width:.1f}V{BOTTOM:g}z"/>'
+        f'<path class="bar" d="M{left:.1f},{BOTTOM + 2:g}v{COUNTS * count / most:.1f}h{width:.1f}V{BOTTOM + 2:g}z"/>'
+        for left, width, accuracy, count, few in _filled(diagram.bins)
+    )
+    strokes = "".join(
+        f'<path class="tick-mark{few}" d="M{left:.1f},{BOTTOM - SIDE * accuracy:.1f}h{width:.1f}"/>'
+        f'<path class="tick-mark few" d="M{left:.1f},{BOTTOM + 2 + COUNTS * count / most:.1f}h{width:.1f}"/>'
+        for left, width, accuracy, count, few in _filled(diagram.before or ())
+    )
+    tips = "".join(_tip(index, diagram) for index in range(len(diagram.bins)))
+    summary = f"{name}, {diagram.title}, {diagram.note}: accuracy over confidence, a reliability diagram."
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(summary)}">'
-        f'<text class="axis" x="{LEFT:g}" y="14">{escape(panel.title)}</text>'
-        f'<text class="end" x="{WIDTH - RIGHT:g}" y="14">{escape(panel.note)}</text>'
-        f'{_frame()}<g class="{look.css}">{bars}</g>{diagonal}{strokes}{hits}</svg>'
+        f'<text class="axis" x="{LEFT:g}" y="14">{escape(diagram.title)}</text>'
+        f'<text class="end" x="{WIDTH - RIGHT:g}" y="14">{escape(diagram.note)}</text>'
+        f'{_frame()}<g class="{look.css}">{bars}</g>{diagonal}{strokes}{tips}</svg>'
     )
+
+
+def _filled(bins: Bins) -> Iterable[tuple[float, float, float, int, str]]:
+    """Left edge, width, accuracy, count and extra class of the bar of each bin that has inputs."""
+    for index, (_, accuracy, count) in enumerate(bins):
+        width = SIDE / len(bins)
+        if count:
+            yield LEFT + index * width + 0.6, width - 1.2, accuracy, count, " few" if count < FEW_IN_BIN else ""
 
 
 def _frame() -> str:
@@ -84,38 +78,15 @@ def _frame() -> str:
     return "".join(parts) + f'<path class="base" d="M{LEFT:g},{BOTTOM:g}h{SIDE:g}"/>'
 
 
-def _bar(index: int, bins: Bins, most: int) -> str:
-    _, right, count = bins[index]
-    if not count:
-        return ""
-    left, width = _place(index, len(bins))
-    few = " few" if count < FEW_IN_BIN else ""
-    return (
-        f'<path class="bar{few}" d="M{left:.1f},{BOTTOM:g}v{-SIDE * right:.1f}h{width:.1f}V{BOTTOM:g}z"/>'
-        f'<path class="bar" d="M{left:.1f},{BOTTOM + 2:g}v{COUNTS * count / most:.1f}h{width:.1f}V{BOTTOM + 2:g}z"/>'
-    )
-
-
-def _stroke(index: int, bins: Bins, most: int) -> str:
-    _, right, count = bins[index]
-    if not count:
-        return ""
-    left, width = _place(index, len(bins))
-    few = " few" if count < FEW_IN_BIN else ""
-    return (
-        f'<path class="tick-mark{few}" d="M{left:.1f},{BOTTOM - SIDE * right:.1f}h{width:.1f}"/>'
-        f'<path class="tick-mark few" d="M{left:.1f},{BOTTOM + 2 + COUNTS * count / most:.1f}h{width:.1f}"/>'
-    )
-
-
-def _hit(index: int, panel: Panel) -> str:
-    """An invisible column that tells the numbers of a bin to a pointer."""
-    width = SIDE / len(panel.bins)
-    states = [("", panel.bins)] if panel.before is None else [("after: ", panel.bins), ("before: ", panel.before)]
+def _tip(index: int, diagram: ReliabilityDiagram) -> str:
+    """An invisible column with the numbers of a bin as its tooltip."""
+    width = SIDE / len(diagram.bins)
+    states = [("", diagram.bins)] if diagram.before is None else [("after: ", diagram.bins), ("before: ", diagram.before)]
     words = [
-        f"{state}{share(bins[index][0], digits=1)} sure, {share(bins[index][1], digits=1)} right, {bins[index][2]:,} inputs"
+        f"{state}confidence {fraction(confidence, digits=1)}, accuracy {fraction(accuracy, digits=1)}, {count:,} inputs"
         for state, bins in states
-        if bins[index][2]
+        for confidence, accuracy, count in [bins[index]]
+        if count
     ]
     if not words:
         return ""
@@ -123,9 +94,3 @@ def _hit(index: int, panel: Panel) -> str:
         f'<rect class="hit" x="{LEFT + index * width:.1f}" y="{TOP:g}" width="{width:.1f}" height="{SIDE + COUNTS + 2:g}">'
         f"<title>{escape('; '.join(words))}</title></rect>"
     )
-
-
-def _place(index: int, bins: int) -> tuple[float, float]:
-    """Where the bar of a bin begins, and how wide it is."""
-    width = SIDE / bins
-    return LEFT + index * width + 0.6, width - 1.2

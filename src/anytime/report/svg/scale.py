@@ -1,4 +1,4 @@
-"""Axes of a chart: where a value lies between 0 and 1, and which values get a tick."""
+"""Scales of a chart: the position of a value between 0 and 1, and the values that get a tick."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from anytime.report.numbers import compact
 
 
 class Scale(Protocol):
-    """A way from values to positions."""
+    """Maps values to positions."""
 
     def at(self, value: float) -> float:
-        """The position of `value`, 0 at the low end and 1 at the high end."""
+        """The position of `value`: 0 at the low end, 1 at the high end."""
 
     def ticks(self) -> tuple[float, ...]:
-        """The values to mark, from low to high."""
+        """The values with a tick, from low to high."""
 
     def text(self, value: float) -> str:
-        """What a tick says."""
+        """The text of a tick."""
 
 
 @dataclass(frozen=True)
-class Linear:
-    """Equal steps from `low` to `high`, marked every `step`."""
+class LinearScale:
+    """A linear scale from `low` to `high` with a tick every `step`."""
 
     low: float
     high: float
@@ -45,14 +45,14 @@ class Linear:
         return compact(value) if len(text) > 4 and float(value).is_integer() else text  # 100.0 would not fit
 
 
-def linear(values: Iterable[float], *, zero: bool = False, low: float = -math.inf, high: float = math.inf) -> Linear:
-    """A linear scale with round ends around `values`; where none of these is negative it does not begin below zero.
+def linear(values: Iterable[float], *, zero: bool = False, low: float = -math.inf, high: float = math.inf) -> LinearScale:
+    """A linear scale with round ends around `values`; if none is negative, it does not start below zero.
 
     Args:
-        values: What must fit; nothing at all gives 0 to 1.
-        zero: Whether the scale begins at zero.
-        low: A bound the scale never goes below, such as 0 for a share.
-        high: A bound it never goes above, such as 100 for a percentage.
+        values: The values to contain; without any, the scale goes from 0 to 1.
+        zero: Whether the scale starts at zero.
+        low: The scale never goes below this, such as 0 for a fraction.
+        high: The scale never goes above this, such as 100 for a percentage.
 
     Example:
         >>> linear([65.3, 72.8, 75.8], high=100).ticks()
@@ -69,25 +69,24 @@ def linear(values: Iterable[float], *, zero: bool = False, low: float = -math.in
         least, most = max(least if zero else least - margin, low), min(most + margin, high)
     step = nice_step(most - least)
     floor, ceiling = math.floor(least / step + 1e-9) * step, math.ceil(most / step - 1e-9) * step
-    return Linear(max(round(floor, 12), low), min(round(ceiling, 12), high), step)
+    return LinearScale(max(round(floor, 12), low), min(round(ceiling, 12), high), step)
 
 
 def nice_step(span: float, *, count: int = 4) -> float:
-    """The step of 1, 2 or 5 times a power of ten that cuts `span` into about `count` parts."""
+    """The step of 1, 2 or 5 times a power of ten that divides `span` into about `count` parts."""
     rough = span / count
     size = 10.0 ** math.floor(math.log10(rough))
     return min((size, 2 * size, 5 * size, 10 * size), key=lambda step: abs(math.log(step / rough)))
 
 
 @dataclass(frozen=True)
-class Symlog:
-    """Linear from 0 to `threshold`, logarithmic from there to `high`: zero has a place, and so has a tenth of a percent."""
+class SymlogScale:
+    """Linear from 0 to `threshold`, logarithmic from there to `high`: shows both zero and a tenth of a percent."""
 
     threshold: float
     high: float
 
-    # How much room the linear part takes, in decades.
-    _LINEAR = 0.7
+    _LINEAR = 0.7  # the width of the linear part, in decades
 
     def at(self, value: float) -> float:
         return self._decades(max(value, 0.0)) / self._decades(self.high)
@@ -105,13 +104,13 @@ class Symlog:
         return f"{value:g}"
 
 
-def symlog(values: Iterable[float], *, least: float = 0.01, most: float = 100.0) -> Symlog:
-    """A symlog scale whose logarithmic part begins at the smallest positive value, though not below `least`.
+def symlog(values: Iterable[float], *, least: float = 0.01, most: float = 100.0) -> SymlogScale:
+    """A symlog scale whose logarithmic part starts at the smallest positive value, but not below `least`.
 
     Args:
-        values: What must fit.
-        least: A bound for where the linear part ends.
-        most: A bound the scale never goes above; a power of ten.
+        values: The values to contain.
+        least: The lowest end of the linear part.
+        most: The scale never goes above this; a power of ten.
 
     Example:
         >>> symlog([0, 0.3, 66]).ticks()
@@ -121,4 +120,4 @@ def symlog(values: Iterable[float], *, least: float = 0.01, most: float = 100.0)
     smallest, largest = (max(min(found), least), max(found)) if found else (0.1, 1.0)
     low = math.floor(min(math.log10(smallest), math.log10(most) - 2) + 1e-9)
     high = max(math.ceil(math.log10(min(largest, most)) - 1e-9), low + 1)
-    return Symlog(10.0**low, 10.0**high)
+    return SymlogScale(10.0**low, 10.0**high)

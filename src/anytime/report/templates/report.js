@@ -32,8 +32,8 @@
   function name(input) {
     return "input " + input[0] + (input[1] === null ? "" : ", class " + input[1]);
   }
-  function manner(drop) {
-    return drop >= data.limits[0] ? "falling" : drop >= data.limits[1] ? "uneasy" : "calm";
+  function dropClass(drop) {
+    return drop >= data.limits[0] ? "large-drop" : drop >= data.limits[1] ? "small-drop" : "no-drop";
   }
   function line(values) {
     return values.map(function (value, exit) {
@@ -50,10 +50,10 @@
       var path = document.createElementNS(svgName, "path");
       var title = document.createElementNS(svgName, "title");
       var values = input[2][rule], drop = input[3][rule];
-      path.setAttribute("class", "line " + manner(drop));
+      path.setAttribute("class", "line " + dropClass(drop));
       path.setAttribute("data-line", index);
       path.setAttribute("d", line(values));
-      title.textContent = name(input) + ": " + values.map(fixed).join(", ") + "; falls by " + fixed(drop);
+      title.textContent = name(input) + ": " + values.map(fixed).join(", ") + "; drop " + fixed(drop);
       path.appendChild(title);
       group.appendChild(path);
     });
@@ -82,12 +82,12 @@
     if (choice) rules[1] = Number(choice.value);
     panels.forEach(function (panel, index) { drawPanel(panel, rules[index], inputs); });
     fillTable(rules, inputs);
-    var falls = rules.map(function (rule) {
-      var falling = inputs.filter(function (input) { return input[3][rule] >= data.limits[0]; });
-      return falling.length + " with " + data.rules[rule];
+    var large = rules.map(function (rule) {
+      var found = inputs.filter(function (input) { return input[3][rule] >= data.limits[0]; });
+      return found.length + " with " + data.rules[rule];
     });
     count.textContent = "Inputs " + (start + 1) + " to " + (start + inputs.length) + " of " + data.inputs.length +
-      " sampled inputs. Falling by " + data.limits[0] + " or more: " + falls.join(", ") + ".";
+      " sampled inputs. Drops of " + data.limits[0] + " or more: " + large.join(", ") + ".";
     if (slider) {
       place.textContent = slider.value + " of " + slider.max;
       slider.setAttribute("aria-valuetext", "inputs " + (start + 1) + " to " + (start + inputs.length));
@@ -101,7 +101,7 @@
       path.classList.toggle("dimmed", which !== null && path.dataset.line !== which);
     });
   }
-  // A browser may bring back an old place of the slider on reload; begin where the page without script does.
+  // A browser may restore the slider on reload; start where the page without script does.
   if (slider) { slider.value = 1; slider.addEventListener("input", show); }
   if (choice) { choice.value = String(data.panels[1]); choice.addEventListener("change", show); }
   panels.forEach(function (panel) {

@@ -4,5 +4,5 @@
   try {
     var theme = localStorage.getItem("anytime-theme");
     if (theme === "light" || theme === "dark") root.dataset.theme = theme;
-  } catch (error) { /* storage may be closed to local files */ }
+  } catch (error) { /* local files may have no storage */ }
 })();

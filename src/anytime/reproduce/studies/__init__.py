@@ -1,1 +1,1 @@
-"""One module a figure or table: `study(context)` measures it and says what it found."""
+"""The studies, one function per figure or table of the paper."""

@@ -1,42 +1,120 @@
-"""The table of appendix B.1.2: how many inputs never lose a right answer, and how many never get one."""
+"""Table 1 and B.5: how many inputs lose a correct answer, never get one, or get one that the last exit takes back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
 from anytime.reproduce import paper
-from anytime.reproduce.catalogue import Context
-from anytime.reproduce.finding import Comparison, Finding, Line, Panel, over_seeds
-from anytime.reproduce.measure import PLAIN, groups_in_words, names_of, plain_numbers, stored, title_of
-from anytime.reproduce.needs import MSDNET
+from anytime.reproduce.catalogue import Draft
+from anytime.reproduce.finding import Comparison, Finding, each_over_seeds, listed, with_deviation
+from anytime.reproduce.group import (
+    ACCURACY,
+    EVER_CORRECT,
+    FORGOT,
+    LEARNED,
+    MONOTONE,
+    NEVER_CORRECT,
+    OVERTHINKING,
+    PLAIN,
+    Group,
+    Metric,
+    published,
+    title_of,
+)
+from anytime.reproduce.needs import MSDNET, MSDNET_100
+from anytime.reproduce.plots import Line, Plot, line, over_exits
 
-KEYS = {"monotone": "correct_monotone_percent", "never correct": "never_correct_percent"}
 
-
-def study(context: Context) -> Finding:
-    """Both shares for the three rules on each data set."""
-    groups = {("msdnet", data): runs for data, runs in context.runs.sets(MSDNET).items()}
-    comparisons: list[Comparison] = []
-    panels: list[Panel] = []
-    for (_, data), runs in groups.items():
-        figures = stored(runs)
-        lines = []
+def correctness(draft: Draft) -> Finding:
+    """Percentages of monotone and of never correct inputs for the three rules on each data set."""
+    for group in published(draft.runs, MSDNET):
+        title, lines = title_of(group.data), []
         for look, rule in enumerate(PLAIN):
-            theirs = paper.CORRECTNESS.get((data, rule), (None, None))
-            ours = [over_seeds([each[rule][key] for each in figures]) for key in KEYS.values()]
-            for name, value, number in zip(KEYS, ours, theirs, strict=True):
-                row = Comparison(f"{title_of(data)}, {rule}, {name}", number, value, paper.CORRECTNESS_TOLERANCE, unit="%")
-                comparisons.append(row)
-            never, monotone = ours[1], ours[0]
-            crossed = (theirs[0],) if theirs[0] is not None else ()
-            lines.append(Line(rule, (never.mean,), (monotone.mean,), look, (monotone.deviation,), ()))
-            if crossed and theirs[1] is not None:
-                lines.append(Line(rule, (theirs[1],), (None,), look, (), crossed))
-        panels.append(Panel(title_of(data), "never correct, %", "monotone, %", tuple(lines)))
-    return context.finding(
-        runs=names_of(*groups.values()),
-        rows=groups_in_words(groups),
-        note="Printed numbers of the paper, not read off. In the picture up and to the left is better; an input that is "
-        "never right counts as monotone, so both numbers belong together. ImageNet is not to be had here.",
-        panels=tuple(panels),
-        comparisons=tuple(comparisons),
-        numbers={data: plain_numbers(stored(runs), tuple(KEYS.values())) for (_, data), runs in groups.items()},
+            theirs = paper.CORRECTNESS.get((group.data, rule), (None, None))
+            monotone, never = (group.curve(rule, metric)[0] for metric in (MONOTONE, NEVER_CORRECT))
+            for name, ours, number in (("monotone", monotone, theirs[0]), ("never correct", never, theirs[1])):
+                row = Comparison(f"{title}, {rule}, {name}", number, ours, paper.CORRECTNESS_TOLERANCE, unit="%")
+                draft.comparisons.append(row)
+            lines.append(Line(rule, (never.mean,), (monotone.mean,), look, (monotone.deviation,)))
+            if theirs[1] is not None:
+                lines.append(Line(rule, (theirs[1],), (None,), look, paper=(theirs[0],)))
+        draft.plots.append(Plot(title, "never correct, %", "monotone, %", tuple(lines)))
+        draft.add(group, MONOTONE, NEVER_CORRECT)
+    return draft.finding(
+        note="The paper prints these numbers. In the figure, up and to the left is better; an input that is never correct "
+        "counts as monotone, so both numbers belong together. ImageNet is not available here."
     )
+
+
+def overthinking(draft: Draft) -> Finding:
+    """Overthinking: the fraction of inputs correct at some exit minus the fraction correct at the last."""
+    for group in published(draft.runs, MSDNET):
+        title = title_of(group.data)
+        over, ever = ({rule: group.curve(rule, metric)[0] for rule in PLAIN} for metric in (OVERTHINKING, EVER_CORRECT))
+        last = {rule: values[-1] for rule, values in group.curves(ACCURACY).items()}
+        draft.plots += _so_far(title, group)
+        draft.table += [
+            (f"{title}, {rule}", *(f"{with_deviation(found[rule], 2)} %" for found in (over, ever, last))) for rule in PLAIN
+        ]
+        draft.claim(
+            f"{title}: product and caching overthink less than the backbone",
+            max(over["product"].mean, over["caching"].mean) < over["latest"].mean,
+            listed({rule: value.mean for rule, value in over.items()}),
+        )
+        lost = {rule: ever["latest"].mean - ever[rule].mean for rule in ("product", "caching")}
+        gained = {rule: last[rule].mean - last["latest"].mean for rule in lost}
+        draft.claim(
+            f"{title}: mostly because fewer inputs are ever correct, not because the last exit is better",
+            all(lost[rule] > gained[rule] for rule in lost),
+            "; ".join(f"{rule}: oracle −{lost[rule]:.1f}, last exit {gained[rule]:+.1f} points" for rule in lost),
+        )
+        draft.add(group, OVERTHINKING, EVER_CORRECT)
+    return draft.finding(
+        note="The paper's bars were not read off; its claims about them are checked.",
+        headings=("rule", "overthinking", "correct at some exit", "correct at the last"),
+    )
+
+
+def _so_far(title: str, group: Group) -> list[Plot]:
+    """What was correct at some exit so far, and how much more that is than what is correct now; it ends at the metric."""
+    rows, ever, over = group.runs[0].rows(), [], []
+    for look, rule in enumerate(PLAIN):
+        so_far = [[100 * count / rows for count in accumulate(counts)] for counts in group.per_seed(rule, LEARNED)]
+        pairs = zip(so_far, group.per_seed(rule, ACCURACY), strict=True)
+        gaps = [[most - now for most, now in zip(*pair, strict=True)] for pair in pairs]
+        ever.append(line(rule, each_over_seeds(so_far), look))
+        over.append(line(rule, each_over_seeds(gaps), look))
+    return [
+        over_exits(f"{title}: correct at some exit so far", "%", ever),
+        over_exits(f"{title}: overthinking so far", "% of inputs", over, zero=True),
+    ]
+
+
+def learn_and_forget(draft: Draft) -> Finding:
+    """At each exit, how many inputs are correct for the first time, and how many wrong again for the first time."""
+    group = Group.published(draft.runs.need(MSDNET_100))
+    percent = 100 / group.runs[0].rows()
+    learned, forgot = (replace(metric, factor=percent) for metric in (LEARNED, FORGOT))
+    draft.used += group.runs
+    draft.plots += [_from_second(group.plot("Learned", learned)), _from_second(group.plot("Forgotten", forgot))]
+    draft.claim("product and caching forget less than the backbone", *_later(group, forgot))
+    draft.claim("and learn less after the first exit", *_later(group, learned))
+    draft.numbers = group.numbers(LEARNED, FORGOT)
+    return draft.finding(
+        rows=group.rows,
+        note="The paper plots numbers of inputs and does not define 'forgot' precisely: here it is the first exit that is "
+        "wrong after a correct one. Inputs that are correct at the first exit are learned there; the figure starts at exit 2.",
+    )
+
+
+def _later(group: Group, metric: Metric) -> tuple[bool, str]:
+    """Whether product and caching have less than the backbone after the first exit, and the numbers."""
+    later = {rule: sum(value.mean for value in values[1:]) for rule, values in group.curves(metric).items()}
+    return max(later["product"], later["caching"]) < later["latest"], listed(later, digits=1)
+
+
+def _from_second(plot: Plot) -> Plot:
+    lines: Sequence[Line] = [replace(line, y=(None, *line.y[1:])) for line in plot.lines]
+    return replace(plot, lines=tuple(lines))

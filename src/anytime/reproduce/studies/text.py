@@ -1,8 +1,8 @@
-"""Appendix B.4: texts, from 2 classes to 150. With few classes the product gains little; here is where it begins to win.
+"""B.4: text classification, from 2 classes to 150: with few classes the product gains little, and where it begins to help.
 
-Beside the paper's two rules stand the product with the paper's shift of 1/K for few classes, and the fitted product, whose
-powers are fitted on validation rows. These also choose how much falls weigh in that: with two classes, the weight that is good
-for a hundred would shut the later exits out.
+Beside the paper's two rules are the product with the paper's shift of 1/K for few classes, and the fitted product, whose
+powers are fitted on validation rows. These rows also choose the penalty on drops: with two classes, the penalty that suits a
+hundred would suppress the later exits.
 """
 
 from __future__ import annotations
@@ -13,132 +13,132 @@ from typing import Any
 
 from torch import Tensor
 
-from anytime.calibrate import fit_powers
+from anytime.calibrate import fit_product
+from anytime.calibrate.measure import drop_name, measure
 from anytime.calibrate.tuning.family import PENALTIES
-from anytime.calibrate.tuning.frontier import ALLOWANCE, drop_name, measure
-from anytime.combine import Caching, Latest, Product, Rule
+from anytime.calibrate.tuning.frontier import ALLOWANCE
+from anytime.combine import Latest, Product, Rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError
 from anytime.evaluation import evaluate
-from anytime.reproduce.catalogue import Context
-from anytime.reproduce.finding import Claim, Comparison, Finding, Kind, Line, Measured, Panel, over_seeds
-from anytime.reproduce.measure import (
+from anytime.reproduce.catalogue import Draft
+from anytime.reproduce.finding import Comparison, Finding, Measured, listed, minus, over_seeds
+from anytime.reproduce.group import (
+    ACCURACY,
+    COLLAPSED,
+    ECE,
+    LABEL_DROPS,
+    NLL,
+    OVERTHINKING,
     PLAIN,
-    Figures,
-    by_exit,
-    by_limit,
-    curve,
-    looks,
-    names_of,
-    plain_numbers,
+    RULES,
+    SUPPORT_SIZE,
+    Group,
     rows_in_words,
     title_of,
 )
 from anytime.reproduce.needs import SINGLE_HEAD, SOME_CLASSES, TEXT, Need
+from anytime.reproduce.plots import Kind, Line, Plot, looks
 from anytime.reproduce.runs import Run, Runs
 
 SHIFTED, FITTED = "product, shift 1/K", "fitted product"
 NAMES = (*PLAIN, SHIFTED, FITTED)
 WITHIN, MINOR = 2.0, 1.0
-"""Points of accuracy: asked of the last exit beside a single head; and what we call comparable."""
-_KEEPS = 0.25
-"""Of what the network gains from its first exit to its last, a rule that gains less than this keeps to the first."""
-_DROP, _DEEP = "0.1", "0.5"
-_KEYS = ("accuracy", "label_drop_percent", "overthinking_percent", "collapsed_percent", "support_size", "ece", "nll")
-_MARKS = (2, 3, 5, 10, 20, 50, 150)
+"""Points of accuracy: allowed between the last exit and a single head; and what we call comparable."""
+_FOLLOWS = 0.25
+"""A rule that gains less than this fraction of what the network gains from its first exit to its last keeps to the first."""
+_DROP, _DEEP = 0.1, 0.5
+_METRICS = (ACCURACY, LABEL_DROPS, OVERTHINKING, COLLAPSED, SUPPORT_SIZE, ECE, NLL)
+_TICKS = (2, 3, 5, 10, 20, 50, 150)
 
-Group = Mapping[str, Sequence[Figures]]
-"""Figures of each run, by data set."""
+Groups = Mapping[str, Group]
+"""By data set."""
+Classes = Mapping[str, int]
+"""Number of classes per data set."""
 
 
 def text_rules(logits: Tensor, labels: Tensor) -> dict[str, Rule[Any]]:
     """The rules that are measured on texts, by name.
 
     Args:
-        logits: `(exits, rows, classes)`, validation rows, for the fitted product.
+        logits: `(exits, rows, classes)` of validation rows, for the fitted product.
         labels: `(rows,)`.
     """
-    fitted = fit_powers(logits, labels, penalty=_penalty(logits, labels)).rule
-    return dict(zip(NAMES, (Latest(), Caching(), Product(), Product(shift="1/K"), fitted), strict=True))
+    fitted = fit_product(logits, labels, penalty=_penalty(logits, labels)).rule
+    return {**RULES, SHIFTED: Product(shift="1/K"), FITTED: fitted}
 
 
 def _penalty(logits: Tensor, labels: Tensor) -> float:
-    """λ with the fewest falls within the floor of `anytime tune`: fitted on every other row, chosen on the rest."""
-    held, known = logits[:, 1::2], labels[1::2]
+    """λ with the fewest drops above the accuracy floor of `anytime tune`: fitted on every other row, chosen on the rest."""
+    held_out, known = logits[:, 1::2], labels[1::2]
     if not len(known):
         raise LabelError(
-            f"there are {len(labels)} validation rows", expected="at least 2", fix="keep more of them with the run"
+            f"{len(labels)} validation rows", expected="at least 2", fix="keep more validation rows: results/publish.py --rows"
         )
-    floor = measure(Latest(), held, known, drops=())["accuracy"] - ALLOWANCE
+    floor = measure(Latest(), held_out, known, drops=())["accuracy"] - ALLOWANCE
     best = (math.inf, 0.0)
     for penalty in PENALTIES:
-        found = measure(fit_powers(logits[:, ::2], labels[::2], penalty=penalty).rule, held, known, drops=(float(_DROP),))
+        found = measure(fit_product(logits[:, ::2], labels[::2], penalty=penalty).rule, held_out, known, drops=(_DROP,))
         if found["accuracy"] >= floor:
-            best = min(best, (found[drop_name(float(_DROP))], penalty))
+            best = min(best, (found[drop_name(_DROP)], penalty))
     return best[1]
 
 
-def study(context: Context) -> Finding:
-    """The five rules on each set that there is a run of, beside a single head, and over the number of classes."""
-    sets, some = context.runs.sets(TEXT), _by_data(context.runs.wish(SOME_CLASSES))
-    single = _by_data(context.runs.wish(SINGLE_HEAD))
-    figures: Group = {data: [_figures(run) for run in runs] for data, runs in (sets | some).items()}
-    classes = {data: runs[0].classes() for data, runs in (sets | some).items()}
-    heads = {data: over_seeds([_last(run) for run in single[data]]) for data in sets if data in single}
-    groups = {data: figures[data] for data in sets}
+def text(draft: Draft) -> Finding:
+    """The five rules on each data set with a run, beside a single head, and over the number of classes."""
+    whole, some, single = (draft.runs.by_data(need, optional=need is not TEXT) for need in (TEXT, SOME_CLASSES, SINGLE_HEAD))
+    groups = {data: _measure(runs) for data, runs in (whole | some).items()}
+    classes = {data: runs[0].classes() for data, runs in (whole | some).items()}
+    heads = {data: over_seeds([100 * run.accuracy()[-1] for run in single[data]]) for data in whole if data in single}
+    sets = {data: groups[data] for data in whole}
     families = [
-        sorted((data for data in figures if data == whole or (data in some and _whole(data) == whole)), key=classes.__getitem__)
-        for whole in dict.fromkeys(map(_whole, some))
+        sorted((data for data in groups if data == name or (data in some and _whole(data) == name)), key=classes.__getitem__)
+        for name in dict.fromkeys(map(_whole, some))
     ]
-    begins = "".join(_begins(figures, family, classes) for family in families)
-    return context.finding(
-        runs=names_of(*sets.values(), *some.values(), *(single[data] for data in heads)),
-        rows="; ".join(f"{_title(data, classes[data])}: {rows_in_words(runs)}" for data, runs in (sets | some).items()),
-        note="The paper's figure (IMDB, AG and SNLI with BERT) was not read off; what it says of it is checked, and its shift "
-        "of 1/K stands beside the plain product. The fitted product is fitted on validation rows, and so is the weight of "
-        f"falls in it: the fewest that cost at most {100 * ALLOWANCE:g} point of mean accuracy there, which can cost more at "
-        "the last exit and on other rows. "
-        f"{_keeps(figures, classes)}{begins}{_missing(context.runs)}",
-        panels=(
-            *_over_classes(figures, families, classes),
-            *(
-                by_exit(_title(data, classes[data]), "accuracy, %", found, "accuracy", rules=NAMES, factor=100)
-                for data, found in groups.items()
-            ),
-            *(
-                by_limit(f"{title_of(data)}: label's falls", "falls by at least", found, "label_drop_percent", rules=NAMES)
-                for data, found in groups.items()
-            ),
-        ),
-        comparisons=tuple(
-            Comparison(
-                f"{title_of(data)}: accuracy of a single head less that of the last exit, points",
-                None,
-                Measured(head.mean - curve(groups[data], "latest", "accuracy", factor=100)[-1].mean),
-                at_most=WITHIN,
-                unit="%",
-            )
-            for data, head in heads.items()
-        ),
-        claims=_claims(groups, classes),
-        numbers={
-            data: {"classes": classes[data], **plain_numbers(found, _KEYS, NAMES)}
-            | ({"single head": {"accuracy": heads[data].mean / 100}} if data in heads else {})
-            for data, found in figures.items()
-        },
+    draft.used += [run for runs in (*whole.values(), *some.values(), *(single[data] for data in heads)) for run in runs]
+    draft.plots += _over_classes(groups, families, classes)
+    draft.plots += [group.plot(_title(data, classes[data]), ACCURACY) for data, group in sets.items()]
+    draft.plots += [group.plot(f"{title_of(data)}: label drops", LABEL_DROPS) for data, group in sets.items()]
+    for data, head in heads.items():
+        less = Measured(head.mean - sets[data].curve("latest", ACCURACY)[-1].mean)
+        what = f"{title_of(data)}: accuracy of a single head minus that of the last exit, points"
+        draft.comparisons.append(Comparison(what, None, less, at_most=WITHIN, unit="%"))
+    _claims(draft, sets, classes)
+    for data, group in groups.items():
+        draft.numbers[data] = {"classes": classes[data], **group.numbers(*_METRICS)}
+        if data in heads:
+            draft.numbers[data]["single head"] = {"accuracy": heads[data].mean / 100}
+    draft.table += [row for data in sets for row in _rows(data, classes[data], sets[data], heads.get(data))]
+    return draft.finding(
+        rows="; ".join(f"{_title(data, classes[data])}: {rows_in_words(runs)}" for data, runs in (whole | some).items()),
+        note="The paper's figure (IMDB, AG and SNLI with BERT) was not read off; its claims about it are checked, and its "
+        "shift of 1/K is shown beside the plain product. The fitted product is fitted on validation rows, and so is its "
+        f"penalty on drops: the fewest drops that cost at most {100 * ALLOWANCE:g} point of mean accuracy there, which can "
+        f"cost more at the last exit and on other rows. {_keeps(groups, classes)}"
+        f"{''.join(_begins(groups, family, classes) for family in families)}{_missing(draft.runs)}",
         headings=(
-            "set",
+            "data set",
             "rule",
             "accuracy, first and last exit",
             "mean over exits",
-            "last exit less a single head, points",
-            "label falls ≥ .1, ≥ .5",
+            "last exit minus a single head, points",
+            "label drops ≥ .1, ≥ .5",
             "collapsed at the last exit",
             "ECE, mean",
             "NLL, mean",
         ),
-        table=tuple(row for data in groups for row in _rows(data, classes[data], groups[data], heads.get(data))),
     )
+
+
+def _measure(runs: tuple[Run, ...]) -> Group:
+    """The published metrics; those of the kept rows for a run that was published without the rules of this study."""
+    found = []
+    for run in runs:
+        metrics = run.metrics()
+        if not set(NAMES) <= set(metrics):
+            metrics = evaluate(*run.logits(), rules=text_rules(*run.logits("val")), sets=None).rules
+        found.append(metrics)
+    return Group(runs, {rule: [each[rule] for each in found] for rule in NAMES})
 
 
 def _title(data: str, classes: int) -> str:
@@ -147,244 +147,202 @@ def _title(data: str, classes: int) -> str:
 
 
 def _whole_title(data: str, classes: int) -> str:
-    """The data set alone, also where some of its classes were taken."""
+    """The data set, also where only some of its classes were used."""
     return title_of(data.removesuffix(f"-{classes}"))
 
 
-def _figures(run: Run) -> Figures:
-    """The figures of a run as published; measured on the kept rows where other rules alone were."""
-    found = run.figures()
-    return found if set(NAMES) <= set(found) else evaluate(*run.logits(), rules=text_rules(*run.logits("val")), sets=None).rules
-
-
-def _by_data(runs: Sequence[Run]) -> dict[str, tuple[Run, ...]]:
-    return {data: tuple(run for run in runs if run.data == data) for data in dict.fromkeys(run.data for run in runs)}
-
-
-def _last(run: Run) -> float:
-    """Accuracy of the last exit, in percent."""
-    return 100 * float(run.figures()["latest"]["accuracy"][-1])
-
-
 def _whole(data: str) -> str:
-    """The data set that some classes were taken of."""
+    """The data set that some classes were taken from."""
     return data.rpartition("-")[0]
 
 
-def _mean(figures: Sequence[Figures], rule: str, key: str, *, factor: float = 1.0) -> Measured:
-    """A figure's mean over the exits, over seeds."""
-    return over_seeds([factor * sum(each[rule][key]) / len(each[rule][key]) for each in figures])
-
-
-def _falls(figures: Sequence[Figures], rule: str, by: str = _DROP) -> Measured:
-    return over_seeds([each[rule]["label_drop_percent"][by] for each in figures])
-
-
-def _rows(data: str, classes: int, figures: Sequence[Figures], head: Measured | None) -> list[tuple[str, ...]]:
-    """The table's rows of one set; the single head first, which the others are held against."""
+def _rows(data: str, classes: int, group: Group, head: Measured | None) -> list[tuple[str, ...]]:
+    """The table rows of one data set; the single head first, with which the others are compared."""
     name = f"{title_of(data)} ({classes})"
     rows: list[tuple[str, ...]] = [] if head is None else [(name, "single head", f"{head.mean:.2f} %", *(6 * ("–",)))]
     for rule in NAMES:
-        accuracy = curve(figures, rule, "accuracy", factor=100)
+        first, *_, last = group.curve(rule, ACCURACY)
         rows.append(
             (
                 name,
                 rule,
-                f"{accuracy[0].mean:.2f}, {accuracy[-1].mean:.2f} %",
-                f"{_mean(figures, rule, 'accuracy', factor=100).mean:.2f} %",
-                "–" if head is None else f"{accuracy[-1].mean - head.mean:+.2f}".replace("-", "−"),
-                f"{_falls(figures, rule).mean:.2f}, {_falls(figures, rule, _DEEP).mean:.2f} %",
-                f"{curve(figures, rule, 'collapsed_percent')[-1].mean:.2f} %",
-                f"{_mean(figures, rule, 'ece').mean:.3f}",
-                f"{_mean(figures, rule, 'nll').mean:.3f}",
+                f"{first.mean:.2f}, {last.mean:.2f} %",
+                f"{group.over_exits(rule, ACCURACY).mean:.2f} %",
+                "–" if head is None else f"{last.mean - head.mean:+.2f}".replace("-", "−"),
+                f"{group.at(rule, LABEL_DROPS, _DROP).mean:.2f}, {group.at(rule, LABEL_DROPS, _DEEP).mean:.2f} %",
+                f"{group.curve(rule, COLLAPSED)[-1].mean:.2f} %",
+                f"{group.over_exits(rule, ECE).mean:.3f}",
+                f"{group.over_exits(rule, NLL).mean:.3f}",
             )
         )
     return rows
 
 
-def _over_classes(figures: Group, families: Sequence[Sequence[str]], classes: Mapping[str, int]) -> tuple[Panel, ...]:
-    """What the rules gain over the number of classes: a line through each family, points for the others."""
-
-    def gained(data: str, rule: str) -> Measured:
-        pairs = (each[rule]["accuracy"] for each in figures[data]), (each["latest"]["accuracy"] for each in figures[data])
-        return over_seeds([100 * (sum(mine) - sum(base)) / len(mine) for mine, base in zip(*pairs, strict=True)])
-
-    def left(data: str, rule: str) -> Measured | None:
-        whole = _falls(figures[data], "latest").mean
-        return Measured(100 * _falls(figures[data], rule).mean / whole) if whole else None
-
-    kinds: tuple[tuple[str, str, Callable[[str, str], Measured | None], Sequence[str], Kind], ...] = (
-        ("Accuracy gained, mean over exits", "points over latest", gained, NAMES, "linear"),
-        ("Label's falls by .1 that are left", "% of those under latest", left, NAMES, "linear"),
-        ("Label's falls by .5 or more", "% of inputs", lambda data, rule: _falls(figures[data], rule, _DEEP), NAMES, "symlog"),
-        (
-            "Right at some exit, wrong at the last",
-            "% of inputs",
-            lambda data, rule: over_seeds([each[rule]["overthinking_percent"] for each in figures[data]]),
-            NAMES,
-            "linear",
-        ),
-        (
-            "Collapsed at the last exit",
-            "% of inputs",
-            lambda data, rule: curve(figures[data], rule, "collapsed_percent")[-1],
-            ("product", SHIFTED),
-            "symlog",
-        ),
-        ("Calibration", "ECE, mean over exits", lambda data, rule: _mean(figures[data], rule, "ece"), NAMES, "linear"),
-    )
-    look, present = looks(NAMES), set(classes.values())
+def _over_classes(groups: Groups, families: Sequence[Sequence[str]], classes: Classes) -> list[Plot]:
+    """What the rules gain over the number of classes: a line through each family, points for the other data sets."""
+    present = set(classes.values())
     if len(present) == 1:
-        return ()
-    marks = tuple((math.log10(count), str(count)) for count in _MARKS if min(present) <= count <= max(present))
+        return []
+
+    def gained(group: Group, rule: str) -> Measured:
+        pairs = zip(group.per_seed(rule, ACCURACY), group.per_seed("latest", ACCURACY), strict=True)
+        return over_seeds([(sum(mine) - sum(base)) / len(mine) for mine, base in pairs])
+
+    def left(group: Group, rule: str) -> Measured | None:
+        before = group.at("latest", LABEL_DROPS, _DROP).mean
+        return Measured(100 * group.at(rule, LABEL_DROPS, _DROP).mean / before) if before else None
+
+    def deep(group: Group, rule: str) -> Measured:
+        return group.at(rule, LABEL_DROPS, _DEEP)
+
+    def overthinking(group: Group, rule: str) -> Measured:
+        return group.curve(rule, OVERTHINKING)[0]
+
+    def collapsed(group: Group, rule: str) -> Measured:
+        return group.curve(rule, COLLAPSED)[-1]
+
+    def ece(group: Group, rule: str) -> Measured:
+        return group.over_exits(rule, ECE)
+
+    kinds: tuple[tuple[str, str, Callable[[Group, str], Measured | None], Sequence[str], Kind], ...] = (
+        ("Accuracy gained, mean over exits", "points over latest", gained, NAMES, "linear"),
+        ("Label drops by .1 that are left", "% of those under latest", left, NAMES, "linear"),
+        ("Label drops by .5 or more", "% of inputs", deep, NAMES, "symlog"),
+        ("Correct at some exit, wrong at the last", "% of inputs", overthinking, NAMES, "linear"),
+        ("Collapsed at the last exit", "% of inputs", collapsed, ("product", SHIFTED), "symlog"),
+        ("Calibration", "ECE, mean over exits", ece, NAMES, "linear"),
+    )
+    ticks = tuple((math.log10(count), str(count)) for count in _TICKS if min(present) <= count <= max(present))
     joined = [f"{_whole_title(family[-1], classes[family[-1]])}'s" for family in families if len(family) > 1]
     x_title = f"classes; {' and '.join(joined)} are joined" if joined else "classes"
-    others = [[data] for data in figures if not any(data in family for family in families)]
-    panels = []
+    others = [[data] for data in groups if not any(data in family for family in families)]
+    plots = []
     for title, y_title, value, rules, kind in kinds:
         lines = []
         for rule in rules:
-            for data in (*families, *others):
-                x = tuple(math.log10(classes[each]) for each in data)
-                values = [value(each, rule) for each in data]
+            for family in (*families, *others):
+                x, values = tuple(math.log10(classes[data]) for data in family), [value(groups[data], rule) for data in family]
+                y = tuple(None if one is None else one.mean for one in values)
                 spread = tuple(None if one is None else one.deviation for one in values)
-                bars = spread if any(spread) else ()
-                lines.append(Line(rule, x, tuple(None if one is None else one.mean for one in values), look[rule], bars))
-        panels.append(Panel(title, x_title, y_title, tuple(lines), kind, zero=value is not gained, x_marks=marks))
-    return tuple(panels)
+                lines.append(Line(rule, x, y, looks(NAMES)[rule], spread if any(spread) else ()))
+        plots.append(Plot(title, x_title, y_title, tuple(lines), kind, zero=value is not gained, x_marks=ticks))
+    return plots
 
 
-def _claims(groups: Group, classes: Mapping[str, int]) -> tuple[Claim, ...]:
-    mean = {data: {rule: _mean(found, rule, "accuracy", factor=100).mean for rule in NAMES} for data, found in groups.items()}
-    falls = {data: {rule: _falls(found, rule).mean for rule in NAMES} for data, found in groups.items()}
-    nll = {data: {rule: _mean(found, rule, "nll").mean for rule in NAMES} for data, found in groups.items()}
-    ece = {data: {rule: _mean(found, rule, "ece").mean for rule in NAMES} for data, found in groups.items()}
+def _claims(draft: Draft, groups: Groups, classes: Classes) -> None:
+    mean, nll, ece = ({data: group.all_over_exits(metric) for data, group in groups.items()} for metric in (ACCURACY, NLL, ECE))
+    drops, deep = ({data: group.all_at(LABEL_DROPS, by) for data, group in groups.items()} for by in (_DROP, _DEEP))
     paper = ("caching", SHIFTED)
 
-    def listed(values: Mapping[str, Mapping[str, float]], rules: Sequence[str], unit: str = " %", digits: int = 2) -> str:
+    def words(
+        values: Mapping[str, Mapping[str, float]],
+        rules: Sequence[str],
+        unit: str = " %",
+        digits: int = 2,
+        some: Sequence[str] = (),
+    ) -> str:
         return "; ".join(
-            f"{title_of(data)}: {', '.join(f'{rule} {found[rule]:.{digits}f}{unit}' for rule in rules)}"
-            for data, found in values.items()
+            f"{title_of(data)}: {listed({rule: values[data][rule] for rule in rules}, unit, digits)}" for data in some or values
         )
 
-    claims = [
-        Claim(
-            f"accuracy is comparable under both rules ({MINOR:g} point at most, mean over exits)",
-            all(found[rule] >= found["latest"] - MINOR for found in mean.values() for rule in paper),
-            listed(mean, ("latest", *paper)),
-        ),
-        Claim(
-            "on every set one of the two falls less than the network",
-            all(min(found[rule] for rule in paper) < found["latest"] for found in falls.values()),
-            f"by .1 or more: {listed(falls, ('latest', *paper))}",
-        ),
-    ]
+    draft.claim(
+        f"accuracy is comparable under both rules (at most {MINOR:g} point, mean over exits)",
+        all(found[rule] >= found["latest"] - MINOR for found in mean.values() for rule in paper),
+        words(mean, ("latest", *paper)),
+    )
+    draft.claim(
+        "on every data set fewer inputs drop under one of the two than under the network",
+        all(min(found[rule] for rule in paper) < found["latest"] for found in drops.values()),
+        f"by .1 or more: {words(drops, ('latest', *paper))}",
+    )
     few = [data for data in groups if classes[data] < FEW_CLASSES]
+    many = [data for data in groups if classes[data] >= FEW_CLASSES]
     if few:
-        deep = {data: {rule: _falls(groups[data], rule, _DEEP).mean for rule in NAMES} for data in few}
-        claims += [
-            Claim(
-                f"with fewer than {FEW_CLASSES} classes caching has fewer falls by {by} or more than the product",
-                all(shares[data]["caching"] < min(shares[data]["product"], shares[data][SHIFTED]) for data in few),
-                listed({data: shares[data] for data in few}, ("caching", "product", SHIFTED)),
+        for by, found in ((".1", drops), (".5", deep)):
+            draft.claim(
+                f"with fewer than {FEW_CLASSES} classes caching has fewer drops by {by} or more than the product",
+                all(found[data]["caching"] < min(found[data]["product"], found[data][SHIFTED]) for data in few),
+                words(found, ("caching", "product", SHIFTED), some=few),
             )
-            for by, shares in ((".1", falls), (".5", deep))
-        ]
-        claims.append(
-            Claim(
-                f"our own: with fewer than {FEW_CLASSES} classes the fitted product falls less often than caching, and is "
-                "right no less often",
-                all(
-                    falls[data][FITTED] < falls[data]["caching"] and mean[data][FITTED] >= mean[data]["caching"] for data in few
-                ),
-                f"falls by .1: {listed({data: falls[data] for data in few}, ('caching', FITTED))}; mean accuracy: "
-                f"{listed({data: mean[data] for data in few}, ('caching', FITTED))}",
-            )
+        draft.claim(
+            f"our own: with fewer than {FEW_CLASSES} classes fewer inputs drop under the fitted product than under caching, "
+            "and it is at least as accurate",
+            all(drops[data][FITTED] < drops[data]["caching"] and mean[data][FITTED] >= mean[data]["caching"] for data in few),
+            f"drops by .1: {words(drops, ('caching', FITTED), some=few)}; mean accuracy: "
+            f"{words(mean, ('caching', FITTED), some=few)}",
         )
-    many = {data: falls[data] for data in groups if classes[data] >= FEW_CLASSES}
     if many:
-        claims.append(
-            Claim(
-                f"our own: with {FEW_CLASSES} classes or more the product falls less often than caching",
-                all(found["product"] < found["caching"] for found in many.values()),
-                f"by .1 or more: {listed(many, ('caching', 'product'))}",
-            )
+        draft.claim(
+            f"our own: with {FEW_CLASSES} classes or more fewer inputs drop under the product than under caching",
+            all(drops[data]["product"] < drops[data]["caching"] for data in many),
+            f"by .1 or more: {words(drops, ('caching', 'product'), some=many)}",
         )
-    claims.append(
-        Claim(
-            "our own: on every set the product is calibrated worse than caching",
-            all(found["product"] > found["caching"] for found in ece.values()),
-            f"mean ECE: {listed(ece, ('latest', 'caching', 'product', FITTED), '', 3)}",
-        )
+    draft.claim(
+        "our own: on every data set the product is calibrated worse than caching",
+        all(found["product"] > found["caching"] for found in ece.values()),
+        f"mean ECE: {words(ece, ('latest', 'caching', 'product', FITTED), '', 3)}",
     )
     if len({classes[data] for data in groups}) > 1:
+        left = {data: found["product"] / found["latest"] if found["latest"] else 1.0 for data, found in drops.items()}
         least, most = (choose(groups, key=lambda data: classes[data]) for choose in (min, max))
-        claims.append(
-            Claim(
-                "the product mends more where there are more classes: the share of falls that it leaves",
-                _left(falls[most]) < _left(falls[least]),
-                f"{title_of(least)} {100 * _left(falls[least]):.0f} %, {title_of(most)} {100 * _left(falls[most]):.0f} %",
-            )
+        draft.claim(
+            "the product prevents more drops where there are more classes: the fraction of drops that it leaves",
+            left[most] < left[least],
+            f"{title_of(least)} {100 * left[least]:.0f} %, {title_of(most)} {100 * left[most]:.0f} %",
         )
-    claims.append(
-        Claim(
-            "our own: the fitted product has the least NLL of all, on every set",
-            all(found[FITTED] == min(found.values()) for found in nll.values()),
-            listed(nll, ("latest", "caching", "product", FITTED), "", 3),
-        )
+    draft.claim(
+        "our own: the fitted product has the lowest NLL of all, on every data set",
+        all(found[FITTED] == min(found.values()) for found in nll.values()),
+        words(nll, ("latest", "caching", "product", FITTED), "", 3),
     )
-    return tuple(claims)
 
 
-def _left(falls: Mapping[str, float]) -> float:
-    return falls["product"] / falls["latest"] if falls["latest"] else 1.0
-
-
-def _begins(figures: Group, family: Sequence[str], classes: Mapping[str, int]) -> str:
-    """From how many of a set's classes on the product is steadier, and at what price in accuracy, in words."""
+def _begins(groups: Groups, family: Sequence[str], classes: Classes) -> str:
+    """With how many of a data set's classes the product drops less often, and at what cost in accuracy, in words."""
     if len(family) < 2:
         return ""
 
-    def listed(some: Sequence[str]) -> str:
+    def counts(some: Sequence[str]) -> str:
         return ", ".join(str(classes[data]) for data in some)
 
-    def apart(other: str) -> float:
-        means = {rule: [100 * _mean(figures[data], rule, "accuracy").mean for data in family] for rule in ("product", other)}
-        return max((ours - theirs for ours, theirs in zip(means["product"], means[other], strict=True)), key=abs)
+    def apart(other: str) -> str:
+        means = [groups[data].all_over_exits(ACCURACY) for data in family]
+        return minus(f"{max((found['product'] - found[other] for found in means), key=abs):+.2f}")
 
-    steady = [data for data in family if not any(_falls(figures[data], rule).mean for rule in PLAIN)]
+    drops = {data: groups[data].all_at(LABEL_DROPS, _DROP) for data in family}
+    steady = [data for data in family if not any(drops[data][rule] for rule in PLAIN)]
     rest = [data for data in family if data not in steady]
-    behind = [place for place, data in enumerate(rest) if not _ahead(figures[data])]
+    behind = [place for place, data in enumerate(rest) if drops[data]["product"] >= drops[data]["caching"]]
     wins = rest[max(behind, default=-1) + 1 :]
     return (
-        f"Of {_whole_title(family[-1], classes[family[-1]])}'s classes {listed(family)} were taken. "
-        + (f"With {listed(steady)} nothing falls by .1 under any of the three, and they decide nothing. " if steady else "")
-        + (f"The product falls less often than caching with {listed(wins)}" if wins else "Caching falls less often to the end")
-        + f"; its mean accuracy differs from the network's by {apart('latest'):+.2f} points and from caching's by "
-        f"{apart('caching'):+.2f} where most. ".replace("-", "−")
+        f"Of {_whole_title(family[-1], classes[family[-1]])}'s classes {counts(family)} were used. "
+        + (f"With {counts(steady)} no input drops by .1 under any of the three rules. " if steady else "")
+        + (
+            f"Fewer inputs drop under the product than under caching with {counts(wins)}"
+            if wins
+            else "Caching drops less throughout"
+        )
+        + f"; the largest difference of its mean accuracy is {apart('latest')} points to the network and {apart('caching')} "
+        "to caching. "
     )
 
 
-def _ahead(figures: Sequence[Figures]) -> bool:
-    return _falls(figures, "product").mean < _falls(figures, "caching").mean
-
-
-def _keeps(figures: Group, classes: Mapping[str, int]) -> str:
-    """Where the fitted product hardly heeds the exits after the first, in words."""
+def _keeps(groups: Groups, classes: Classes) -> str:
+    """Where the fitted product hardly changes after the first exit, in words."""
 
     def gain(data: str, rule: str) -> float:
-        accuracy = curve(figures[data], rule, "accuracy")
+        accuracy = groups[data].curve(rule, ACCURACY)
         return accuracy[-1].mean - accuracy[0].mean
 
-    kept = [_title(data, classes[data]) for data in figures if 0 < gain(data, "latest") > gain(data, FITTED) / _KEEPS]
-    return f"It hardly heeds the exits after the first, which are within that point, on {'; '.join(kept)}. " if kept else ""
+    kept = [_title(data, classes[data]) for data in groups if 0 < gain(data, "latest") > gain(data, FITTED) / _FOLLOWS]
+    return f"It hardly uses the exits after the first, whose gain is within that point, on {'; '.join(kept)}. " if kept else ""
 
 
 def _missing(runs: Runs) -> str:
-    """Which runs were not there, in words."""
+    """Which runs are missing, in words."""
 
     def lacks(need: Need) -> list[str]:
-        there = {run.data for run in runs.wish(need)}
+        there = set(runs.by_data(need, optional=True))
         real = bool(there & set(need.data)) or not there
         return [data for data in need.data if data not in there] if real else []
 
@@ -398,4 +356,4 @@ def _missing(runs: Runs) -> str:
     for whole in dict.fromkeys(map(_whole, some)):
         counts = [data.rpartition("-")[2] for data in some if _whole(data) == whole]
         parts.append(f"no run with {', '.join(counts)} of {title_of(whole)}'s classes")
-    return f"Not there yet: {'; '.join(parts)}." if parts else ""
+    return f"Missing: {'; '.join(parts)}." if parts else ""

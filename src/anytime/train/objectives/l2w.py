@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
-from anytime.policy import exit_shares
+from anytime.policy import exit_fractions
 from anytime.train.config import L2W, Centring, Hardware, TrainConfig
 from anytime.train.gpu.graph import Replayed
 from anytime.train.gpu.weights import load_optimizer_state, optimizer_state, set_lr
@@ -209,7 +209,7 @@ def _with_copied_statistics(network: MultiExit, parameters: dict[str, Tensor], i
 def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
     losses = cross_entropies(logits, labels)
     confidence = at_least_float32(logits.detach()).softmax(-1).amax(-1)
-    groups = assign(confidence, tuple(exit_shares(settings.ratio, len(logits)).tolist()))
+    groups = assign(confidence, tuple(exit_fractions(settings.ratio, len(logits)).tolist()))
     return torch.stack([losses[:, exit].index_select(0, rows).mean() for exit, rows in enumerate(groups) if len(rows)]).sum()
 
 
