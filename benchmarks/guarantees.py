@@ -1,7 +1,7 @@
 """The tables of docs/policies.md and docs/certificates.md: `python benchmarks/guarantees.py LOGITS.npz`.
 
-Budgets: accuracy at the mean cost of a fixed exit, all inputs there, or stopping by thresholds from the other half of the rows.
-The frontier: tuned on the first 3,000 rows (or three fifths), measured on the others.
+Budgets: accuracy at the mean cost of a fixed exit, with all inputs there, or stopping by thresholds from the other half of
+the rows. Tuning: on the first 3,000 rows (or three fifths), measured on the others.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def main() -> None:
         fixed = (answers.labels == labels[second]).double().mean(-1)
         print(name, *(f"exit {exit + 1}: {fixed[exit]:.3f}, {stopping[exit]:.3f};" for exit in (1, 2, 3)))
     cut = 3 * len(labels) // 5
-    found = tune(logits[:, :cut], labels[:cut])
-    for one in found.measure(logits[:, cut:], labels[cut:]):
+    frontier = tune(logits[:, :cut], labels[:cut])
+    for one in frontier.measure(logits[:, cut:], labels[cut:]):
         known = ("latest", "caching", "caching at T", "product", "product at T")
         if one.name in known or one.name.startswith("fitted product"):
-            figures = one.metrics
-            print(f"{one.name}: accuracy {100 * figures['accuracy']:.1f} %, drops {100 * figures['drop_0.1']:.2f} %,", end=" ")
-            print(f"ECE {figures['ece']:.3f}, NLL {figures['nll']:.2f}")
+            found = one.metrics
+            print(f"{one.name}: accuracy {100 * found['accuracy']:.1f} %, drops {100 * found['drop_0.1']:.2f} %,", end=" ")
+            print(f"ECE {found['ece']:.3f}, NLL {found['nll']:.2f}")
 
 
 if __name__ == "__main__":

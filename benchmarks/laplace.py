@@ -47,7 +47,7 @@ def main() -> None:
     shown = sorted({0, len(layers) // 2, len(layers) - 1})
     names = [f"{figure} {exit}" for figure in ("NLL", "ECE") for exit in (*(exit + 1 for exit in shown), "mean")]
     print(f"| prediction | {' | '.join(names)} |\n| --- |{' --- |' * len(names)}")
-    mixed = anytime.Mixture(anytime.Exponential(), weights=costs)
+    mixed = anytime.Mixture(anytime.combine.Exponential(), weights=costs)
     for name, logits in answers(sets, layers, plain, options.rows):
         rules = {"": anytime.Latest(), ", caching": anytime.Caching(), ", mixture": mixed}
         for kind in ("", ", caching", ", mixture") if name in MIXED else ("", ", caching"):

@@ -1,7 +1,8 @@
-"""Draw the pictures of the README and the documentation: `python docs/make_pictures.py`."""
+"""Draw the charts of the README and the documentation: `python docs/make_pictures.py`."""
 
 from __future__ import annotations
 
+import json
 from html import escape
 from pathlib import Path
 
@@ -12,22 +13,16 @@ from anytime.report.svg.chart import standalone
 
 FOLDER = Path(__file__).parent / "pictures"
 
-LAYERS = (
-    ("what people touch", ("cli", "report", "testing", "samples")),
-    ("doing things with models and logits", ("evaluation", "train")),
-    ("fitted on held-out data", ("calibrate", "conformal")),
-    ("things and measurements", ("models", "data", "metrics")),
-    ("the method", ("combine",)),
-    ("the ground", ("errors", "checks", "artifacts")),
-)
+# From the top down; tests/api/test_layers.py enforces this list.
+LAYERS = json.loads((Path(__file__).parent / "layers.json").read_text())
 FLOWS = (
     ("saved logits", ("logits", "combine", "log-probabilities", "metrics", "report")),
-    ("a live model", ("input", "model.exits", "rule.step", "prediction", "stop or go on")),
+    ("a live model", ("input", "model.exits", "rule.step", "answer", "stop or continue")),
 )
 
 
 def main() -> None:
-    """Write every picture."""
+    """Write every chart."""
     found = evaluate(samples.cifar100_msdnet())
     drops = next(figure for figure in figures(found) if figure.id == "label_drop")
     title = "CIFAR-100: drops of the true class's probability"
@@ -36,11 +31,12 @@ def main() -> None:
 
 
 def layers() -> str:
-    """The layers, imports pointing down, and the two ways data flows."""
+    """The layers, with imports pointing down, and the two flows of data."""
     parts = [_text(20, 30, "Layers: imports point down only", "title")]
     y = 46
-    for name, packages in LAYERS:
-        parts.append(_text(20, y + 25, name, "note"))
+    for row in LAYERS:
+        parts.append(_text(20, y + 25, row["layer"], "note"))
+        packages = row["packages"]
         width = 470 / len(packages) - 8
         parts += [_box(300 + index * (width + 8), y, width, package) for index, package in enumerate(packages)]
         y += 48

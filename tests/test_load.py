@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def profile() -> run.Profile:
 
 def examples() -> list[Fitted]:
     answers = anytime.Product()(LOGITS).log_probs
-    frontier = calibrate.tune(LOGITS, LABELS)
+    frontier = calibrate.tune(LOGITS, LABELS, penalties=(3.0,))
     return [
         calibrate.fit_temperature(LOGITS, LABELS),
         calibrate.fit_product(LOGITS, LABELS, steps=3),
@@ -98,3 +99,14 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
         anytime.load(path)
     with pytest.raises(MissingFileError):
         anytime.load(tmp_path / "nowhere.json")
+
+
+def test_the_documented_table_of_kinds_is_complete() -> None:
+    page = Path(anytime.__file__).parents[2] / "docs" / "calibration.md"
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d(?: \(\d\))?) \| `", page.read_text(), re.MULTILINE))
+    wanted = {}
+    for kind, home in anytime._KINDS.items():
+        package, _, name = home.rpartition(".")
+        known = getattr(importlib.import_module(package), name)
+        wanted[kind] = f"{known.version}" + ("" if known.oldest == known.version else f" ({known.oldest})")
+    assert rows == wanted

@@ -1,7 +1,7 @@
-"""What people get wrong: each mistake is answered with what came, what was expected and what to do.
+"""Common mistakes: each raises an error with what was passed, what was expected and how to fix it.
 
-The first half are calls from Python, the second half calls of the command, which leave with exit code 2, say all three
-things on stderr, print nothing on stdout and show no traceback.
+The first half are calls from Python, the second half command lines, which exit with code 2 and print all three parts on
+stderr, nothing on stdout and no traceback.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ import pytest
 import torch
 
 import anytime
+from anytime.checks import check_disjoint
 from anytime.cli import run
 from anytime.errors import (
     AnytimeError,
     DeviceError,
     DtypeError,
     FormatError,
+    InputError,
     IntegrityError,
     LabelError,
     MissingFileError,
     NonFiniteError,
     OptionError,
+    OverlapError,
     ScaleError,
     ShapeError,
     StateError,
@@ -43,7 +46,7 @@ BAD = GOOD.clone()
 BAD[1, 7, 2] = math.nan
 
 
-def first_step(batch: int = 4) -> tuple[anytime.Product, anytime.State]:
+def first_step(batch: int = 4) -> tuple[anytime.Product, anytime.combine.State]:
     rule = anytime.Product()
     return rule, rule.step(rule.start(2), torch.ones(batch, 3))[0]
 
@@ -69,7 +72,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "NaN": (lambda: anytime.Product()(BAD), NonFiniteError, "exit 2, row 7"),
     "infinity": (lambda: anytime.Product()(GOOD / 0.0), NonFiniteError, "exit 1, row 0"),
     "a class masked with -inf": (lambda: anytime.Latest()(GOOD.masked_fill(GOOD < -5, -math.inf)), NonFiniteError, "mask"),
-    "a step too many": (lambda: first_step()[0].step(anytime.State(2, 2), GOOD[0]), StateError, "at most 2"),
+    "a step too many": (lambda: first_step()[0].step(anytime.combine.State(2, 2), GOOD[0]), StateError, "at most 2"),
     "a step of all exits": (lambda: anytime.Product().step(anytime.Product().start(3), GOOD), ShapeError, "rule(logits)"),
     "a step of another batch": (lambda: first_step()[0].step(first_step()[1], torch.ones(5, 3)), ShapeError, "(4, 3)"),
     "a step on another device": (step_on_another_device, DeviceError, "cpu"),
@@ -84,8 +87,8 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "unknown weights": (lambda: anytime.Product(weights="quadratic"), OptionError, "linear"),
     "negative weights": (lambda: anytime.Product(weights=(1, -1)), OptionError, "at least 0"),
     "too few weights": (lambda: anytime.Product(weights=(1.0, 2.0))(GOOD), OptionError, "3 weights"),
-    "a clip limit of zero": (lambda: anytime.ClippedReLU(0), OptionError, "above 0"),
-    "a negative threshold": (lambda: anytime.ThresholdReLU(-1), OptionError, "Heaviside"),
+    "a clip limit of zero": (lambda: anytime.combine.ClippedReLU(0), OptionError, "above 0"),
+    "a negative threshold": (lambda: anytime.combine.ThresholdReLU(-1), OptionError, "Heaviside"),
     "evaluating one exit": (lambda: anytime.evaluate(GOOD[:1], LABELS), ShapeError, "one exit"),
     "evaluating one class": (lambda: anytime.evaluate(GOOD[..., :1], LABELS * 0), ShapeError, "one class"),
     "evaluating nothing": (lambda: anytime.evaluate(GOOD[:, :0], LABELS[:0]), ShapeError, "no samples"),
@@ -103,17 +106,26 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         ScaleError,
         "exit 3",
     ),
-    "logits as probabilities": (lambda: anytime.evaluate(GOOD, LABELS, probabilities=True), ScaleError, "leave"),
+    "logits as probabilities": (lambda: anytime.evaluate(GOOD, LABELS, probabilities=True), ScaleError, "remove"),
     "samples first": (lambda: anytime.evaluate(GOOD.transpose(0, 1), LABELS), LabelError, "3 inputs"),
-    "costs that fall": (lambda: anytime.evaluate(GOOD, LABELS, costs=[1, 3, 2]), OptionError, "cumsum"),
+    "costs that decrease": (lambda: anytime.evaluate(GOOD, LABELS, costs=[1, 3, 2]), OptionError, "cumsum"),
     "too few costs": (lambda: anytime.evaluate(GOOD, LABELS, costs=[1, 2]), ShapeError, "3 numbers"),
     "costs of zero": (lambda: anytime.evaluate(GOOD, LABELS, costs=[0, 1, 2]), OptionError, "positive"),
     "no rules": (lambda: anytime.evaluate(GOOD, LABELS, rules=[]), OptionError, "at least one"),
     "a rule twice": (lambda: anytime.evaluate(GOOD, LABELS, rules=["latest", "latest"]), OptionError, "twice"),
     "a rule's class": (lambda: anytime.evaluate(GOOD, LABELS, rules={"p": anytime.Product}), OptionError, "create"),
     "blocks of no rows": (lambda: anytime.evaluate(GOOD, LABELS, block_rows=0), OptionError, "at least 1"),
-    "sets that miss nothing": (lambda: anytime.Raps(alpha=0), OptionError, "above 0 and below 1"),
-    "an interval upside down": (lambda: anytime.Intersection()(torch.ones(2, 1), torch.zeros(2, 1)), AnytimeError, "order"),
+    "sets that miss nothing": (lambda: anytime.conformal.Raps(alpha=0), OptionError, "above 0 and below 1"),
+    "the same rows for fitting and testing": (
+        lambda: check_disjoint(GOOD, GOOD, names=("fitting", "testing")),
+        OverlapError,
+        "random split",
+    ),
+    "an interval upside down": (
+        lambda: anytime.Intersection()(torch.ones(2, 1), torch.zeros(2, 1)),
+        AnytimeError,
+        "lower ends first",
+    ),
 }
 
 
@@ -177,7 +189,7 @@ SHELL: dict[str, tuple[Callable[[Files], list[str]], str]] = {
     "no file": (lambda f: ["evaluate"], "FILE"),
     "two files": (lambda f: ["evaluate", f.path("good.npz"), f.path("good.npz")], "good.npz"),
     "an unknown option": (lambda f: ["evaluate", f.path("good.npz"), "--rulez", "latest"], "--rules"),
-    "a seed that is no number": (lambda f: ["evaluate", f.path("good.npz"), "--seed", "one"], "seed"),
+    "a seed that is not a number": (lambda f: ["evaluate", f.path("good.npz"), "--seed", "one"], "seed"),
     "an unknown kind of sets": (lambda f: ["evaluate", f.path("good.npz"), "--sets", "aps"], "sets"),
     "a file that is not there": (lambda f: ["evaluate", f.path("nowhere.npz")], "no file"),
     "a folder": (lambda f: ["evaluate", str(f.folder)], "folder"),
@@ -211,7 +223,7 @@ SHELL: dict[str, tuple[Callable[[Files], list[str]], str]] = {
     ),
     "NaN in the file": (lambda f: ["evaluate", f.npz("nan.npz", logits=BAD.numpy(), labels=LABELS.numpy())], "exit 2, row 7"),
     "probabilities in the file": (lambda f: ["evaluate", f.npz("p.npz", logits=GOOD.softmax(-1).numpy())], "--probabilities"),
-    "logits called probabilities": (lambda f: ["evaluate", f.path("good.npz"), "--probabilities"], "leave"),
+    "logits called probabilities": (lambda f: ["evaluate", f.path("good.npz"), "--probabilities"], "remove"),
     "one exit in the file": (lambda f: ["evaluate", f.npz("exit.npz", logits=GOOD[:1].numpy())], "one exit"),
     "an array of strings": (lambda f: ["evaluate", f.npz("words.npz", logits=np.array([["a"]]))], "numbers"),
     "structured logits": (lambda f: ["evaluate", f.npz("rec.npz", logits=np.zeros(3, dtype=[("a", "f4")]))], "numbers"),
@@ -270,8 +282,9 @@ def test_a_mistake_on_the_command_line_is_explained(mistake: str, tmp_path: Path
     assert sorted(tmp_path.rglob("*")) == before, "nothing half-written"
 
 
-def test_there_are_enough_mistakes() -> None:
-    assert len(CALLS) + len(SHELL) >= 60
+def test_every_kind_of_wrong_input_is_among_the_mistakes() -> None:
+    tried = {kind for _, kind, _ in CALLS.values()}
+    assert {*InputError.__subclasses__(), OptionError, StateError} <= tried
 
 
 def test_errors_are_also_what_python_programmers_catch() -> None:
@@ -287,11 +300,11 @@ def test_errors_are_also_what_python_programmers_catch() -> None:
 
 def test_a_threshold_beyond_all_logits_leaves_nothing_and_one_beyond_float32_is_refused() -> None:
     for mode in ("gate", "clamp"):
-        found = anytime.Product(anytime.ThresholdReLU(1e30, mode=mode))(GOOD)
+        found = anytime.Product(anytime.combine.ThresholdReLU(1e30, mode=mode))(GOOD)
         assert bool(found.log_probs.exp().sum(-1).sub(1).abs().max() < 1e-5)
-    assert bool(anytime.Product(anytime.ThresholdReLU(1e30))(GOOD).fell_back.all())
+    assert bool(anytime.Product(anytime.combine.ThresholdReLU(1e30))(GOOD).fell_back.all())
     with pytest.raises(OptionError, match="threshold is"):
-        anytime.ThresholdReLU(1e39)
+        anytime.combine.ThresholdReLU(1e39)
 
 
 def test_logits_beyond_float32_can_be_calibrated_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,8 @@ from anytime.run.export import export
 
 READ_SCALE: list[Rule[Any]] = [
     anytime.Product(),
-    anytime.Product(anytime.Sigmoid()),
-    anytime.Product(anytime.Softplus()),
+    anytime.Product(anytime.combine.Sigmoid()),
+    anytime.Product(anytime.combine.Softplus()),
     anytime.Product(AdaptiveReLU(1.0, (0.5,), 0.0)),
     anytime.Mixture(),
     Scaled(anytime.Product(), (1.0, 1.0, 1.0)),
@@ -30,8 +30,8 @@ READ_SCALE: list[Rule[Any]] = [
 READ_DIFFERENCES: list[Rule[Any]] = [
     anytime.Latest(),
     anytime.Caching(),
-    anytime.Product(anytime.Exponential()),
-    anytime.Mixture(anytime.Exponential()),
+    anytime.Product(anytime.combine.Exponential()),
+    anytime.Mixture(anytime.combine.Exponential()),
     Cached(anytime.Latest()),
     anytime.combine.Geometric.plain(3),
     anytime.combine.Powers((1.0,) * 3, (1.0,) * 3),
@@ -113,12 +113,10 @@ def test_a_later_step_is_not_looked_at() -> None:
     product.step(state, logits()[1].log_softmax(-1))
 
 
-@pytest.mark.parametrize("engine", ["eager", "onnxruntime"])
+@pytest.mark.parametrize("engine", ["eager", "folded"])
 def test_a_runner_refuses_them_at_the_first_batch_unless_told(engine: str) -> None:
-    if engine == "onnxruntime":
-        pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     x, kind = torch.randn(1, 2), model(LogSoftmax)
-    if engine == "onnxruntime":
+    if engine == "folded":
         members = [model(), model()]
         kind = Ensemble.averaged(members).eval()  # type: ignore[assignment]
     with anytime.Runner(kind, anytime.Product(), engine, example=x) as runner:

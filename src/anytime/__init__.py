@@ -1,31 +1,28 @@
-"""Networks with exits that answer by a deadline, and are never worse for having thought longer.
+"""Neural networks with exits: answers by a deadline that get better, not worse, with more time.
+
+How much better is measured per input, and certified on held-out data.
 
 >>> import torch, anytime
 >>> logits = torch.randn(7, 32, 100)  # (exits, batch, classes)
 >>> anytime.Product()(logits).probs.shape
 torch.Size([7, 32, 100])
 
-Names are loaded when they are first used, so that importing the package is quick.
+Names and subpackages are loaded on first use, so importing the package is fast.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import typing as _typing
+from importlib import import_module as _import_module
 
 from anytime.process import quiet_imports as _quiet_imports
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pathlib import Path
 
     from anytime import samples
+    from anytime.calibrate import certify, fit_product, fit_temperature, tune
     from anytime.combine import (
-        AdaptiveReLU,
         Cached,
         Caching,
-        ClippedReLU,
-        Exponential,
-        Heaviside,
         Intersection,
         Latest,
         Mixture,
@@ -35,71 +32,90 @@ if TYPE_CHECKING:
         ReLU,
         Rule,
         Scaled,
-        Sigmoid,
-        Softplus,
-        State,
         Tempered,
-        ThresholdReLU,
         parse_rule,
     )
-    from anytime.conformal import Raps
+    from anytime.conformal import conformal_sets
     from anytime.errors import AnytimeError, DeadlineTooShort
-    from anytime.evaluation import Evaluation, evaluate, open_logits
+    from anytime.evaluation import evaluate, open_logits
     from anytime.fitted import Fitted
-    from anytime.run import Answer, Budget, Profile, Runner
+    from anytime.models import attach_exits
+    from anytime.models import create as create_model
+    from anytime.models import load as load_model
+    from anytime.run import Answer, Budget, Runner
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AdaptiveReLU",
     "Answer",
     "AnytimeError",
     "Budget",
     "Cached",
     "Caching",
-    "ClippedReLU",
     "DeadlineTooShort",
-    "Evaluation",
-    "Exponential",
-    "Heaviside",
     "Intersection",
     "Latest",
     "Mixture",
     "Powers",
     "Prediction",
     "Product",
-    "Profile",
-    "Raps",
     "ReLU",
     "Rule",
     "Runner",
     "Scaled",
-    "Sigmoid",
-    "Softplus",
-    "State",
     "Tempered",
-    "ThresholdReLU",
     "__version__",
+    "attach_exits",
+    "certify",
+    "conformal_sets",
+    "create_model",
     "evaluate",
+    "fit_product",
+    "fit_temperature",
     "load",
+    "load_model",
     "open_logits",
     "parse_rule",
     "samples",
+    "tune",
 ]
 
+# The package and the name there of each public name; those that are not listed are in anytime.combine under the same name.
 _HOMES = {
-    "Answer": "anytime.run",
-    "AnytimeError": "anytime.errors",
-    "Budget": "anytime.run",
-    "DeadlineTooShort": "anytime.errors",
-    "Evaluation": "anytime.evaluation",
-    "evaluate": "anytime.evaluation",
-    "open_logits": "anytime.evaluation",
-    "Profile": "anytime.run",
-    "Raps": "anytime.conformal",
-    "Runner": "anytime.run",
+    "Answer": ("run", "Answer"),
+    "AnytimeError": ("errors", "AnytimeError"),
+    "Budget": ("run", "Budget"),
+    "DeadlineTooShort": ("errors", "DeadlineTooShort"),
+    "Runner": ("run", "Runner"),
+    "attach_exits": ("models", "attach_exits"),
+    "certify": ("calibrate", "certify"),
+    "conformal_sets": ("conformal", "conformal_sets"),
+    "create_model": ("models", "create"),
+    "evaluate": ("evaluation", "evaluate"),
+    "fit_product": ("calibrate", "fit_product"),
+    "fit_temperature": ("calibrate", "fit_temperature"),
+    "load_model": ("models", "load"),
+    "open_logits": ("evaluation", "open_logits"),
+    "tune": ("calibrate", "tune"),
 }
-# What a fitted object's file says it holds, and the class that reads it.
+_PACKAGES = [
+    "calibrate",
+    "combine",
+    "conformal",
+    "data",
+    "errors",
+    "evaluation",
+    "metrics",
+    "models",
+    "policy",
+    "report",
+    "reproduce",
+    "run",
+    "samples",
+    "testing",
+    "train",
+]
+# The kind of object that a fitted file names, and the class that reads it.
 _KINDS = {
     "adaptive-threshold": "anytime.calibrate.AdaptiveThreshold",
     "budget-policy": "anytime.policy.BudgetPolicy",
@@ -120,18 +136,14 @@ _KINDS = {
 }
 
 
-def load(path: str | Path) -> Fitted:
-    """Read any fitted object from the file that its `save` wrote; a damaged file is refused.
-
-    Args:
-        path: The file. It says itself what it holds: temperatures, prediction sets, a tuned rule, a policy, a certificate.
+def load(path: "str | Path") -> "Fitted":
+    """Read any fitted object from the file that its `save` wrote: temperatures, prediction sets, a rule, a policy.
 
     Example:
-        >>> import tempfile, torch
-        >>> from anytime.calibrate import fit_temperature
-        >>> fitted = fit_temperature(torch.tensor([[[3.0, 0.0]] * 3]), torch.tensor([0, 0, 1]))
+        >>> import tempfile, torch, anytime
+        >>> fitted = anytime.fit_temperature(torch.tensor([[[3.0, 0.0]] * 3]), torch.tensor([0, 0, 1]))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     load(fitted.save(f"{folder}/temperature.json")) == fitted
+        ...     anytime.load(fitted.save(f"{folder}/temperature.json")) == fitted
         True
     """
     from anytime.errors import FormatError
@@ -141,22 +153,23 @@ def load(path: str | Path) -> Fitted:
     home = _KINDS.get(document["kind"])
     if home is None:
         raise FormatError(
-            f"{path} holds a {document['kind']!r}",
+            f"{path} holds an object of kind {document['kind']!r}",
             expected=f"one of {', '.join(_KINDS)}",
-            fix="update anytime-nn; an object of your own is read by its own class: Kind.load(path)",
+            fix="update anytime-nn; read an object of your own with its class: MyFitted.load(path)",
             path=path,
         )
     package, _, name = home.rpartition(".")
-    known: type[Fitted] = getattr(import_module(package), name)
+    known: type[Fitted] = getattr(_import_module(package), name)
     return known.from_document(document, path=path)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
+    if name in _PACKAGES:
+        return _import_module(f"anytime.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'anytime' has no attribute {name!r}")
-    if name == "samples":
-        return import_module("anytime.samples")
-    return getattr(import_module(_HOMES.get(name, "anytime.combine")), name)
+    package, attribute = _HOMES.get(name, ("combine", name))
+    return getattr(_import_module(f"anytime.{package}"), attribute)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Every error this library raises on purpose, and what it warns of.
+"""Every error that this library raises on purpose, and its warnings.
 
 ```
 AnytimeError
@@ -6,30 +6,30 @@ AnytimeError
 │   ├── ShapeError
 │   ├── DtypeError      (also a TypeError)
 │   ├── DeviceError
-│   ├── NonFiniteError  NaN or infinity; knows `exit` and `row`
+│   ├── NonFiniteError  NaN or infinity; has `exit` and `row`
 │   ├── LabelError
-│   ├── ScaleError      probabilities or log-probabilities where logits belong
+│   ├── ScaleError      probabilities or log-probabilities in place of logits
 │   └── OverlapError    the same rows where different ones are needed
-├── OptionError         a setting outside its range, an unknown name (also a ValueError)
-├── StateError          a rule stepped beyond its exits, or with another rule's state
-├── DeadlineTooShort    not even the first exit fits; knows `forecast` and `budget` (also a TimeoutError)
+├── OptionError         an argument outside its range, an unknown name (also a ValueError)
+├── StateError          a rule stepped beyond its exits, or with the state of another rule
+├── DeadlineTooShort    not even the first exit fits; has `forecast` and `budget` (also a TimeoutError)
 ├── DivergedError       training whose loss became NaN or infinite (also an ArithmeticError)
-├── FileError           a file that cannot be used; knows `path`
+├── FileError           a file that cannot be used; has `path`
 │   ├── MissingFileError  (also a FileNotFoundError)
 │   │   └── MissingRunError  a trained network that a study needs
 │   ├── FormatError     readable, but not what was expected
-│   ├── IntegrityError  damaged: checksum, length or structure is off
-│   ├── UntrustedError  reading it could run code, and nobody said that it is trusted
-│   ├── OverwriteError  a path that would be written over and holds something else
-│   └── LockedError     a folder that another process is using; knows `pid`
-├── MissingExtraError   an optional dependency is absent (also an ImportError)
-└── CheckError          `anytime.testing` found a broken law (also an AssertionError)
+│   ├── IntegrityError  damaged: checksum, length or structure is wrong
+│   ├── UntrustedError  reading it could run code, and the caller did not pass `trusted=True`
+│   ├── OverwriteError  a path that holds something else and would be overwritten
+│   └── LockedError     a folder that another process is using; has `pid`
+├── MissingExtraError   an optional dependency is not installed (also an ImportError)
+└── CheckError          a law of `anytime.testing` does not hold (also an AssertionError)
 
-FewClassesWarning       the product alone, where it has too few classes to be the best choice (a UserWarning)
-FewRowsWarning          too few calibration rows for the coverage asked for (a UserWarning)
+FewClassesWarning       the product alone, with too few classes for it to be the best choice (a UserWarning)
+FewRowsWarning          too few calibration rows for the requested coverage (a UserWarning)
 ```
 
-Each error says what it got, what was expected and what to do about it.
+Each error has three parts: what it got, what was expected, and how to fix it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ class AnytimeError(Exception):
     """Base of all errors of this library.
 
     Args:
-        got: What was given, in the caller's words.
+        got: What was passed, in the caller's terms.
         expected: What would have been accepted.
         fix: What the caller can do now.
     """
 
     def __init__(self, got: str, *, expected: str, fix: str) -> None:
         super().__init__(got)
-        self.got = got
-        self.expected = expected
-        self.fix = fix
+        self.got, self.expected, self.fix = got, expected, fix
 
     def __str__(self) -> str:
         return printable(f"{self.got}\n  expected: {self.expected}\n  fix: {self.fix}", lines=True)
@@ -71,16 +69,15 @@ class DtypeError(InputError, TypeError):
 
 
 class DeviceError(InputError):
-    """Tensors that belong together lie on different devices."""
+    """Tensors that belong together are on different devices."""
 
 
 class NonFiniteError(InputError):
-    """NaN or infinity among the logits; `exit`, counted from 1, and `row`, counted from 0, say where."""
+    """NaN or infinity in the logits, at `exit`, counted from 1, and `row`, counted from 0."""
 
     def __init__(self, got: str, *, expected: str, fix: str, exit: int, row: int) -> None:
         super().__init__(got, expected=expected, fix=fix)
-        self.exit = exit
-        self.row = row
+        self.exit, self.row = exit, row
 
 
 class LabelError(InputError):
@@ -92,35 +89,25 @@ class ScaleError(InputError):
 
 
 class OverlapError(InputError):
-    """Rows that were to be different are the same: fitted, tuned and tested on the same data, figures lie."""
+    """The same rows were passed for fitting, tuning or testing, which makes metrics wrong."""
 
 
 class OptionError(AnytimeError, ValueError):
-    """A setting outside its range, or a name nobody knows."""
+    """An argument outside its range, or an unknown name."""
 
 
 class StateError(AnytimeError, RuntimeError):
-    """A streaming state used in a way it cannot be."""
+    """A streaming state that cannot be used this way."""
 
 
-class DeadlineTooShort(AnytimeError, TimeoutError):  # noqa: N818 - said as a sentence: the deadline is too short
-    """Not even the first exit could be had in time.
+class DeadlineTooShort(AnytimeError, TimeoutError):  # noqa: N818 - reads as a sentence: the deadline is too short
+    """Not even the first exit fits: it was forecast to take `forecast` seconds, and there were `budget` seconds."""
 
-    Args:
-        got: What was given, in the caller's words.
-        expected: What would have been accepted.
-        fix: What the caller can do now.
-        forecast: The seconds that an answer from the first exit was expected to take.
-        budget: The seconds there were.
-    """
-
-    # TimeoutError brings a __str__ of its own, made for errno.
-    __str__ = AnytimeError.__str__
+    __str__ = AnytimeError.__str__  # TimeoutError has its own, made for errno
 
     def __init__(self, got: str, *, expected: str, fix: str, forecast: float, budget: float) -> None:
         super().__init__(got, expected=expected, fix=fix)
-        self.forecast = forecast
-        self.budget = budget
+        self.forecast, self.budget = forecast, budget
 
 
 class DivergedError(AnytimeError, ArithmeticError):
@@ -138,12 +125,11 @@ class FileError(AnytimeError):
 class MissingFileError(FileError, FileNotFoundError):
     """There is no such file."""
 
-    # FileNotFoundError brings a __str__ of its own, made for errno.
-    __str__ = AnytimeError.__str__
+    __str__ = AnytimeError.__str__  # FileNotFoundError has its own, made for errno
 
 
 class MissingRunError(MissingFileError):
-    """There is no run of a network that is needed."""
+    """There is no run of a required network."""
 
 
 class FormatError(FileError):
@@ -155,7 +141,7 @@ class IntegrityError(FileError):
 
 
 class UntrustedError(FileError):
-    """Reading the file could run any code, and the caller did not say that it is trusted."""
+    """Reading the file could run code, and the caller did not pass `trusted=True`."""
 
 
 class OverwriteError(FileError):
@@ -177,12 +163,12 @@ class MissingExtraError(AnytimeError, ImportError):
 
 
 class CheckError(AnytimeError, AssertionError):
-    """A law that every rule or model must keep is broken."""
+    """A law that every rule, model, engine or policy must satisfy does not hold."""
 
 
 class FewClassesWarning(UserWarning):
-    """The product answers alone, and there are fewer than five classes."""
+    """The product is the only rule, and there are fewer than five classes."""
 
 
 class FewRowsWarning(UserWarning):
-    """There are too few calibration rows for the coverage asked for."""
+    """There are too few calibration rows for the requested coverage."""

@@ -1,4 +1,4 @@
-"""Small objects that were fitted on held-out rows and are kept beside a model: one JSON file each, with a checksum.
+"""Small objects that were fitted on held-out rows, each stored as one JSON file with a checksum.
 
 A subclass is a frozen dataclass whose fields are numbers, texts, booleans, None, tensors, and tuples or dicts of these:
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "anytime fitted object"
 _INLINE = 256
-"""Tensors of up to so many numbers are written as numbers, larger ones as base64 of their bytes."""
+"""Tensors of up to this many elements are written as numbers, larger ones as base64."""
 _DTYPES = ("float64", "float32", "int64", "bool")
 _LARGEST_FILE = 1 << 30
 _EARLY_KINDS = {"rule": "tuned-rule", "last-layer Laplace": "laplace"}
@@ -41,12 +41,7 @@ _EARLY_KINDS = {"rule": "tuned-rule", "last-layer Laplace": "laplace"}
 
 @dataclass(frozen=True)
 class Fitted:
-    """Base of all fitted objects.
-
-    Args:
-        exits: How many exits it was fitted for.
-        classes: How many classes, or None where it does not depend on them.
-    """
+    """Base of all fitted objects: for a number of exits and of classes, None where it does not depend on them."""
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
@@ -72,50 +67,50 @@ class Fitted:
                 check_count(value, name)
 
     def check_fits(self, exits: int, classes: int) -> None:
-        """Refuse logits with another number of exits or classes than it was fitted for."""
+        """Refuse logits with other numbers of exits or classes."""
         if exits != self.exits or (self.classes is not None and classes != self.classes):
             fitted = f"{self.exits} exits" + ("" if self.classes is None else f" and {self.classes} classes")
             raise ShapeError(
                 f"the logits have {exits} exits and {classes} classes",
                 expected=f"{fitted}, for which this {type(self).__name__} was fitted",
-                fix="fit it anew on held-out logits of this model",
+                fix="fit it on held-out logits of this model",
             )
 
     def save(self, path: str | Path) -> Path:
-        """Write it to a file, all or nothing; a file that holds something else than an object of this kind is not replaced."""
+        """Write it to a file, completely or not at all; only a file with an object of this kind is replaced."""
         check_saving(path, self.kind)
         write_text(path, json_text(self.document()))
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read one from a file; a damaged file, or one that holds something else, is refused."""
+        """Read it from a file; a damaged file, or one with another kind of object, is refused."""
         document = read_document(path)
         if document["kind"] != cls.kind:
             raise FormatError(
                 f"{path} holds a {document['kind']}",
                 expected=f"a {cls.kind}",
-                fix="anytime.load(path) reads any kind",
+                fix="read it with anytime.load(path), which accepts any kind",
                 path=path,
             )
         return cls.from_document(document, path=path)
 
     def document(self) -> dict[str, Any]:
-        """What `save` writes."""
+        """The JSON document that `save` writes."""
         fields = {field.name: _encode(getattr(self, field.name)) for field in dataclasses.fields(self)}
         body = {"format": _FORMAT, "version": self.version, "kind": self.kind, "fields": fields}
         return {**body, "sha256": _checksum(body)}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], *, path: str | Path = "the document") -> Self:
-        """The object that a checked document describes."""
+        """The object described by a checked document."""
         version = document.get("version")
         if not isinstance(version, int) or not cls.oldest <= version <= cls.version:
             older = isinstance(version, int) and version < cls.oldest
             raise FormatError(
                 f"{path} holds version {version!r} of a {cls.kind}",
                 expected=f"version {cls.version}" if cls.oldest == cls.version else f"version {cls.oldest} to {cls.version}",
-                fix="an earlier release wrote it: fit it again with this one" if older else "update anytime-nn",
+                fix="fit it again with this release" if older else "update anytime-nn",
                 path=path,
             )
         names = {field.name for field in dataclasses.fields(cls)}
@@ -126,21 +121,21 @@ class Fitted:
             raise FormatError(
                 f"{path} has the fields {sorted(fields) if isinstance(fields, dict) else fields!r}",
                 expected=f"{sorted(names)}",
-                fix="it is from another version of anytime: fit it anew",
+                fix="fit it again: another version of anytime wrote this file",
                 path=path,
             )
         what, expected = f"does not describe a {cls.kind}", "a file that save() wrote"
         try:
-            with parsing(path, expected=expected, fix="fit it anew", kind=FormatError, what=what):
+            with parsing(path, expected=expected, fix="fit it again", kind=FormatError, what=what):
                 return cls(**{name: _decode(value) for name, value in fields.items()})
         except FormatError:
             raise
         except AnytimeError as error:
-            raise FormatError(f"{path}: {error.got}", expected=error.expected, fix="fit it anew", path=path) from None
+            raise FormatError(f"{path}: {error.got}", expected=error.expected, fix="fit it again", path=path) from None
 
 
 def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuse a path for an object of a kind unless it is new or holds an older one; `inputs` are not written over either."""
+    """Refuse to save an object of this kind to a path that holds something else, or is one of `inputs`."""
     begins = re.compile(rb'\{\s*"format": "%s",\s*"version": \d+,\s*"kind": "([^"]*)"' % _FORMAT.encode())
 
     def ours(head: bytes) -> bool:
@@ -151,8 +146,8 @@ def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | N
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
-    """The document in a file, with its checksum looked at; `kind` says what it describes."""
-    fix = "check the path, or fit and save one"
+    """The document of a file, after checking its checksum; `kind` says what it describes."""
+    fix = "pass the path of a file that save() wrote"
     data = read_file(path, most=_LARGEST_FILE, expected="a fitted object's file", fix=fix)
     try:
         document = json.loads(data)
@@ -160,14 +155,14 @@ def read_document(path: str | Path) -> dict[str, Any]:
         raise _damaged(path, "it is not JSON") from None
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise FormatError(
-            f"{path} holds no fitted object", expected="a file that save() wrote", fix="check the path", path=path
+            f"{path} does not hold a fitted object", expected="a file that save() wrote", fix="pass the path of one", path=path
         )
     try:
         sound = document.pop("sha256", None) == _checksum(document) and isinstance(document.get("kind"), str)
-    except RecursionError:  # writing nests a little deeper than reading
+    except RecursionError:  # encoding nests deeper than decoding
         sound = False
     if not sound:
-        raise _damaged(path, "its checksum is off")
+        raise _damaged(path, "its checksum is wrong")
     return {**document, "kind": _current_kind(document["kind"])}
 
 
@@ -184,7 +179,7 @@ def _damaged(path: str | Path, why: str) -> IntegrityError:
     return IntegrityError(
         f"{path} is damaged: {why}",
         expected="the file as save() wrote it",
-        fix="restore it from a copy, or fit it anew",
+        fix="restore it from a copy, or fit it again",
         path=path,
     )
 

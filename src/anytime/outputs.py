@@ -1,7 +1,7 @@
-"""Where results may go: no command writes over what it did not write itself, and no two processes train in one folder.
+"""Where results may be written: no command overwrites what it did not write, and one process at a time trains in a folder.
 
-A folder of results has a manifest that says what it is (`anytime.artifacts.write_bundle`); a single file says it in its first
-bytes. The checks here come before the work, so that a wrong path costs nothing.
+The kind of a result is in its manifest (`anytime.artifacts.write_bundle`) or in the first bytes of a file. The checks run
+before the work, so that a wrong path costs nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,14 @@ _held: set[Path] = set()
 def check_folder(folder: str | Path, *, kind: str, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse a folder for results unless it is new, empty, or holds an earlier bundle of the same kind.
 
-    Args:
-        folder: Where the results are to go.
-        kind: What they are, as `write_bundle` is told.
-        inputs: What the command reads; none of it may be written over. None is left out.
+    `inputs` are the paths that the command reads, or None; they must not be overwritten.
     """
     place, given = Path(folder), _existing(inputs)
     _refuse_inputs(place, given)
     if not os.path.lexists(place):
         return
     if not exists(place, Path.is_dir):
-        raise FileError(f"{place} is a file", expected="a folder", fix="give another folder with --out", path=place)
+        raise FileError(f"{place} is a file", expected="a folder", fix="use another --out", path=place)
     if not _names(place):
         return
     found = bundle_kind(place)
@@ -48,7 +45,7 @@ def check_folder(folder: str | Path, *, kind: str, inputs: Iterable[str | Path |
 
 
 def check_new_folder(folder: str | Path, *, fix: str) -> None:
-    """Refuse a folder that has anything in it but a lock."""
+    """Refuse a folder that holds anything but a lock."""
     place = Path(folder)
     if os.path.lexists(place) and (not exists(place, Path.is_dir) or _names(place)):
         error = overwrites(place, "is not empty" if exists(place, Path.is_dir) else "is a file")
@@ -59,15 +56,12 @@ def check_new_folder(folder: str | Path, *, fix: str) -> None:
 def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse a path for a single file unless it is new, or holds an earlier file of the same kind.
 
-    Args:
-        path: Where the file is to go.
-        ours: Whether a file that begins with these bytes is of this kind.
-        inputs: What the command reads; none of it may be written over. None is left out.
+    `ours` decides from the first bytes whether a file is of this kind. `inputs` are as in `check_folder`.
     """
     place = Path(path)
     _refuse_inputs(place, _existing(inputs))
     if exists(place, Path.is_dir):
-        raise FileError(f"{place} is a folder", expected="the path of a file", fix=f"give {place / 'NAME'}", path=place)
+        raise FileError(f"{place} is a folder", expected="the path of a file", fix=f"use {place / 'NAME'}", path=place)
     if not exists(place, Path.is_file):
         return
     try:
@@ -83,10 +77,9 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
 
 @contextmanager
 def lock_run(folder: str | Path) -> Iterator[None]:
-    """Keep other processes from training in a folder; the lock goes with the process, however that ends.
+    """Lock a folder against training by other processes; the lock ends with the process.
 
-    It can be taken again inside itself, and by the processes that this one starts (`join_run`). Where the file system has no
-    locks it does nothing.
+    It is reentrant, and shared with the processes that this one starts (`join_run`). Without file locks it does nothing.
     """
     with typed_errors(folder):
         place = Path(folder).resolve()
@@ -109,7 +102,7 @@ def lock_run(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def join_run(folder: str | Path) -> Iterator[None]:
-    """Hold the lock of a run together with the process that started this one, should that be killed."""
+    """Share the lock of a run with the process that started this one, in case that is killed."""
     place = Path(folder).resolve()
     if sys.platform == "win32" or place in _held or not (place / LOCK).exists():
         yield
@@ -128,7 +121,7 @@ def _take(place: Path) -> int:
         handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # From here on shared, which `join_run` needs; whoever comes later asks for it alone and does not get it.
+            # From here on shared, which `join_run` needs; another run requests it exclusively and fails.
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             error = _locked(place, handle)
@@ -136,7 +129,7 @@ def _take(place: Path) -> int:
             raise error from None
         except OSError:  # a file system without locks
             return handle
-        # Whoever held it before may have removed the file in the meantime: then this lock would keep nobody out.
+        # The previous holder may have removed the file in between: then this lock would be without effect.
         with suppress(FileNotFoundError):
             if (place / LOCK).stat().st_ino == os.fstat(handle).st_ino:
                 os.ftruncate(handle, 0)
@@ -150,8 +143,8 @@ def _locked(place: Path, handle: int) -> LockedError:
     pid = int(written) if written.isascii() and written.isdigit() else None
     return LockedError(
         f"process {pid or 'unknown'} is training in {place}",
-        expected="one training at a time in a folder",
-        fix="wait for it or end it, or use another --out",
+        expected="one training process per folder",
+        fix="wait for that process or stop it, or use another --out",
         path=place,
         pid=pid,
     )
@@ -167,7 +160,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def exists(path: str | Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
-    """Whether there is such a path, of a kind; false for what cannot be one, too long or with a NUL, which its user says."""
+    """Whether the path exists, or is of a kind; false for what cannot be a path, such as one with a NUL."""
     try:
         return kind(Path(path))
     except (OSError, ValueError):

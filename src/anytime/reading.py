@@ -1,7 +1,7 @@
-"""Reading what others wrote: each file is opened here, and whatever a parser makes of damaged bytes becomes a typed error.
+"""Reading untrusted files: every file is opened here, and whatever a parser raises on damaged bytes becomes a typed error.
 
-`open_file` takes ordinary files only: a pipe would wait for a writer for ever, a device never ends. `parsing` is the boundary
-around a parser: libraries that read files raise nearly anything on bytes that nobody wrote on purpose.
+`open_file` accepts regular files only: a pipe could block forever, a device may never end. `parsing` wraps a parser: libraries
+that read files raise nearly any exception on damaged bytes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,14 @@ _LARGEST = 1 << 32
 _REASON = 300
 
 
-def open_file(path: str | Path, *, expected: str = "a file", fix: str = "check the path") -> BufferedReader:
-    """Open an ordinary file to read its bytes; a link to one is followed.
-
-    Args:
-        path: The file.
-        expected: What it should hold, for the error.
-        fix: What to do if it cannot be read.
-    """
+def open_file(path: str | Path, *, expected: str = "a file", fix: str = "pass the path of an existing file") -> BufferedReader:
+    """Open a regular file, or a link to one, to read its bytes; `expected` and `fix` are for the error."""
     handle = -1
     try:
-        _check_ordinary(Path(path).stat().st_mode, path, expected)
-        # Where a pipe takes the file's place in between, this still returns at once. Ordinary files ignore the flag.
+        _check_regular(Path(path).stat().st_mode, path, expected)
+        # If a pipe replaces the file in between, this still returns at once. Regular files ignore the flag.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        _check_ordinary(os.fstat(handle).st_mode, path, expected)
+        _check_regular(os.fstat(handle).st_mode, path, expected)
         return os.fdopen(handle, "rb")
     except BaseException as error:
         if handle >= 0:
@@ -45,8 +39,10 @@ def open_file(path: str | Path, *, expected: str = "a file", fix: str = "check t
         raise
 
 
-def read_file(path: str | Path, *, most: int = _LARGEST, expected: str = "a file", fix: str = "check the path") -> bytes:
-    """The bytes of an ordinary file; one of more than `most` bytes is refused."""
+def read_file(
+    path: str | Path, *, most: int = _LARGEST, expected: str = "a file", fix: str = "pass the path of an existing file"
+) -> bytes:
+    """The bytes of a regular file of at most `most` bytes."""
     with open_file(path, expected=expected, fix=fix) as file:
         try:
             data = file.read(most + 1)
@@ -58,7 +54,7 @@ def read_file(path: str | Path, *, most: int = _LARGEST, expected: str = "a file
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether there is an ordinary file; no error for what cannot be the path of one."""
+    """Whether the path is a regular file; false for what cannot be a path."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):
@@ -74,16 +70,9 @@ def parsing(
     kind: type[FileError] = IntegrityError,
     what: str = "is damaged or not what its name says",
 ) -> Iterator[None]:
-    """The boundary around a parser: each failure inside becomes a typed error about this file.
+    """Turn every exception of a parser into an error of type `kind` about this file: "{path} {what}: {exception}".
 
-    Errors of this library pass, and so does a lack of memory: that is not the file's fault, so sizes are to be checked first.
-
-    Args:
-        path: The file that is parsed.
-        expected: What it should hold.
-        fix: What to do about it.
-        kind: Which error.
-        what: What is wrong with it, in words that come before the parser's own.
+    Errors of this library pass, and so does `MemoryError`, which is not the file's fault: check sizes first.
     """
     try:
         yield
@@ -97,12 +86,12 @@ def parsing(
 
 
 def read_json(path: str | Path, *, most: int = 1 << 28, expected: str, fix: str = "copy or write it again") -> Any:
-    """The document in a JSON file; NaN and infinity, which JSON does not have, are refused."""
+    """The document of a JSON file; NaN and infinity, which JSON lacks, are refused."""
     return json_from(read_file(path, most=most, expected=expected, fix=fix), path, expected=expected, fix=fix)
 
 
 def json_from(data: bytes | str, path: str | Path, *, expected: str, fix: str = "copy or write it again") -> Any:
-    """The document in the bytes of a JSON file, as `read_json`."""
+    """The document in the bytes of a JSON file, as in `read_json`."""
     with parsing(path, expected=expected, fix=fix, kind=FormatError, what="is not JSON"):
         return json.loads(data, parse_constant=_refuse_constant)
 
@@ -111,9 +100,9 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-def _check_ordinary(mode: int, path: str | Path, expected: str) -> None:
+def _check_regular(mode: int, path: str | Path, expected: str) -> None:
     if not stat.S_ISREG(mode):
-        raise FormatError(f"{path} is {_kind(mode)}", expected=expected, fix="name an ordinary file", path=path)
+        raise FormatError(f"{path} is {_kind(mode)}", expected=expected, fix="pass the path of a regular file", path=path)
 
 
 def _kind(mode: int) -> str:
@@ -124,7 +113,7 @@ def _kind(mode: int) -> str:
         stat.S_ISCHR: "a device",
         stat.S_ISBLK: "a device",
     }
-    return next((word for test, word in kinds.items() if test(mode)), "not an ordinary file")
+    return next((word for test, word in kinds.items() if test(mode)), "not a regular file")
 
 
 def _unreadable(path: str | Path, error: OSError | ValueError, expected: str, fix: str) -> FileError:
@@ -133,5 +122,5 @@ def _unreadable(path: str | Path, error: OSError | ValueError, expected: str, fi
         return MissingFileError(f"there is no file {path}", expected=expected, fix=fix, path=path)
     why = getattr(error, "strerror", None) or str(error)
     if number in (errno.EACCES, errno.EPERM):
-        fix = "check its permissions"
+        fix = "change its permissions, e.g. with chmod u+r"
     return FileError(f"{path} cannot be read: {why}", expected=expected, fix=fix, path=path)

@@ -1,7 +1,7 @@
-"""Text from files and callers, made safe for where it goes: a terminal, which obeys control characters, or a spreadsheet.
+"""Untrusted text made safe for a terminal or a spreadsheet.
 
-Class names, names of files and rules, and settings are other people's texts. A terminal would obey escape codes in them, and a
-spreadsheet would run a cell that begins with `=`.
+Class names, file names, rules and settings may come from anywhere. A terminal would execute escape codes in them, and a
+spreadsheet would evaluate a cell that begins with `=`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import builtins
 import re
 from typing import TextIO
 
-# Control characters of both blocks, marks that change the direction of text or cannot be seen, and halves of characters.
+# Control characters, marks of direction or without width, and lone surrogates.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e0fff]"
 )
@@ -19,11 +19,7 @@ _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""The text with every character that a terminal would obey, or that hides, as an escape such as `\x1b`.
-
-    Args:
-        text: Any text.
-        lines: Whether line ends and tabs stay as they are, for a message of several lines.
+    r"""The text with control and invisible characters as escapes such as `\x1b`; `lines` keeps line ends and tabs.
 
     Example:
         >>> print(printable("cat\x1b[2J"))
@@ -33,12 +29,12 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def print_safely(*values: object, file: TextIO | None = None, flush: bool = False) -> None:
-    """What `print` does, with `printable` lines."""
+    """Print values through `printable`."""
     builtins.print(*(printable(str(value), lines=True) for value in values), file=file, flush=flush)
 
 
 def csv_cell(value: object) -> object:
-    """A cell that no spreadsheet takes for a formula; numbers stay numbers.
+    """A cell that a spreadsheet does not evaluate as a formula; numbers stay numbers.
 
     Example:
         >>> csv_cell("=1+1"), csv_cell("product"), csv_cell(-0.5)

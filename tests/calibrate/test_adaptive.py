@@ -14,12 +14,12 @@ from anytime.errors import LabelError, OptionError, OverlapError
 def some(rows: int, seed: int, classes: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (rows,), generator=generator)
-    sure = 3 * torch.rand(rows, 1, generator=generator)
-    logits = torch.randn(4, rows, classes, generator=generator) + 2 * sure * torch.nn.functional.one_hot(labels, classes)
+    ease = 3 * torch.rand(rows, 1, generator=generator)
+    logits = torch.randn(4, rows, classes, generator=generator) + 2 * ease * torch.nn.functional.one_hot(labels, classes)
     return logits, labels
 
 
-def test_a_surer_row_gets_a_higher_threshold() -> None:
+def test_a_more_confident_row_gets_a_higher_threshold() -> None:
     fit, tune = some(600, 0), some(600, 1)
     found = fit_adaptive_threshold(*fit, tuning_logits=tune[0], tuning_labels=tune[1])
     activation = found.activation
@@ -59,13 +59,13 @@ def test_bad_rows_are_refused() -> None:
         fit_adaptive_threshold(logits, labels, tuning_logits=other[0], tuning_labels=other[1], balance=-1)
 
 
-def test_it_mends_calibration_on_unseen_rows_as_in_the_paper(shared: Path) -> None:
+def test_it_improves_calibration_on_unseen_rows_as_in_the_paper(shared: Path) -> None:
     with np.load(shared / "reference" / "msdnet-cifar100-val.npz") as file:
         logits, labels = torch.from_numpy(file["logits"]).float(), torch.from_numpy(file["labels"].astype(np.int64))
     fit, tune, test = slice(0, 1500), slice(1500, 3000), slice(3000, 5000)
     found = fit_adaptive_threshold(logits[:, fit], labels[fit], tuning_logits=logits[:, tune], tuning_labels=labels[tune])
     rules = {"plain": anytime.Product(), "adaptive": anytime.Product(found.activation)}
-    figures = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
-    assert np.mean(figures["adaptive"].ece) < np.mean(figures["plain"].ece) - 0.1
-    assert figures["adaptive"].label_drop_percent["0.1"] < 20
-    assert np.mean(figures["adaptive"].accuracy) > np.mean(figures["plain"].accuracy) - 0.03
+    metrics = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
+    assert np.mean(metrics["adaptive"].ece) < np.mean(metrics["plain"].ece) - 0.1
+    assert metrics["adaptive"].label_drop_percent["0.1"] < 20
+    assert np.mean(metrics["adaptive"].accuracy) > np.mean(metrics["plain"].accuracy) - 0.03

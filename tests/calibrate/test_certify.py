@@ -19,19 +19,19 @@ from anytime.calibrate.certify import (
     ChoiceCertificate,
     certify,
     certify_choice,
+    fraction_bound,
     p_value,
     rounded_down,
     rounded_up,
-    share_bound,
 )
 from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import fingerprints
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
 
-def plain_tail(count: int, rows: int, share: float) -> float:
+def plain_tail(count: int, rows: int, fraction: float) -> float:
     """P(at most `count` of `rows`), term by term."""
-    return math.fsum(math.comb(rows, k) * share**k * (1 - share) ** (rows - k) for k in range(count + 1))
+    return math.fsum(math.comb(rows, k) * fraction**k * (1 - fraction) ** (rows - k) for k in range(count + 1))
 
 
 def some(rows: int, seed: int = 0, exits: int = 3, classes: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,9 +46,9 @@ def tuned(text: str, seen: torch.Tensor, exits: int = 3, classes: int = 4) -> Tu
 
 
 @given(st.integers(1, 60), st.data(), st.floats(0.5, 0.999))
-def test_the_bound_is_the_share_at_which_so_few_become_unlikely(rows: int, data: st.DataObject, confidence: float) -> None:
+def test_at_the_bound_so_few_drops_are_just_unlikely(rows: int, data: st.DataObject, confidence: float) -> None:
     count = data.draw(st.integers(0, rows))
-    bound = share_bound(count, rows, confidence)
+    bound = fraction_bound(count, rows, confidence)
     if count == rows:
         assert bound == 1
     else:
@@ -56,15 +56,15 @@ def test_the_bound_is_the_share_at_which_so_few_become_unlikely(rows: int, data:
 
 
 @given(st.integers(1, 60), st.data(), st.floats(0.001, 0.999))
-def test_the_p_value_is_the_plain_sum(rows: int, data: st.DataObject, share: float) -> None:
+def test_the_p_value_is_the_plain_sum(rows: int, data: st.DataObject, fraction: float) -> None:
     count = data.draw(st.integers(0, rows))
-    assert p_value(count, rows, share) == pytest.approx(plain_tail(count, rows, share), abs=1e-9)
+    assert p_value(count, rows, fraction) == pytest.approx(plain_tail(count, rows, fraction), abs=1e-9)
 
 
 @pytest.mark.parametrize("rows", [1, 20, 200])
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 def test_the_chance_of_a_false_bound_is_at_most_what_is_stated_whatever_the_truth(rows: int, confidence: float) -> None:
-    bounds = [share_bound(count, rows, confidence) for count in range(rows + 1)]
+    bounds = [fraction_bound(count, rows, confidence) for count in range(rows + 1)]
     for truth in np.linspace(0.001, 0.999, 97):
         wrong = [count for count in range(rows + 1) if bounds[count] < truth]
         assert (plain_tail(max(wrong), rows, truth) if wrong else 0) <= 1 - confidence + 1e-9
@@ -80,9 +80,9 @@ def test_counts_follow_the_definitions() -> None:
         drops += any(path[a] - path[b] >= 0.2 for a in range(3) for b in range(a, 3))
         losses += any(right[a] and not right[a + 1] for a in range(2))
     assert (found.drops, found.losses, found.rows) == (drops, losses, 200)
-    assert found.drop_bound == share_bound(drops, 200, 0.95)
-    assert found.monotone_bound == 1 - share_bound(losses, 200, 0.95)
-    assert found.joint_drop_bound == share_bound(drops, 200, 0.975) > found.drop_bound
+    assert found.drop_bound == fraction_bound(drops, 200, 0.95)
+    assert found.monotone_bound == 1 - fraction_bound(losses, 200, 0.95)
+    assert found.joint_drop_bound == fraction_bound(drops, 200, 0.975) > found.drop_bound
     assert found.joint_monotone_bound < found.monotone_bound
 
 
@@ -90,7 +90,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = some(101)
     whole = certify(logits, labels, "product")
     # The package's name `certify` is the function, so the module is looked up by its full name.
-    monkeypatch.setattr(sys.modules["anytime.calibrate.certify"], "_BLOCK", 40)
+    monkeypatch.setattr(sys.modules["anytime.calibrate.measure"], "_BLOCK", 40)
     assert certify(logits, labels, "product") == whole
 
 
@@ -140,24 +140,24 @@ def test_a_tuned_rule_refuses_the_rows_it_has_seen_and_other_shapes() -> None:
 
 
 def test_words_round_so_that_they_stay_true() -> None:
-    ups = [rounded_up(share) for share in (0.013, 0.01301, 0.0099, 0.009901, 1.0)]
+    ups = [rounded_up(fraction) for fraction in (0.013, 0.01301, 0.0099, 0.009901, 1.0)]
     assert ups == ["1.3 %", "1.4 %", "0.99 %", "1.00 %", "100.0 %"]
-    downs = [rounded_down(share) for share in (0.98, 0.9799, 0.99999, 0.0)]
+    downs = [rounded_down(fraction) for fraction in (0.98, 0.9799, 0.99999, 0.0)]
     assert downs == ["98.0 %", "97.9 %", "99.99 %", "0.0 %"]
 
 
 @given(st.floats(0, 1))
-def test_rounded_bounds_are_bounds(share: float) -> None:
-    assert float(rounded_up(share).split()[0]) >= 100 * share - 1e-9
-    assert float(rounded_down(share).split()[0]) <= 100 * share + 1e-9
+def test_rounded_bounds_are_bounds(fraction: float) -> None:
+    assert float(rounded_up(fraction).split()[0]) >= 100 * fraction - 1e-9
+    assert float(rounded_down(fraction).split()[0]) <= 100 * fraction + 1e-9
 
 
-def test_the_sentences_say_what_is_promised() -> None:
+def test_sentences_state_the_guarantees() -> None:
     found = Certificate(7, 100, "product", 0.1, False, 0.95, 1000, 8, 30, 0.0143, 0.9599, 0.0157, 0.958)
     assert found.sentence == "With 95 % confidence at most 1.5 % of inputs lose 0.1 or more of the true class's probability."
     assert found.sentences[1:] == (
         "With 95 % confidence at least 95.9 % of inputs never go from right to wrong.",
-        "With 95 % confidence both at once hold with 1.6 % and 95.8 %.",
+        "With 95 % confidence both hold at once with 1.6 % and 95.8 %.",
     )
 
 
@@ -165,8 +165,8 @@ def test_sequence_stops_at_the_first_failure_and_others_do_not() -> None:
     logits, labels = some(400, exits=4, classes=6)
     # The hard product hardly drops, the latest often does.
     rules = ["product(heaviside)", "latest", "product(heaviside, weights=ones)"]
-    shares = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
-    at_most = (shares[0] + shares[1]) / 2
+    fractions = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
+    at_most = (fractions[0] + fractions[1]) / 2
     found = certify_choice(logits, labels, rules, drop=0.3, at_most=at_most)
     assert found.passed == (True, False, False)
     assert found.chosen == rules[0]
@@ -195,20 +195,20 @@ def test_holm_contains_bonferroni_and_is_the_step_down_procedure(chances: list[f
 def test_scores_pick_among_the_certified_only() -> None:
     logits, labels = some(400, exits=4, classes=6)
     rules = ["product(heaviside)", "product(heaviside, weights=ones)", "latest"]
-    shares = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
-    at_most = (shares[1] + shares[2]) / 2
+    fractions = [certify(logits, labels, rule, drop=0.3).drops / 400 for rule in rules]
+    at_most = (fractions[1] + fractions[2]) / 2
     found = certify_choice(logits, labels, rules, drop=0.3, at_most=at_most, scores=[0.2, 0.3, 0.1])
     assert found.certified == tuple(rules[:2])
     assert found.chosen == rules[0]
     assert certify_choice(logits, labels, rules, drop=0.3, at_most=at_most).chosen == rules[1]
 
 
-def test_nothing_is_promised_where_nothing_can_be() -> None:
+def test_no_rule_is_chosen_if_none_can_be_certified() -> None:
     logits, labels = some(100)
     found = certify_choice(logits, labels, ["latest"], drop=0.01, at_most=0.001)
     assert found.chosen is None
     assert found.certified == ()
-    assert found.sentence.startswith("None of 1 rules can be promised, with 95 % confidence, to let at most 0.1 % of inputs")
+    assert found.sentence.startswith("None of 1 rules can be certified with 95 % confidence: at most 0.1 % of inputs lose")
 
 
 @pytest.mark.parametrize("kind", [Certificate, ChoiceCertificate])
@@ -235,9 +235,9 @@ def test_wrong_calls_are_refused() -> None:
     for wrong in ({"at_most": 0.0}, {"control": "none"}, {"scores": [1.0, 2.0]}):
         with pytest.raises(OptionError):
             certify_choice(logits, labels, ["latest"], **wrong)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="no rules"):
+    with pytest.raises(OptionError, match="0 rules"):
         certify_choice(logits, labels, [])
-    with pytest.raises(OptionError, match="create it"):
+    with pytest.raises(OptionError, match="not Product"):
         certify(logits, labels, anytime.Product)  # type: ignore[arg-type]
     with pytest.raises(LabelError, match="no rows"):
         certify(logits[:, :0], labels[:0])

@@ -73,7 +73,7 @@ def test_without_biases_any_number_of_classes_goes(fit: Any) -> None:
 def test_training_and_rule_are_the_same_function(fit: Any) -> None:
     """A long fit ends where the loss of the rule itself is least."""
     logits, labels = rows(300, 0)
-    rule = fit(logits, labels, epochs=1500, batch=300, lr=0.02)
+    rule = fit(logits, labels, epochs=800, batch=300, lr=0.03)
     best = loss(rule, logits, labels).sum()
     for m, row in enumerate(rule.log_weights):
         for step in (-0.3, 0.3):

@@ -38,7 +38,7 @@ CLASSES, WIDTHS = 3, (2, 4)
 
 
 def rows(count: int, seed: int, *, bias: bool = True) -> tuple[list[Tensor], Tensor, list[tuple[Tensor, Tensor | None]]]:
-    """Features of two exits, labels drawn from what the layers say, and the layers."""
+    """Features of two exits, labels sampled from their predictions, and the layers."""
     random = torch.Generator().manual_seed(seed)
     features = [torch.randn(count, width, generator=random, dtype=torch.float64) for width in WIDTHS]
     fixed = torch.Generator().manual_seed(99)
@@ -96,7 +96,7 @@ def test_variances_are_those_of_the_inverted_matrix(structure: Any, bias: bool) 
     for exit, (now, layer) in enumerate(zip(features, layers, strict=True)):
         phi, theta = with_one(now, layer[1]), joined(*layer)
         wanted = dense_covariance(phi, dense_curvature(phi, theta, structure), 0.7, CLASSES)
-        found = posterior.variance_at(exit, now).numpy()
+        found = posterior.variance_at(exit + 1, now).numpy()
         assert np.allclose(found, np.diagonal(wanted, axis1=1, axis2=2), rtol=1e-5)
 
 
@@ -113,7 +113,7 @@ def test_the_full_matrix_is_the_hessian_of_the_likelihood() -> None:
     hessian = torch.autograd.functional.hessian(loss, theta.flatten())  # type: ignore[no-untyped-call]
     wanted = dense_covariance(phi.numpy(), hessian.numpy(), 2.0, CLASSES)
     posterior = fit_laplace(features[:1], labels, layers[:1], structure="full", prior_precision=2.0)
-    assert np.allclose(posterior.variance_at(0, features[0]), np.diagonal(wanted, axis1=1, axis2=2), rtol=1e-5)
+    assert np.allclose(posterior.variance_at(1, features[0]), np.diagonal(wanted, axis1=1, axis2=2), rtol=1e-5)
 
 
 @STRUCTURES
@@ -160,12 +160,12 @@ def test_no_other_prior_has_more_evidence(structure: Any) -> None:
         assert all(mine >= its for mine, its in zip(best.log_evidence, other.log_evidence, strict=True))
 
 
-def test_a_prior_at_a_bound_says_so() -> None:
+def test_a_prior_at_a_bound_is_reported() -> None:
     features, labels, _ = rows(40, 4)
     zero = fit_laplace(features[:1], labels, [(torch.zeros(3, 2), torch.zeros(3))])
     assert (zero.prior_precision, zero.at_bound) == ((HIGHEST,), (True,))
-    sure = fit_laplace(features[:1], labels, [(torch.full((3, 2), 1e9), None)])
-    assert (sure.prior_precision, sure.at_bound) == ((LOWEST,), (True,))
+    large = fit_laplace(features[:1], labels, [(torch.full((3, 2), 1e9), None)])
+    assert (large.prior_precision, large.at_bound) == ((LOWEST,), (True,))
     features, labels, layers = rows(40, 4)
     tuning, _, _ = rows(40, 5)
     wrong = F.linear(tuning[0], layers[0][0].double()).argmin(-1)
@@ -179,7 +179,7 @@ def test_a_prior_at_a_bound_says_so() -> None:
 def test_the_grid_takes_the_prior_with_the_least_nll_on_the_tuning_rows(method: Any) -> None:
     features, labels, layers = rows(30, 6)
     tuning, wanted, _ = rows(200, 7)
-    wanted = torch.where(torch.arange(200) % 4 == 0, (wanted + 1) % 3, wanted)  # the layers are too sure of themselves
+    wanted = torch.where(torch.arange(200) % 4 == 0, (wanted + 1) % 3, wanted)  # the layers are overconfident
     tuned = {"tuning_features": tuning, "tuning_labels": wanted, "method": method}
     found = fit_laplace(features, labels, layers, prior_precision="grid", **tuned)
     losses = []
@@ -203,9 +203,9 @@ def test_with_a_strong_prior_it_is_the_network_itself(seed: int, structure: Any)
 @given(seed=st.integers(0, 1000), prior=st.floats(0.01, 100), more=st.floats(1.1, 10))
 def test_variances_fall_with_the_prior_and_with_the_rows(seed: int, prior: float, more: float) -> None:
     features, labels, layers = rows(12, seed)
-    loose = fit_laplace(features, labels, layers, prior_precision=prior).variance_at(1, features[1])
-    tight = fit_laplace(features, labels, layers, prior_precision=prior * more).variance_at(1, features[1])
-    known = fit_laplace(features, labels, layers, prior_precision=prior, rows=50).variance_at(1, features[1])
+    loose = fit_laplace(features, labels, layers, prior_precision=prior).variance_at(2, features[1])
+    tight = fit_laplace(features, labels, layers, prior_precision=prior * more).variance_at(2, features[1])
+    known = fit_laplace(features, labels, layers, prior_precision=prior, rows=50).variance_at(2, features[1])
     assert bool((tight < loose).all())
     assert bool((known < loose).all())
 
@@ -225,7 +225,7 @@ def test_a_shift_of_all_logits_widens_probit_but_not_samples() -> None:
     posterior = fit_laplace(features, labels, layers, prior_precision=0.01)
     phi = with_one(features[1], layers[1][1])
     shift = (phi**2).sum(1) / 0.01 / CLASSES
-    assert bool((posterior.variance_at(1, features[1]).numpy() > shift[:, None]).all())
+    assert bool((posterior.variance_at(2, features[1]).numpy() > shift[:, None]).all())
     plain = F.linear(features[1], layers[1][0].double(), layers[1][1].double()).softmax(-1)  # type: ignore[union-attr]
     sampled = posterior.predict_at(2, features[1], method="sampled").exp()
     probit = posterior.predict_at(2, features[1]).exp()
@@ -236,7 +236,7 @@ def test_a_shift_of_all_logits_widens_probit_but_not_samples() -> None:
 def test_samples_have_the_stated_covariance(structure: Any) -> None:
     features, labels, layers = rows(30, 9)
     posterior = fit_laplace(features, labels, layers, structure=structure, prior_precision=1.0)
-    curvature = posterior.curvature(1, structure)
+    curvature = posterior._curvature(1)
     phi = torch.from_numpy(with_one(features[1][:4], layers[1][1]))
     draws = torch.randn(200_000, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     noise = curvature.like(phi).noise(phi, 1.0, draws)
@@ -293,7 +293,7 @@ def test_what_comes_out_serves_rules_that_read_no_scale() -> None:
     features, labels, layers = rows(30, 14)
     log_probs = fit_laplace(features, labels, layers).predict(features)
     assert torch.allclose(log_probs.exp().sum(-1), torch.ones(2, 30, dtype=torch.float64))
-    for rule in (anytime.Latest(), anytime.Caching(), anytime.Product(anytime.Exponential())):
+    for rule in (anytime.Latest(), anytime.Caching(), anytime.Product(anytime.combine.Exponential())):
         assert rule(log_probs).probs.shape == (2, 30, CLASSES)
     for rule in (anytime.Product(), anytime.Mixture()):
         with pytest.raises(ScaleError, match="look like log-probabilities"):
@@ -379,12 +379,12 @@ def test_a_stream_stops_where_it_is_left(digits: Any) -> None:
 def latest(logits: Tensor, labels: Tensor, *, probabilities: bool = False) -> dict[str, float]:
     """NLL, ECE and accuracy as means over the exits."""
     rules = {"latest": anytime.Latest()}
-    figures = anytime.evaluate(logits, labels, rules=rules, probabilities=probabilities).rules["latest"]
-    return {name: float(np.mean(getattr(figures, name))) for name in ("nll", "ece", "accuracy")}
+    found = anytime.evaluate(logits, labels, rules=rules, probabilities=probabilities).rules["latest"]
+    return {name: float(np.mean(getattr(found, name))) for name in ("nll", "ece", "accuracy")}
 
 
 @pytest.mark.parametrize("method", ["probit", "sampled"])
-def test_on_real_digits_a_tuned_prior_mends_likelihood_and_calibration(digits: Any, method: Any) -> None:
+def test_on_real_digits_a_tuned_prior_improves_likelihood_and_calibration(digits: Any, method: Any) -> None:
     model, sets = digits
     tuned = {"prior_precision": "grid", "tuning": [sets["val"]], "method": method}
     posterior = Laplace.from_model(model, [sets["train"]], **tuned)
@@ -398,7 +398,7 @@ def test_on_real_digits_a_tuned_prior_mends_likelihood_and_calibration(digits: A
 
 
 def test_the_evidence_of_rows_known_by_heart_asks_for_too_weak_a_prior(digits: Any) -> None:
-    """A head that is sure of every row it was fitted to has hardly any curvature there. The documentation warns of it."""
+    """A head that is confident on every row it was fitted on has hardly any curvature there."""
     model, sets = digits
     x, labels = sets["test"]
     evidence = Laplace.from_model(model, [sets["train"]])
@@ -409,7 +409,7 @@ def test_the_evidence_of_rows_known_by_heart_asks_for_too_weak_a_prior(digits: A
 
 
 def test_with_endless_rows_the_evidence_finds_the_scale_of_the_weights() -> None:
-    """λ tends to P/‖θ‖², P without the shifts of all logits, of which rows say nothing."""
+    """λ tends to P/‖θ‖², P without the shifts of all logits, which the rows do not determine."""
     features, labels, layers = rows(50, 4)
     posterior = fit_laplace(features, labels, layers, rows=10**12)
     for prior, layer in zip(posterior.prior_precision, layers, strict=True):
@@ -457,7 +457,7 @@ def test_fields_that_do_not_fit_together_are_refused() -> None:
         with pytest.raises(AnytimeError):
             replace(posterior, **wrong)
     document = json.loads(json.dumps(posterior.document()))
-    assert document["kind"] == "last-layer Laplace"
+    assert document["kind"] == "laplace"
 
 
 # What is refused
@@ -506,7 +506,7 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"prior_precision": 0.0}, "prior_precision"),
         ({"prior_precision": math.inf}, "prior_precision"),
@@ -518,9 +518,9 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         ({"rows": 30.5}, "rows"),
     ],
 )
-def test_a_wrong_option_is_named(options: dict[str, Any], says: str) -> None:
+def test_a_wrong_option_is_named(options: dict[str, Any], message: str) -> None:
     features, labels, layers = rows(20, 22)
-    with pytest.raises(OptionError, match=says):
+    with pytest.raises(OptionError, match=message):
         fit_laplace(features, labels, layers, **options)
 
 

@@ -17,7 +17,7 @@ from anytime.errors import FormatError, IntegrityError, LabelError, OptionError,
 
 
 def some(seed: int, *, exits: int = 4, rows: int = 500, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    """Exits that err on their own, over a noise they share."""
+    """Exits that err on their own, over a noise they fraction."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, classes, (rows,), generator=generator)
     shared = torch.randn(rows, classes, generator=generator) + torch.nn.functional.one_hot(labels, classes)
@@ -134,7 +134,7 @@ def test_other_sizes_are_refused() -> None:
     for exits, classes in ((3, 5), (4, 6)):
         with pytest.raises(ShapeError, match=f"{exits} exits and {classes} classes"):
             found.check_fits(exits, classes)
-    with pytest.raises(OptionError, match="fitted for 4 exits and came with 3"):
+    with pytest.raises(OptionError, match="fitted for 4 exits and got 3"):
         found.rule(logits[:3])
 
 
@@ -176,13 +176,13 @@ def compare(logits: torch.Tensor, labels: torch.Tensor, seed: int) -> dict[str, 
     found = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
     return {
         name: {
-            "accuracy": float(np.mean(figures.accuracy)),
-            "drops": figures.label_drop_percent["0.1"],
-            "ece": float(np.mean(figures.ece)),
-            "worst ece": max(figures.ece),
-            "nll": float(np.mean(figures.nll)),
+            "accuracy": float(np.mean(metrics.accuracy)),
+            "drops": metrics.label_drop_percent["0.1"],
+            "ece": float(np.mean(metrics.ece)),
+            "worst ece": max(metrics.ece),
+            "nll": float(np.mean(metrics.nll)),
         }
-        for name, figures in found.items()
+        for name, metrics in found.items()
     }
 
 

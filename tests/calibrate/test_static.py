@@ -31,11 +31,11 @@ def test_each_trial_is_the_product_over_the_gate() -> None:
 
 def test_zero_is_the_plain_product() -> None:
     logits, labels = sample()
-    figures = anytime.evaluate(logits, labels, rules=["product"]).rules["product"]
+    metrics = anytime.evaluate(logits, labels, rules=["product"]).rules["product"]
     (trial,) = sweep_static_thresholds(logits, labels, thresholds=[0.0])
-    assert trial.accuracy == pytest.approx(figures.accuracy)
-    assert trial.ece == pytest.approx(figures.ece)
-    assert trial.drops == pytest.approx(figures.label_drop_percent["0.1"] / 100)
+    assert trial.accuracy == pytest.approx(metrics.accuracy)
+    assert trial.ece == pytest.approx(metrics.ece)
+    assert trial.drops == pytest.approx(metrics.label_drop_percent["0.1"] / 100)
 
 
 def test_among_rows_that_have_not_collapsed_a_higher_threshold_never_adds_to_the_set() -> None:
@@ -51,7 +51,7 @@ def test_among_rows_that_have_not_collapsed_a_higher_threshold_never_adds_to_the
 
 def test_wrong_calls_are_refused() -> None:
     logits, labels = sample(10)
-    with pytest.raises(OptionError, match="no thresholds"):
+    with pytest.raises(OptionError, match="thresholds is empty"):
         sweep_static_thresholds(logits, labels, thresholds=[])
     with pytest.raises(OptionError, match="threshold is -1"):
         sweep_static_thresholds(logits, labels, thresholds=[1.0, -1.0])

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anytime import Caching, Heaviside, Latest, Mixture, Product
+from anytime import Caching, Latest, Mixture, Product
 from anytime.calibrate import Temperature, fit_temperature
-from anytime.combine import Rule, Scaled, Tempered
+from anytime.combine import Heaviside, Rule, Scaled, Tempered
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
 from anytime.metrics import ece, histogram
 from anytime.metrics.calibration import ECE_BINS
@@ -95,11 +95,11 @@ def test_labels_outside_the_support_do_not_move_the_temperature() -> None:
     assert all_rows.nll_after[0] > fewer.nll_after[0]
 
 
-def test_it_says_when_it_sits_at_a_bound() -> None:
+def test_a_temperature_at_a_bound_is_reported() -> None:
     labels = torch.arange(20) % 4
     right = torch.nn.functional.one_hot(labels, 4).float()[None]
-    sure, wrong, flat = fit_temperature(right, labels), fit_temperature(-right, labels), fit_temperature(0 * right, labels)
-    assert (sure.temperatures, sure.at_bound) == ((pytest.approx(0.01),), (True,))
+    right_fit, wrong, flat = fit_temperature(right, labels), fit_temperature(-right, labels), fit_temperature(0 * right, labels)
+    assert (right_fit.temperatures, right_fit.at_bound) == ((pytest.approx(0.01),), (True,))
     assert (wrong.temperatures, wrong.at_bound) == ((pytest.approx(100.0),), (True,))
     assert (flat.temperatures, flat.at_bound) == ((1.0,), (False,))
     logits, labels = some(4)
@@ -136,8 +136,8 @@ def test_temperatures_of_the_softmax_serve_any_rule_and_those_of_a_rule_only_tha
     assert plain.rule_for(Caching()) == cached.rule == Scaled(Caching(), plain.temperatures)
     product = fit_temperature(logits, labels, Product())
     assert product.rule_for(Product()) == product.rule == Tempered(Product(), product.temperatures)
-    with pytest.raises(OptionError, match="temperatures of Product"):
-        product.rule(Product(weights="ones"))
+    with pytest.raises(OptionError, match="these temperatures were fitted"):
+        product.rule_for(Product(weights="ones"))
 
 
 def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
@@ -160,9 +160,9 @@ def test_other_sizes_are_refused() -> None:
         found.check_fits(2, 5)
     with pytest.raises(ShapeError, match="3 exits and 6 classes"):
         found.check_fits(3, 6)
-    with pytest.raises(OptionError, match="fitted for 3 exits and came with 2"):
+    with pytest.raises(OptionError, match="fitted for 3 exits and got 2"):
         found.rule(logits[:2])
-    with pytest.raises(OptionError, match="fitted for 3 exits and came with 4"):
+    with pytest.raises(OptionError, match="fitted for 3 exits and got 4"):
         Temperature(4, 5, "latest", found.temperatures, found.at_bound, found.nll_before, found.nll_after, 10)
 
 
@@ -175,7 +175,7 @@ def test_wrong_calls_are_refused() -> None:
         fit_temperature(logits, labels, Product)  # type: ignore[arg-type]
     with pytest.raises(LabelError, match="no rows"):
         fit_temperature(logits[:, :0], labels[:0])
-    with pytest.raises(LabelError, match="400 labels came with"):
+    with pytest.raises(LabelError, match="got 400 labels for"):
         fit_temperature(logits[:, 1:], labels)
     never = torch.tensor([[[1.0, -1.0]], [[1.0, -1.0]]])
     with pytest.raises(LabelError, match="at exit 1 the rule gives probability 0 to every label"):

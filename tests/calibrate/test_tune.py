@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import anytime
 from anytime.calibrate import Candidate, Frontier, TunedRule, certify, tune
-from anytime.calibrate.tuning.frontier import drop_name, measure
+from anytime.calibrate.measure import drop_name, measure
 from anytime.errors import IntegrityError, LabelError, OptionError, OverlapError, ScaleError, ShapeError
 
 FEW = (3.0,)
-FIGURES = ("accuracy", "drop_0.1", "ece", "nll")
+METRICS = ("accuracy", "drop_0.1", "ece", "nll")
 
 
 def some(rows: int, seed: int = 0, exits: int = 3, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,13 +42,13 @@ def made(columns: dict[str, tuple[float, ...]]) -> Frontier:
     return Frontier(2, 3, names, ("f",) * count, ("latest",) * count, columns, (0.1,), False, 50, 50, 0, seen)
 
 
-def test_figures_are_those_of_evaluate(frontier: Frontier) -> None:
+def test_metrics_are_those_of_evaluate(frontier: Frontier) -> None:
     logits, labels = some(300, seed=1)
     rules = {one.name: one for one in frontier.measure(logits, labels)}
     for name in ("latest", "product", "caching at T", "fitted product, λ = 3"):
         whole = anytime.evaluate(logits, labels, rules={name: rules[name].rule}, sets=None).rules[name]
-        for figure in ("accuracy", "ece", "nll"):
-            assert rules[name].metrics[figure] == pytest.approx(np.mean(getattr(whole, figure)), abs=1e-9)
+        for metric in ("accuracy", "ece", "nll"):
+            assert rules[name].metrics[metric] == pytest.approx(np.mean(getattr(whole, metric)), abs=1e-9)
         for limit in (0.1, 0.05):
             assert 100 * rules[name].metrics[drop_name(limit)] == pytest.approx(whole.label_drop_percent[str(limit)])
 
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_frontier_and_another_another() -> None:
 
 columns = st.integers(1, 12).flatmap(
     lambda count: st.fixed_dictionaries(
-        {name: st.tuples(*[st.integers(0, 4).map(lambda value: value / 4)] * count) for name in FIGURES}
+        {name: st.tuples(*[st.integers(0, 4).map(lambda value: value / 4)] * count) for name in METRICS}
     )
 )
 
@@ -85,7 +85,7 @@ def test_the_pareto_set_is_what_the_definition_says(columns: dict[str, tuple[flo
     found = made(columns)
 
     def as_costs(one: Candidate) -> tuple[float, ...]:
-        return (-one.metrics["accuracy"], *(one.metrics[name] for name in FIGURES[1:]))
+        return (-one.metrics["accuracy"], *(one.metrics[name] for name in METRICS[1:]))
 
     costs = [as_costs(one) for one in found.candidates]
     wanted = {
@@ -104,18 +104,18 @@ def test_a_choice_keeps_its_bounds_and_nothing_within_them_is_better(
 ) -> None:
     found = made(columns)
     fitting = [one for one in found.candidates if one.metrics["drop_0.1"] <= most and one.metrics["accuracy"] >= least]
-    wish = {"at_most": {"drop_0.1": most}, "at_least": {"accuracy": least}}
+    bounds = {"at_most": {"drop_0.1": most}, "at_least": {"accuracy": least}}
     if fitting:
-        chosen = found.choose(**wish)  # type: ignore[arg-type]
+        chosen = found.choose(**bounds)  # type: ignore[arg-type]
         assert chosen.metrics["ece"] == min(one.metrics["ece"] for one in fitting)
         assert chosen.name in {one.name for one in fitting}
     else:
         with pytest.raises(OptionError, match="nearest is"):
-            found.choose(**wish)  # type: ignore[arg-type]
+            found.choose(**bounds)  # type: ignore[arg-type]
 
 
 @given(columns)
-def test_a_chain_gets_less_steady_and_better_step_by_step(columns: dict[str, tuple[float, ...]]) -> None:
+def test_a_chain_trades_drops_for_the_metric_step_by_step(columns: dict[str, tuple[float, ...]]) -> None:
     found = made(columns)
     chain = found.chain(at_least={})
     drops, eces = ([one.metrics[name] for one in chain] for name in ("drop_0.1", "ece"))
@@ -129,11 +129,11 @@ def test_nothing_that_fits_names_the_nearest() -> None:
     found = made({"accuracy": (0.9, 0.8), "drop_0.1": (0.4, 0.02), "ece": (0.1, 0.2), "nll": (1.0, 1.0)})
     with pytest.raises(OptionError) as error:
         found.choose(at_most={"drop_0.1": 0.01}, at_least={})
-    assert "none of 2 rules fits the wish: least ece with drop_0.1 at most 0.01" in error.value.got
+    assert "none of 2 rules satisfies: least ece with drop_0.1 at most 0.01" in error.value.got
     assert "the nearest is rule 1 with" in error.value.expected
 
 
-def test_a_wish_without_a_floor_keeps_the_networks_accuracy() -> None:
+def test_an_objective_without_a_floor_keeps_the_networks_accuracy() -> None:
     found = made({"accuracy": (0.9, 0.1, 0.895), "drop_0.1": (0.4, 0.0, 0.1), "ece": (0.3, 0.0, 0.1), "nll": (1.0, 1.0, 1.0)})
     assert found.choose().name == "rule 2"
     assert found.choose(at_least={}).name == "rule 1"
@@ -151,7 +151,7 @@ def test_wrong_calls_are_refused(frontier: Frontier) -> None:
     with pytest.raises(ScaleError):
         tune(logits.softmax(-1), labels)
     for wrong in ({"least": "accuracy"}, {"least": "drop_0.2"}, {"at_most": {"speed": 1.0}}):
-        with pytest.raises(OptionError, match="there is no figure"):
+        with pytest.raises(OptionError, match="there is no metric"):
             frontier.choose(**wrong)  # type: ignore[arg-type]
 
 
@@ -216,8 +216,8 @@ def test_a_certified_choice_tests_the_chain_on_other_rows_and_remembers_them(fro
     at_most = chain[1].metrics["drop_0.1"] + 0.001
     # Twice what the tuning rows show for the second rule: neither it nor the first should fail here.
     chosen, found = frontier.choose_certified(logits, labels, least="error", at_most=2 * at_most)
-    hopeful = [one for one in chain if one.metrics["drop_0.1"] <= 2 * at_most]
-    assert found.rules == tuple(one.text for one in hopeful)
+    tested = [one for one in chain if one.metrics["drop_0.1"] <= 2 * at_most]
+    assert found.rules == tuple(one.text for one in tested)
     assert found.rows == 1000
     assert len(found.certified) > 1
     assert chosen is not None
@@ -228,7 +228,7 @@ def test_a_certified_choice_tests_the_chain_on_other_rows_and_remembers_them(fro
     none, empty = frontier.choose_certified(logits[:, :20], labels[:20], at_most=0.01)
     assert none is None
     assert empty.certified == ()
-    with pytest.raises(OptionError, match="there is no figure"):
+    with pytest.raises(OptionError, match="there is no metric"):
         frontier.choose_certified(logits, labels, drop=0.3)
 
 
@@ -238,7 +238,7 @@ def reference(shared: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def beats(one: Candidate, other: Candidate) -> bool:
-    better = [one.metrics[name] < other.metrics[name] for name in FIGURES[1:]]
+    better = [one.metrics[name] < other.metrics[name] for name in METRICS[1:]]
     return all(better) and one.metrics["accuracy"] > other.metrics["accuracy"]
 
 
@@ -256,19 +256,22 @@ def test_rules_of_the_frontier_beat_caching_in_everything_on_unseen_rows(shared:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(5))
-def test_so_it_is_over_random_splits_of_the_rows(shared: Path, seed: int) -> None:
+def test_they_also_do_over_random_splits_of_the_rows(shared: Path) -> None:
     logits, labels = reference(shared, "cifar100")
-    tuning, testing = torch.randperm(5000, generator=torch.Generator().manual_seed(seed)).split([3000, 2000])
-    found = tune(logits[:, tuning], labels[tuning], seed=seed)
-    unseen = {one.name: one for one in found.measure(logits[:, testing], labels[testing])}
-    best = {one.name for one in found.pareto}
-    for rival in ("caching", "caching at T"):
-        assert any(name.startswith("fitted product") and beats(unseen[name], unseen[rival]) for name in best), rival
-        # Which rules beat it is said by the choosing rows alone; most of them must do so on the others too.
-        seen = {one.name: one for one in found.pareto if beats(one, next(c for c in found.candidates if c.name == rival))}
-        assert sum(beats(unseen[name], unseen[rival]) for name in seen) >= len(seen) / 2, rival
-    # The wish of the issue, on rows that nobody has seen: close to what was promised on the others.
-    chosen = unseen[found.choose(at_most={"drop_0.1": 0.01}).name]
-    assert chosen.metrics["drop_0.1"] < 0.02
-    assert chosen.metrics["ece"] < 0.1 < unseen["product"].metrics["ece"]
+    kept, claimed = {"caching": 0, "caching at T": 0}, {"caching": 0, "caching at T": 0}
+    for seed in range(4):
+        tuning, testing = torch.randperm(5000, generator=torch.Generator().manual_seed(seed)).split([3000, 2000])
+        found = tune(logits[:, tuning], labels[tuning], seed=seed)
+        unseen = {one.name: one for one in found.measure(logits[:, testing], labels[testing])}
+        best, rivals = {one.name: one for one in found.pareto}, {one.name: one for one in found.candidates}
+        for rival in kept:
+            assert any(name.startswith("fitted product") and beats(unseen[name], unseen[rival]) for name in best), rival
+            winners = [name for name, one in best.items() if beats(one, rivals[rival])]
+            claimed[rival] += len(winners)
+            kept[rival] += sum(beats(unseen[name], unseen[rival]) for name in winners)
+        chosen = unseen[found.choose(at_most={"drop_0.1": 0.01}).name]
+        assert chosen.metrics["drop_0.1"] < 0.02
+        assert chosen.metrics["ece"] < 0.1 < unseen["product"].metrics["ece"]
+    # Most rules that beat a rival on the choosing rows also beat it on the others. One split alone has few such rules.
+    for rival, count in claimed.items():
+        assert kept[rival] >= count / 2, rival

@@ -161,7 +161,7 @@ def test_two_classes_are_recommended_a_rule_by_their_own_metrics(tmp_path: Path,
     words = " ".join(capsys.readouterr().out.split())
     assert "Recommended:" in words
     assert "least ece with drop_0.1 at most 0.1" in words
-    assert "For fewer than 5 classes the paper advises caching over the product; so it is here" in words
+    assert "For fewer than 5 classes the paper advises caching over the product; this holds here" in words
     assert run(["tune", str(path), "--at-most", "0.1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["classes"] == 2
@@ -175,7 +175,7 @@ def test_two_classes_are_recommended_a_rule_by_their_own_metrics(tmp_path: Path,
     assert f"{chosen['name']} {100 * chosen['accuracy']:.2f} % right" in document["recommendation"]
     # No rule keeps this bound: the metrics are printed all the same.
     assert run(["tune", str(path), "--at-most", "-1", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("No rule keeps the bounds.")
+    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("No rule satisfies the bounds.")
 
 
 def test_many_classes_get_no_advice_on_few(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,18 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from anytime import (
-    Caching,
-    Heaviside,
-    Latest,
-    Powers,
-    Product,
-    Softplus,
-    ThresholdReLU,
-    evaluate,
-)
+from anytime import Caching, Latest, Powers, Product, evaluate
 from anytime.calibrate import tune
-from anytime.combine import Rule
+from anytime.combine import Heaviside, Rule, Softplus, ThresholdReLU
 from anytime.combine.advice import FEW_CLASSES, MEASURED, RUN, Answers, advise
 from anytime.errors import FewClassesWarning
 from anytime.models import MLP, MLPConfig
@@ -45,8 +36,8 @@ def test_a_product_that_can_lose_all_evidence_is_advised_against(rule: Product, 
     assert said is not None
     assert said.startswith(f"Product with {classes} classes")
     for name, found in MEASURED.items():
-        assert f"{name} {found.accuracy:.1f} % right" in said
-        assert f"{found.falls:.1f} % fall" in said
+        assert f"{name} {found.accuracy:.1f} % accuracy" in said
+        assert f"{found.drops:.1f} % drop" in said
 
 
 @pytest.mark.parametrize("rule", [Latest(), Caching(), Product(Softplus()), FIT])
@@ -62,7 +53,7 @@ def test_own_figures_stand_first_where_there_are_some() -> None:
     said = advise(Product(), 2, Answers(81.25, 12.5, 4.0, 3.0, 0.16))
     assert said is not None
     assert (
-        "On these rows: 81.2 % right (mean over exits), 12.5 % fall by .1 and 4.0 % by .5 or more, 3.0 % collapsed, ECE 0.160."
+        "On these rows: 81.2 % accuracy (mean over exits), 12.5 % drop by .1, 4.0 % by .5 or more, 3.0 % collapsed, ECE 0.160."
         in said
     )
 
@@ -73,7 +64,7 @@ def test_evaluate_warns_with_the_figures_of_these_rows_where_the_product_is_alon
         found = evaluate(logits, labels, rules="product", sets=None).rules["product"]
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert f"{found.label_drop_percent['0.1']:.1f} % fall" in str(caught[0].message)
+    assert f"{found.label_drop_percent['0.1']:.1f} % drop" in str(caught[0].message)
     with pytest.warns(FewClassesWarning) as caught:
         evaluate(logits, rules=[Product()])
     assert "On these rows" not in str(caught[0].message)
@@ -113,7 +104,7 @@ def test_a_runner_with_a_rule_that_data_chose_does_not_warn() -> None:
     product = next(one for one in frontier.candidates if one.name == "product")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with Runner(model, "caching"), Runner(model, calibration=frontier.tuned(product, wish="a test")):
+        with Runner(model, "caching"), Runner(model, calibration=frontier.tuned(product, objective="a test")):
             pass
 
 
@@ -123,7 +114,7 @@ def test_the_figures_are_those_of_the_published_run() -> None:
     for name, found in MEASURED.items():
         figures = rules[name]
         assert found.accuracy == pytest.approx(100 * sum(figures["accuracy"]) / len(figures["accuracy"]), abs=0.06)
-        assert found.falls == pytest.approx(figures["label_drop_percent"]["0.1"], abs=0.06)
+        assert found.drops == pytest.approx(figures["label_drop_percent"]["0.1"], abs=0.06)
         assert found.deep == pytest.approx(figures["label_drop_percent"]["0.5"], abs=0.06)
         assert found.collapsed == pytest.approx(figures["collapsed_percent"][-1], abs=0.06)
         assert found.ece == pytest.approx(sum(figures["ece"]) / len(figures["ece"]), abs=6e-4)

@@ -21,17 +21,17 @@ RULES: list[Rule[Any]] = [
     anytime.Latest(),
     anytime.Caching(),
     anytime.Product(),
-    anytime.Product(anytime.Sigmoid()),
-    anytime.Product(anytime.Softplus(), weights="ones"),
-    anytime.Product(anytime.Exponential()),
-    anytime.Mixture(anytime.Sigmoid()),
-    anytime.Mixture(anytime.Exponential()),
+    anytime.Product(anytime.combine.Sigmoid()),
+    anytime.Product(anytime.combine.Softplus(), weights="ones"),
+    anytime.Product(anytime.combine.Exponential()),
+    anytime.Mixture(anytime.combine.Sigmoid()),
+    anytime.Mixture(anytime.combine.Exponential()),
     Powers(NUMBERS, NUMBERS),
     Geometric.plain(EXITS),
     Arithmetic.plain(EXITS),
-    Scaled(anytime.Product(anytime.Sigmoid()), NUMBERS),
-    Tempered(anytime.Product(anytime.Sigmoid()), NUMBERS),
-    Cached(anytime.Product(anytime.Sigmoid())),
+    Scaled(anytime.Product(anytime.combine.Sigmoid()), NUMBERS),
+    Tempered(anytime.Product(anytime.combine.Sigmoid()), NUMBERS),
+    Cached(anytime.Product(anytime.combine.Sigmoid())),
 ]
 
 
@@ -79,7 +79,7 @@ def test_the_label_is_a_most_probable_class_everywhere_it_is_read(rule: Rule[Any
 def test_the_sigmoid_product_loses_no_accuracy_to_rounding_on_the_reference_logits(shared: Path, dataset: str) -> None:
     with np.load(shared / "reference" / f"msdnet-{dataset}-val.npz") as file:
         logits, labels = torch.from_numpy(file["logits"]), torch.from_numpy(file["labels"].astype(np.int64))
-    for rule in (anytime.Product(anytime.Sigmoid()), anytime.Mixture(anytime.Sigmoid())):
+    for rule in (anytime.Product(anytime.combine.Sigmoid()), anytime.Mixture(anytime.combine.Sigmoid())):
         right = [(rule(given).labels == labels).double().mean(1) for given in (logits.float(), logits.double())]
         torch.testing.assert_close(right[0], right[1], rtol=0, atol=5e-4)
         found = anytime.evaluate(logits, labels, rules=[rule], sets=None)

@@ -63,11 +63,11 @@ def test_it_passes_the_battery_for_its_classes(kind: Any) -> None:
 @KINDS
 def test_other_numbers_of_exits_and_classes_are_refused(kind: Any) -> None:
     rule = kind(V, BIASES)
-    with pytest.raises(OptionError, match="fitted for 3 exits and came with 2"):
+    with pytest.raises(OptionError, match="fitted for 3 exits and got 2"):
         rule(LOGITS[:2])
-    with pytest.raises(OptionError, match="came with 4"):
+    with pytest.raises(OptionError, match="got 4"):
         rule.start(4)
-    with pytest.raises(ShapeError, match="fitted for 4 classes and came with 3"):
+    with pytest.raises(ShapeError, match="fitted for 4 classes and got 3"):
         rule(LOGITS[..., :3])
     with pytest.raises(CheckError, match="fitted for 3 exits"):
         check_rule(rule)

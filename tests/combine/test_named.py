@@ -45,7 +45,7 @@ def test_a_near_miss_gets_a_suggestion() -> None:
 def test_a_list_of_rules_keeps_its_texts() -> None:
     assert parse_rules("latest,product(clipped(2), weights=ones)") == {
         "latest": anytime.Latest(),
-        "product(clipped(2), weights=ones)": anytime.Product(anytime.ClippedReLU(2), weights="ones"),
+        "product(clipped(2), weights=ones)": anytime.Product(anytime.combine.ClippedReLU(2), weights="ones"),
     }
 
 

@@ -48,7 +48,7 @@ def test_product_is_the_papers_formula(text, evidence, weights, values) -> None:
 
 
 def test_adaptive_threshold_follows_the_top_logits() -> None:
-    activation = anytime.AdaptiveReLU(scale=2.0, coefficients=(0.5, -0.2, 0.1), intercept=-0.3)
+    activation = anytime.combine.AdaptiveReLU(scale=2.0, coefficients=(0.5, -0.2, 0.1), intercept=-0.3)
     top = LOGITS.sort(-1, descending=True).values[..., :3]
     tau = 2 * torch.sigmoid(0.5 * top[..., 0] - 0.2 * top[..., 1] + 0.1 * top[..., 2] - 0.3)[..., None]
     given = anytime.Product(activation)(LOGITS)
@@ -89,7 +89,7 @@ def test_mixture_is_the_mean_of_normalised_evidence() -> None:
     assert torch.allclose(anytime.parse_rule("mixture(softplus)")(LOGITS).probs, wanted)
     weights = (1.0, 2.0, 0.0, 4.0, 0.5)
     weighted = (shares * torch.tensor(weights)[:, None, None]).cumsum(0) / torch.tensor(weights).cumsum(0)[:, None, None]
-    assert torch.allclose(anytime.Mixture(anytime.Softplus(), weights=weights)(LOGITS).probs, weighted)
+    assert torch.allclose(anytime.Mixture(anytime.combine.Softplus(), weights=weights)(LOGITS).probs, weighted)
 
 
 def test_collapse_falls_back_and_says_so_from_then_on() -> None:
@@ -132,12 +132,12 @@ def test_clip_constant_cancels() -> None:
         lambda: anytime.Product(weights=(1.0, 2.0)).start(3),
         lambda: anytime.Mixture(weights=(0.0, 1.0)),
         lambda: anytime.Caching(ties="newest"),
-        lambda: anytime.ClippedReLU(limit=0),
-        lambda: anytime.ClippedReLU(limit=math.nan),
-        lambda: anytime.Heaviside(math.nan),
-        lambda: anytime.ThresholdReLU(-1.0),
-        lambda: anytime.ThresholdReLU(1.0, mode="soft"),
-        lambda: anytime.AdaptiveReLU(1.0, (), 0.0),
+        lambda: anytime.combine.ClippedReLU(limit=0),
+        lambda: anytime.combine.ClippedReLU(limit=math.nan),
+        lambda: anytime.combine.Heaviside(math.nan),
+        lambda: anytime.combine.ThresholdReLU(-1.0),
+        lambda: anytime.combine.ThresholdReLU(1.0, mode="soft"),
+        lambda: anytime.combine.AdaptiveReLU(1.0, (), 0.0),
         lambda: anytime.Latest().start(0),
         lambda: anytime.Latest().start(True),
         lambda: anytime.Latest().start(2.0),

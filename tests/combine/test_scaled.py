@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 
 import anytime
-from anytime import Caching, Latest, Mixture, Product, Softplus
-from anytime.combine import Cached, Powers, Rule, Scaled, Tempered
+from anytime import Caching, Latest, Mixture, Product
+from anytime.combine import Cached, Powers, Rule, Scaled, Softplus, Tempered
 from anytime.combine.named import name_of
 from anytime.errors import OptionError, StateError
 from anytime.testing import check_rule
-from anytime.testing.rules import _stepped
+from anytime.testing.rules import steps
 from anytime.testing.strategies import logits
 
 LOGITS = 3 * torch.randn(3, 200, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_any_finite_logits_and_usable_temperatures_give_distributions(values: to
         prediction = rule(values)
         assert not prediction.log_probs.isnan().any()
         assert torch.allclose(prediction.probs.double().sum(-1), torch.ones(values.shape[:2], dtype=torch.float64), atol=1e-4)
-        for exit, step in enumerate(_stepped(rule, values)):
+        for exit, step in enumerate(steps(rule, values)):
             torch.testing.assert_close(step.log_probs, prediction.log_probs[exit])
 
 
@@ -139,7 +139,7 @@ def test_they_are_written_and_read(text: str, wanted: Rule[Any]) -> None:
     "numbers", [(), 2.0, "12", (0.0,), (-1.0,), (math.nan,), (math.inf,), (True,), ("1",), (1e-9,), (1e9,)]
 )
 def test_temperatures_that_make_no_sense_are_refused(kind: Any, numbers: Any) -> None:
-    with pytest.raises(OptionError, match="temperatures are"):
+    with pytest.raises(OptionError, match="temperatures is"):
         kind(Latest(), numbers)
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_rule_cannot_be_wrapped(inner: Any) -> None:
 @AT_TEMPERATURE
 def test_another_number_of_exits_is_refused(kind: Any) -> None:
     for exits in (2, 4):
-        with pytest.raises(OptionError, match=f"{kind.__name__} was fitted for 3 exits and came with {exits}"):
+        with pytest.raises(OptionError, match=f"{kind.__name__} was fitted for 3 exits and got {exits}"):
             kind(Product(), T).start(exits)
-        with pytest.raises(OptionError, match=f"came with {exits}"):
+        with pytest.raises(OptionError, match=f"got {exits}"):
             Cached(kind(Product(), T)).start(exits)

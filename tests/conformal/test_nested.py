@@ -37,8 +37,8 @@ def plain_sets(logits: np.ndarray, thresholds: list[float], alpha: float, seed: 
                 if y not in support:
                     ratio[y] = math.inf
                     continue
-                share = logits[m, n, y] / sum(logits[m, n, z] for z in support)
-                ratio[y] *= share * sum(np.exp(min(drawn[m][n, z] - drawn[m][n, y], 700)) for z in support)
+                fraction = logits[m, n, y] / sum(logits[m, n, z] for z in support)
+                ratio[y] *= fraction * sum(np.exp(min(drawn[m][n, z] - drawn[m][n, y], 700)) for z in support)
             common &= {y for y in range(classes) if ratio[y] <= 1 / alpha}
             inside[m, n, list(common)] = True
     return inside
@@ -86,8 +86,8 @@ def test_draws_are_gammas_and_dirichlets() -> None:
     assert bool(torch.isfinite(drawn).all()), "the logarithm of Gamma(0.001) is near -1000"
     means, spread = drawn.exp().mean(0), shapes[0].sqrt() / 200
     assert bool(((means - shapes[0]).abs() < 6 * spread).all())  # six deviations of the mean: 1e-8 for each
-    shares = drawn.log_softmax(-1).exp().mean(0)
-    assert shares.numpy() == pytest.approx((shapes[0] / shapes[0].sum()).numpy(), abs=0.002)
+    fractions = drawn.log_softmax(-1).exp().mean(0)
+    assert fractions.numpy() == pytest.approx((shapes[0] / shapes[0].sum()).numpy(), abs=0.002)
     assert bool(torch.isfinite(log_gammas(torch.tensor([[5e-324, -1.0]], dtype=torch.float64), [0])).all())
 
 
@@ -138,11 +138,11 @@ def test_coverage_carries_over_to_other_rows_on_real_logits(shared: Path) -> Non
     order = torch.randperm(5000, generator=torch.Generator().manual_seed(0))
     cal, test = order[:2000], order[2000:]
     fitted = fit_nested_sets(logits[:, cal], labels[cal])
-    figures = measure_sets(fitted(logits[:, test]).members, labels[test])
-    assert 0.93 < figures.coverage[-1] < 0.97
-    assert figures.coverage == figures.simultaneous_coverage
-    assert figures.nestedness == [1.0] * 7
-    assert 6 < figures.size[-1] < figures.size[0] < 25
+    metrics = measure_sets(fitted(logits[:, test]).members, labels[test])
+    assert 0.93 < metrics.coverage[-1] < 0.97
+    assert metrics.coverage == metrics.simultaneous_coverage
+    assert metrics.nestedness == [1.0] * 7
+    assert 6 < metrics.size[-1] < metrics.size[0] < 25
 
 
 def test_it_round_trips_and_refuses_damage_and_other_logits(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import anytime
-from anytime.conformal import interval_nestedness, measure_sets, nestedness, running_intersection, support_sets
+from anytime.conformal import measure_sets, nestedness, running_intersection, support_sets
 from anytime.errors import DtypeError, LabelError, ShapeError
 
 
@@ -23,20 +23,20 @@ def plain_nestedness(members: np.ndarray) -> np.ndarray:
     return found
 
 
-def test_figures_are_those_of_plain_sets() -> None:
+def test_metrics_are_those_of_plain_sets() -> None:
     rng = np.random.default_rng(0)
     members, labels = rng.random((4, 60, 5)) < 0.5, rng.integers(0, 5, 60)
-    figures = measure_sets(members, labels)
+    metrics = measure_sets(members, labels)
     assert nestedness(members).numpy() == pytest.approx(plain_nestedness(members))
-    assert figures.nestedness == pytest.approx(plain_nestedness(members).mean(1).tolist(), abs=1e-6)
+    assert metrics.nestedness == pytest.approx(plain_nestedness(members).mean(1).tolist(), abs=1e-6)
     covered = np.array([[members[t, n, labels[n]] for n in range(60)] for t in range(4)])
-    assert figures.coverage == pytest.approx(covered.mean(1).tolist())
-    assert figures.simultaneous_coverage == pytest.approx([covered[: t + 1].all(0).mean() for t in range(4)])
-    assert figures.size == pytest.approx(members.sum(2).mean(1).tolist())
-    assert figures.empty == pytest.approx((members.sum(2) == 0).mean(1).tolist())
+    assert metrics.coverage == pytest.approx(covered.mean(1).tolist())
+    assert metrics.simultaneous_coverage == pytest.approx([covered[: t + 1].all(0).mean() for t in range(4)])
+    assert metrics.size == pytest.approx(members.sum(2).mean(1).tolist())
+    assert metrics.empty == pytest.approx((members.sum(2) == 0).mean(1).tolist())
     sizes = members.sum(2)
     grown = [max(sizes[j, n] - sizes[i, n] for i in range(4) for j in range(i, 4)) for n in range(60)]
-    assert figures.size_rise_percent["2"] == pytest.approx(100 * np.mean(np.array(grown) >= 2))
+    assert metrics.size_rise_percent["2"] == pytest.approx(100 * np.mean(np.array(grown) >= 2))
 
 
 def test_a_running_intersection_is_nested_and_covers_what_all_sets_cover() -> None:
@@ -47,31 +47,18 @@ def test_a_running_intersection_is_nested_and_covers_what_all_sets_cover() -> No
     assert inner.coverage == measure_sets(members, labels).simultaneous_coverage
 
 
-def test_intervals_count_lengths() -> None:
-    lower = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 2.0, 0.0, 5.0]])
-    upper = torch.tensor([[4.0, 1.0, 0.0, 1.0], [6.0, 4.0, 0.0, 6.0]])
-    empty = torch.tensor([[False, False, False, False], [False, False, False, True]])
-    assert interval_nestedness(lower, upper, empty)[1].tolist() == pytest.approx([0.6, 0.0, 1.0, 1.0])
-    after_empty = interval_nestedness(lower.flip(0), upper.flip(0), empty.flip(0))
-    assert after_empty[1, 3] == 0, "what comes back after an empty interval is not nested"
-    line = torch.full((2, 1), torch.inf)
-    assert interval_nestedness(-line, line, torch.zeros(2, 1, dtype=torch.bool)).tolist() == [[1.0], [1.0]]
-    with pytest.raises(ShapeError):
-        interval_nestedness(lower, upper[:1], empty)
-
-
 def test_the_support_of_the_product_only_shrinks_until_it_collapses() -> None:
     logits = torch.tensor([[[1.0, 2.0, -1.0]], [[1.0, -1.0, 3.0]], [[-1.0, 1.0, 1.0]]])
     sets = support_sets(anytime.Product()(logits))
     assert sets[:, 0].tolist() == [[True, True, False], [True, False, False], [True, True, True]]
 
 
-def test_what_is_no_set_is_refused() -> None:
+def test_invalid_sets_are_refused() -> None:
     with pytest.raises(DtypeError, match="boolean"):
         measure_sets(torch.ones(2, 3, 4), torch.zeros(3).long())
     with pytest.raises(ShapeError):
         nestedness(torch.ones(3, 4, dtype=torch.bool))
-    with pytest.raises(ShapeError, match="no inputs"):
+    with pytest.raises(ShapeError, match="no rows"):
         measure_sets(torch.ones(2, 0, 4, dtype=torch.bool), torch.zeros(0).long())
     with pytest.raises(LabelError):
         measure_sets(torch.ones(2, 3, 4, dtype=torch.bool), torch.zeros(2).long())

@@ -1,4 +1,4 @@
-"""Fitted prediction sets: the laws of sets, the figures on real logits, the file."""
+"""Fitted prediction sets: the laws of sets, metrics on real logits, the file."""
 
 from __future__ import annotations
 
@@ -177,10 +177,10 @@ def test_too_few_rows_give_all_classes_and_a_warning(simultaneous: bool) -> None
     assert fitted.sets(anytime.Product()(logits).log_probs).all()
 
 
-def test_a_level_that_is_clipped_says_that_coverage_is_lower() -> None:
+def test_a_clipped_level_warns_of_lower_coverage() -> None:
     logits, labels = some(0, rows=18)
     for quantile in ("corrected", "plain"):
-        with pytest.warns(FewRowsWarning, match="coverage is lower than asked for"):
+        with pytest.warns(FewRowsWarning, match="coverage is below 1 - alpha"):
             fitted = fit_conformal_sets(logits, labels, raps=Raps(quantile=quantile))
         assert np.isfinite(fitted.thresholds).all()
     assert fit_conformal_sets(*some(0, rows=19)).rows == 19  # enough for 95 %
@@ -218,7 +218,7 @@ def test_other_logits_are_refused() -> None:
     with pytest.raises(ShapeError, match="all exits"):
         fitted.set_at(1, log_probs, 0.5)
     for exit in (0, 4):
-        with pytest.raises(OptionError, match="1 to 3"):
+        with pytest.raises(OptionError, match="at most 3"):
             fitted.set_at(exit, log_probs[0], 0.5)
     with pytest.raises(OptionError, match="Generator"):
         fitted.set_at(1, log_probs[0])

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import anytime
-from anytime.arrays import Inflated
 from anytime.combine import Prediction
 from anytime.errors import OptionError
 from anytime.metrics import RuleMetrics
@@ -46,7 +45,7 @@ def test_prediction_sets_shrink_as_in_the_paper(shared: Path) -> None:
     assert all(abs(share - 0.95) < 0.02 for share in figures.set_coverage)
 
 
-def assert_same(one: anytime.Evaluation, other: anytime.Evaluation, tolerance: float) -> None:
+def assert_same(one: anytime.evaluation.Evaluation, other: anytime.evaluation.Evaluation, tolerance: float) -> None:
     def compare(a, b, where: str) -> None:
         if isinstance(a, dict):
             assert a.keys() == b.keys()
@@ -200,7 +199,9 @@ def test_custom_rules_are_measured() -> None:
 
 
 def test_rules_may_be_objects_and_texts() -> None:
-    found = anytime.evaluate(*some(), rules=[anytime.Latest(), "product(softplus)", anytime.Product(anytime.Heaviside())])
+    found = anytime.evaluate(
+        *some(), rules=[anytime.Latest(), "product(softplus)", anytime.Product(anytime.combine.Heaviside())]
+    )
     assert list(found.rules)[:2] == ["latest", "product(softplus)"]
     assert "Heaviside" in list(found.rules)[2]
 
@@ -228,7 +229,7 @@ def test_a_large_compressed_file_gives_the_same_numbers_in_chunks(tmp_path: Path
     np.savez_compressed(tmp_path / "a.npz", logits=logits.numpy(), labels=labels.numpy())
     whole = anytime.evaluate(tmp_path / "a.npz")
     monkeypatch.setattr("anytime.arrays._HELD", 500)
-    assert isinstance(anytime.open_logits(tmp_path / "a.npz").logits.array, Inflated)
+    assert isinstance(anytime.open_logits(tmp_path / "a.npz").logits.array, np.memmap)
     assert anytime.evaluate(tmp_path / "a.npz").to_json() == whole.to_json()
 
 

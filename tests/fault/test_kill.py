@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anytime import artifacts
-from anytime.artifacts import open_bundle, read_bundle, verify_bundle, write_bundle, write_bytes
+from anytime.artifacts import files, open_bundle, read_bundle, verify_bundle, write_bundle, write_bytes
 from anytime.errors import FileError
 
 OPERATIONS = [(os, name) for name in ("open", "write", "fsync", "close", "replace", "unlink", "mkdir", "chmod")]
@@ -291,8 +290,8 @@ def test_a_disk_error_leaves_the_old_bundle_until_the_commit(tmp_path, number, s
 
 
 def test_a_process_forked_during_a_write_does_not_keep_the_folder_locked(tmp_path, monkeypatch):
-    monkeypatch.setattr(artifacts, "_LOCK_SECONDS", 0.2)
-    with artifacts._lock(tmp_path):
+    monkeypatch.setattr(files, "_LOCK_SECONDS", 0.2)
+    with files.lock_folder(tmp_path):
         child = fork()
         if child == 0:
             signal.pause()

@@ -1,9 +1,9 @@
-"""The claims of certificates as claims: many draws with known truth, and how often the promise is broken.
+"""The guarantees of certificates, simulated: many samples with known truth, and how often the guarantee is violated.
 
-A population of rows is fixed, so the true share of drops under each rule is known; each draw takes rows from it with
-replacement, as independent future inputs would come. A promise of confidence 1 - δ may be broken in a share of at most δ
-of the draws. The number broken must stay within the binomial quantile that so many draws of chance δ exceed with probability
-`FALSE_ALARM`: over the choice of the seeds, a sound certificate fails such a test with at most that probability.
+A population of rows is fixed, so the true fraction of drops under each rule is known; each sample takes rows from it with
+replacement, like independent future inputs. A guarantee of confidence 1 - δ may be violated in a fraction of at most δ
+of the samples. The number of violations must be within the binomial quantile that is exceeded with probability `FALSE_ALARM`:
+over the choice of the seeds, a valid certificate fails such a test with at most that probability.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anytime.metrics import drop, follow, is_monotone
 FALSE_ALARM = 1e-4
 POPULATION = 4000
 SIZES = [pytest.param(300, id="short"), pytest.param(2500, id="long", marks=pytest.mark.long)]
-# The softmax at temperatures from hot, where nothing is sure and nothing drops, to 1, where half of the inputs do.
+# The softmax at temperatures from hot, where confidences are low and nothing drops, to 1, where half of the inputs do.
 RULES = tuple(f"scaled(latest, ({heat}, {heat}, {heat}))" for heat in (12.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.5, 1.0))
 
 
@@ -53,36 +53,38 @@ def allowed(draws: int, error: float) -> int:
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_bounds_are_broken_no_more_often_than_stated(draws: int, confidence: float) -> None:
     drops, monotone = outcomes("product")
-    share, steady = float(drops.double().mean()), float(monotone.double().mean())
+    fraction, kept = float(drops.double().mean()), float(monotone.double().mean())
     generator = torch.Generator().manual_seed(1)
     broken = dict.fromkeys(("drop", "monotone", "joint"), 0)
     for _ in range(draws):
         rows = draw(150, generator)
         found = certify(LOGITS[:, rows], LABELS[rows], "product", drop=0.2, confidence=confidence)
-        broken["drop"] += share > found.drop_bound
-        broken["monotone"] += steady < found.monotone_bound
-        broken["joint"] += share > found.joint_drop_bound or steady < found.joint_monotone_bound
+        broken["drop"] += fraction > found.drop_bound
+        broken["monotone"] += kept < found.monotone_bound
+        broken["joint"] += fraction > found.joint_drop_bound or kept < found.joint_monotone_bound
     assert max(broken.values()) <= allowed(draws, 1 - confidence)
-    # Nor is the bound merely lax: what chance it has of being broken here is known to the last digit.
-    exact = sum(float(binom.pmf(count, 150, share)) for count in range(151) if binom.cdf(count, 150, share) < 1 - confidence)
+    # The bound is not merely loose: the probability of a violation is known exactly.
+    exact = sum(
+        float(binom.pmf(count, 150, fraction)) for count in range(151) if binom.cdf(count, 150, fraction) < 1 - confidence
+    )
     low, high = binom.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], draws, exact)
     assert low <= broken["drop"] <= high
 
 
 @pytest.mark.parametrize("draws", SIZES)
 @pytest.mark.parametrize("control", ["sequence", "holm", "bonferroni"])
-def test_a_promise_holds_after_the_choice(draws: int, control: str) -> None:
+def test_a_guarantee_holds_after_the_choice(draws: int, control: str) -> None:
     table = torch.stack([outcomes(text)[0] for text in RULES])
     truth = table.double().mean(1)
-    # The hardest wish to keep honestly: just under the truth of a rule in the middle, so that promising it is just false.
+    # The hardest bound: just below the truth of a rule in the middle, so that certifying it is just false.
     at_most = float(truth.sort().values[len(RULES) // 2]) - 1e-6
     generator = torch.Generator().manual_seed(2)
-    broken = any_broken = promised = 0
+    broken = any_broken = certified = 0
     for _ in range(draws):
         tuning, rows = draw(200, generator), draw(150, generator)
         # The order, and which rule is liked best, are found on the tuning rows: another choice in every draw.
-        shares = table[:, tuning].double().mean(1)
-        order = shares.argsort(stable=True).tolist()
+        fractions = table[:, tuning].double().mean(1)
+        order = fractions.argsort(stable=True).tolist()
         found = certify_choice(
             LOGITS[:, rows],
             LABELS[rows],
@@ -91,27 +93,27 @@ def test_a_promise_holds_after_the_choice(draws: int, control: str) -> None:
             at_most=at_most,
             confidence=0.9,
             control=control,  # type: ignore[arg-type]
-            scores=[-float(shares[index]) for index in order],
+            scores=[-float(fractions[index]) for index in order],
         )
-        true = {text: float(share) for text, share in zip(RULES, truth, strict=True)}
-        promised += found.chosen is not None
+        true = {text: float(fraction) for text, fraction in zip(RULES, truth, strict=True)}
+        certified += found.chosen is not None
         broken += found.chosen is not None and true[found.chosen] > at_most
         any_broken += any(true[text] > at_most for text in found.certified)
     # All certified rules at once, which is more than the chosen one alone.
     assert broken <= any_broken <= allowed(draws, 0.1)
-    assert promised > draws / 2
+    assert certified > draws / 2
 
 
 @pytest.mark.parametrize("draws", SIZES)
 def test_without_that_care_the_choice_would_break_it(draws: int) -> None:
     """Why Learn then Test is needed: of many equally good rules, the best-looking one looks better than it is."""
     generator = torch.Generator().manual_seed(3)
-    share, rules, rows, confidence = 0.1, 20, 150, 0.9
+    fraction, rules, rows, confidence = 0.1, 20, 150, 0.9
     careless = careful = 0
     for _ in range(draws):
-        # Twenty rules that each drop on a tenth of inputs, independently: all break the wish "under a tenth".
-        counts = (torch.rand(rules, rows, generator=generator) < share).sum(1)
-        chances = binom.cdf(counts.numpy(), rows, share - 1e-9)
+        # Twenty rules that each drop on a tenth of inputs, independently: all violate the bound "under a tenth".
+        counts = (torch.rand(rules, rows, generator=generator) < fraction).sum(1)
+        chances = binom.cdf(counts.numpy(), rows, fraction - 1e-9)
         careless += bool(chances.min() <= 1 - confidence)
         careful += bool(chances.min() <= (1 - confidence) / rules)
     assert careless > allowed(draws, 1 - confidence)

@@ -1,4 +1,4 @@
-"""What prediction sets promise, simulated: known truth, many draws, a stated probability of a false alarm.
+"""The guarantees of prediction sets, simulated: known truth, many samples, a stated probability of a false alarm.
 
 Each assertion compares a count with the binomial distribution that the claim allows at worst, and fails with probability
 `FALSE_ALARM` at most where the claim is true.
@@ -34,10 +34,10 @@ def several(short: int, long: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("draws", [short, pytest.param(long, marks=pytest.mark.long)])
 
 
-def assert_share(hits: int, draws: int, *, least: float = 0.0, most: float = 1.0) -> None:
-    """Refuse a count that is too rare for any share between `least` and `most`."""
-    assert stats.binom.cdf(hits, draws, least) > FALSE_ALARM / 2, f"{hits / draws:.4f} of {draws}, at least {least} promised"
-    assert stats.binom.sf(hits - 1, draws, most) > FALSE_ALARM / 2, f"{hits / draws:.4f} of {draws}, at most {most} promised"
+def assert_fraction(hits: int, draws: int, *, least: float = 0.0, most: float = 1.0) -> None:
+    """Refuse a count that is too rare for any fraction between `least` and `most`."""
+    assert stats.binom.cdf(hits, draws, least) > FALSE_ALARM / 2, f"{hits / draws:.4f} of {draws}, at least {least} guaranteed"
+    assert stats.binom.sf(hits - 1, draws, most) > FALSE_ALARM / 2, f"{hits / draws:.4f} of {draws}, at most {most} guaranteed"
 
 
 def draw_rows(rng: np.random.Generator, *shape: int, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +49,7 @@ def draw_rows(rng: np.random.Generator, *shape: int, classes: int = 6) -> tuple[
 
 
 CLAIMS = {
-    # (settings, calibration rows): between which shares coverage lies, by the place of the threshold among the scores.
+    # (settings, calibration rows): the range of coverage, by the rank of the threshold among the scores.
     "raps, exact": (Raps(ALPHA, k_reg=2, quantile="exact"), 57, 1 - ALPHA, 1 - ALPHA + 1 / 58),
     "aps, exact": (Raps(ALPHA, lam_reg=0.0, quantile="exact"), 57, 1 - ALPHA, 1 - ALPHA + 1 / 58),
     "aps, original, exact": (
@@ -69,7 +69,7 @@ CLAIMS = {
 
 @several(2_000, 40_000)
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_coverage_of_a_new_row_is_as_promised(claim: str, draws: int) -> None:
+def test_coverage_of_a_new_row_is_as_guaranteed(claim: str, draws: int) -> None:
     raps, rows, least, most = CLAIMS[claim]
     rng = np.random.default_rng([draws, *claim.encode()])
     covered = 0
@@ -81,7 +81,7 @@ def test_coverage_of_a_new_row_is_as_promised(claim: str, draws: int) -> None:
         threshold = raps.threshold(raps.label_score(ascending, rank, uniform)[:, :-1])
         size = raps.size(ascending[:, -1:], threshold, uniform[:, -1:])
         covered += int((rank[:, -1:] < size).sum())
-    assert_share(covered, draws, least=least, most=most)
+    assert_fraction(covered, draws, least=least, most=most)
 
 
 @several(150, 4_000)
@@ -99,7 +99,7 @@ def test_the_label_is_in_all_sets_at_once_where_exits_are_calibrated_together(dr
         )
         sets = running_intersection(fitted.sets(log_probs[:, 100:], seed=draw))
         covered += int(sets[-1, 0, labels[100]])
-    assert_share(covered, draws, least=1 - ALPHA)
+    assert_fraction(covered, draws, least=1 - ALPHA)
 
 
 @several(2_000, 40_000)
@@ -119,7 +119,7 @@ def test_nested_sets_hold_the_label_at_all_exits_where_draws_have_seen_it(draws:
         drawn = log_gammas(now.clamp(min=0) + seen, [draws, exit])
         ratio = ratio + log_ratio(now, 0.0, drawn)[index, labels]
         inside &= ratio <= -math.log(alpha)
-    assert_share(int(inside.sum()), draws, least=1 - alpha)
+    assert_fraction(int(inside.sum()), draws, least=1 - alpha)
 
 
 @several(40, 2_000)
@@ -165,7 +165,7 @@ def test_nested_intervals_hold_the_target_at_all_exits_where_draws_have_seen_it(
             ratio += square * y**2 + slope * y + constant
             worst = max(worst, ratio)
         held += worst <= -math.log(alpha)
-    assert_share(held, draws, least=1 - alpha)
+    assert_fraction(held, draws, least=1 - alpha)
 
 
 @several(40, 2_000)
@@ -173,7 +173,7 @@ def test_nested_intervals_hold_the_target_at_all_exits_where_draws_have_seen_it(
 def test_fitted_intervals_hold_the_target_at_all_exits_where_the_model_is_right(draws: int, intersected: int) -> None:
     """As it is used: evidence, draws that have not seen the target. Each exit's line, with Gaussian noise about it, is true."""
     rng = np.random.default_rng([draws, intersected])
-    held, promised = 0, 0.0
+    held, guaranteed = 0, 0.0
     for draw in range(draws):
         inputs = torch.from_numpy(rng.normal(size=(121, 4)))
         targets = inputs @ torch.from_numpy(rng.normal(size=4)) + 0.5 * torch.from_numpy(rng.normal(size=121))
@@ -181,11 +181,11 @@ def test_fitted_intervals_hold_the_target_at_all_exits_where_the_model_is_right(
         fitted = fit_nested_intervals([each[:120] for each in features], targets[:120])
         answer = fitted([each[120:] for each in features], seed=draw, draws=intersected)
         held += bool(answer.holds(targets[120:]).all())
-        promised = fitted.guarantee(intersected)
-    assert_share(held, draws, least=promised)
+        guaranteed = fitted.guarantee(intersected)
+    assert_fraction(held, draws, least=guaranteed)
 
 
-def test_the_sample_of_cifar_100_is_covered_as_promised() -> None:
+def test_the_sample_of_cifar_100_is_covered_as_guaranteed() -> None:
     """Real logits: half of the rows fit, the others are covered within five deviations at every exit."""
     file = anytime.samples.cifar100_msdnet()
     log_probs = anytime.Product()(file.logits[:]).log_probs
@@ -194,4 +194,4 @@ def test_the_sample_of_cifar_100_is_covered_as_promised() -> None:
     fitted = fit_conformal_sets(log_probs[:, fit], file.labels[fit], rule=None)
     found = fitted.measure(log_probs[:, test], file.labels[test])
     error = 5 * (0.95 * 0.05 * (1 / 500 + 1 / 500)) ** 0.5
-    assert all(abs(share - 0.95) < error for share in found.coverage)
+    assert all(abs(fraction - 0.95) < error for fraction in found.coverage)

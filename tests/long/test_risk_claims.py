@@ -1,4 +1,4 @@
-"""What risk control promises, held against thousands of draws with known truth.
+"""The guarantees of risk control, checked by thousands of samples with known truth.
 
 A population of rows is fixed. Calibration rows are drawn from it with replacement, so the true risk of a threshold is the mean
 loss over the population, exactly. A test fails on a sound method with a probability of at most `ALARM`.
@@ -38,8 +38,10 @@ def settling() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     change = torch.randint(0, 4, (3000,), generator=generator) * (torch.rand(3000, generator=generator) < 0.5)
     settled = torch.arange(4)[:, None] >= change
-    sure = 0.5 + 0.5 * torch.rand(4, 3000, generator=generator, dtype=torch.float64) * (0.5 + 0.5 * settled)
-    probs = torch.stack((torch.where(settled, sure, 1 - sure), torch.where(settled, 1 - sure, sure)), -1)
+    confidence = 0.5 + 0.5 * torch.rand(4, 3000, generator=generator, dtype=torch.float64) * (0.5 + 0.5 * settled)
+    probs = torch.stack(
+        (torch.where(settled, confidence, 1 - confidence), torch.where(settled, 1 - confidence, confidence)), -1
+    )
     return probs.log(), torch.zeros(3000, dtype=torch.long)
 
 
@@ -86,7 +88,7 @@ CLAIMS = [
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize(("population", "loss", "epsilon"), CLAIMS)
 @pytest.mark.parametrize("method", ["ucb", "ltt"])
-def test_the_risk_is_exceeded_no_more_often_than_promised(
+def test_the_risk_is_exceeded_no_more_often_than_guaranteed(
     method: str, population: str, loss: str, epsilon: float, draws: int
 ) -> None:
     exceeded = int((true_risks(population, loss, method, epsilon, draws) > epsilon).sum())
@@ -101,7 +103,7 @@ def seems_above(values: Tensor, limit: float) -> bool:
 
 @pytest.mark.parametrize("draws", DRAWS)
 @pytest.mark.parametrize(("population", "loss", "epsilon"), CLAIMS)
-def test_the_expected_risk_is_at_most_as_promised(population: str, loss: str, epsilon: float, draws: int) -> None:
+def test_the_expected_risk_is_at_most_as_guaranteed(population: str, loss: str, epsilon: float, draws: int) -> None:
     envelope = population != "settling"
     assert not seems_above(true_risks(population, loss, "crc", epsilon, draws, envelope=envelope), epsilon)
 

@@ -27,23 +27,23 @@ def log_odds(log_probs: torch.Tensor) -> np.ndarray:
     return found
 
 
-def plain_thresholds(sure: np.ndarray, q: float) -> list[float]:
+def plain_thresholds(confidence: np.ndarray, q: float) -> list[float]:
     """METHODS 2.4, one row at a time."""
-    exits, rows = sure.shape
-    shares = [q**k for k in range(1, exits + 1)]
-    total = sum(shares)
+    exits, rows = confidence.shape
+    fractions = [q**k for k in range(1, exits + 1)]
+    total = sum(fractions)
     left, limits = set(range(rows)), []
     for k in range(exits - 1):
-        ordered = sorted(left, key=lambda row: -sure[k, row])
-        count = min(int(rows * shares[k] / total + 1e-9), len(ordered))
-        limit = sure[k, ordered[count - 1]] if count else math.inf
+        ordered = sorted(left, key=lambda row: -confidence[k, row])
+        count = min(int(rows * fractions[k] / total + 1e-9), len(ordered))
+        limit = confidence[k, ordered[count - 1]] if count else math.inf
         limits.append(limit)
-        left -= {row for row in left if sure[k, row] >= limit}
+        left -= {row for row in left if confidence[k, row] >= limit}
     return [*limits, -math.inf]
 
 
-def plain_exits(sure: np.ndarray, limits: list[float]) -> list[int]:
-    return [next(k for k in range(len(limits)) if sure[k, row] >= limits[k]) for row in range(sure.shape[1])]
+def plain_exits(confidence: np.ndarray, limits: list[float]) -> list[int]:
+    return [next(k for k in range(len(limits)) if confidence[k, row] >= limits[k]) for row in range(confidence.shape[1])]
 
 
 @settings(max_examples=80)
@@ -51,15 +51,16 @@ def plain_exits(sure: np.ndarray, limits: list[float]) -> list[int]:
 def test_thresholds_are_the_plain_ones(some: Callable, seed: int, point: int, rows: int, ties: bool) -> None:
     log_probs, _ = some(rows, seed, ties=ties)
     q = point / 20
-    found = fraction_thresholds(log_probs, exit_fractions(q, 5))
-    assert found == pytest.approx(plain_thresholds(log_odds(log_probs), q))
+    odds = log_odds(log_probs)
+    found = fraction_thresholds(torch.from_numpy(odds), exit_fractions(q, 5))
+    assert found == pytest.approx(plain_thresholds(odds, q))
 
 
-def test_shares_are_a_geometric_series_at_any_q() -> None:
+def test_fractions_are_a_geometric_series_at_any_q() -> None:
     for q in (0.05, 0.5, 1.0, 1.95, 2.95):
-        shares = exit_fractions(q, 7)
-        assert float(shares.sum()) == pytest.approx(1)
-        assert (shares[1:] / shares[:-1]).tolist() == pytest.approx([q] * 6)
+        fractions = exit_fractions(q, 7)
+        assert float(fractions.sum()) == pytest.approx(1)
+        assert (fractions[1:] / fractions[:-1]).tolist() == pytest.approx([q] * 6)
     assert exit_fractions(0, 3).tolist() == [1, 0, 0]
     assert exit_fractions(math.inf, 3).tolist() == [0, 0, 1]
     assert exit_fractions(1e300, 7).tolist() == pytest.approx([0] * 6 + [1])
@@ -70,20 +71,20 @@ def test_shares_are_a_geometric_series_at_any_q() -> None:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), point=st.integers(1, 58), rows=st.integers(1, 60), ties=st.booleans())
-def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, point: int, rows: int, ties: bool) -> None:
+def test_the_fractions_leave_and_a_larger_q_costs_more(some: Callable, seed: int, point: int, rows: int, ties: bool) -> None:
     log_probs, _ = some(rows, seed, ties=ties)
     price = torch.tensor(COSTS)
     spent, expected = [], []
     for q in (point / 20, (point + 1) / 20):
-        shares = exit_fractions(q, 5)
-        limits = fraction_thresholds(log_probs, shares)
+        fractions = exit_fractions(q, 5)
+        limits = fraction_thresholds(torch.from_numpy(log_odds(log_probs)), fractions)
         exits = anytime.policy.Confidence(limits, scale="log-odds").apply(log_probs) - 1
         if not ties:
             counts = exits.bincount(minlength=5)[:-1]
-            assert counts.tolist() == [math.floor(rows * share + 1e-9) for share in shares.tolist()[:-1]]
-            # Shares are rounded to whole rows, one per exit.
+            assert counts.tolist() == [math.floor(rows * fraction + 1e-9) for fraction in fractions.tolist()[:-1]]
+            # Fractions are rounded to whole rows, one per exit.
             spent.append(float(price[exits].mean()))
-        expected.append(float((shares * price).sum()))
+        expected.append(float((fractions * price).sum()))
     assert expected[0] < expected[1]
     if not ties:
         assert spent[0] <= spent[1] + 4 * COSTS[-1] / rows
@@ -91,8 +92,9 @@ def test_the_shares_leave_and_a_larger_q_costs_more(some: Callable, seed: int, p
 
 def test_ties_leave_together() -> None:
     log_probs = torch.tensor([[[0.75, 0.25]] * 4, [[0.5, 0.5]] * 4]).log()
-    assert fraction_thresholds(log_probs, (0.25, 0.75)) == pytest.approx((math.log(3), -math.inf))
-    assert fraction_thresholds(log_probs, (0.2, 0.8)) == (math.inf, -math.inf)
+    odds = torch.from_numpy(log_odds(log_probs))
+    assert fraction_thresholds(odds, (0.25, 0.75)) == pytest.approx((math.log(3), -math.inf))
+    assert fraction_thresholds(odds, (0.2, 0.8)) == (math.inf, -math.inf)
 
 
 @settings(max_examples=60)
@@ -130,9 +132,9 @@ def test_the_curve_is_the_plain_one(some: Callable) -> None:
     (held, _), (log_probs, labels) = some(90, 1), some(70, 2)
     curve = budget_curve(held, log_probs, labels, costs=COSTS)
     assert curve.q == tuple(point / 20 for point in range(1, 40))
-    sure, given = log_odds(log_probs), log_probs.argmax(-1).numpy()
+    confidence, given = log_odds(log_probs), log_probs.argmax(-1).numpy()
     for point, q in enumerate(curve.q):
-        exits = plain_exits(sure, plain_thresholds(log_odds(held), q))
+        exits = plain_exits(confidence, plain_thresholds(log_odds(held), q))
         assert curve.cost[point] == pytest.approx(np.mean([COSTS[exit] for exit in exits]))
         assert curve.accuracy[point] == pytest.approx(np.mean(given[exits, np.arange(70)] == labels.numpy()))
         assert sum(curve.fractions[point]) == pytest.approx(1)
@@ -164,9 +166,9 @@ def test_bad_input_is_refused(some: Callable) -> None:
     with pytest.raises(ShapeError, match="costs"):
         fit_budget_policy(held, costs=(1, 2), budget=2)
     with pytest.raises(OptionError, match="fractions"):
-        fraction_thresholds(held, (0.5, 0.5))
+        fraction_thresholds(held[..., 0], (0.5, 0.5))
     with pytest.raises(OptionError, match="fractions"):
-        fraction_thresholds(held, (0.9, 0.9, 0, 0, 0))
+        fraction_thresholds(held[..., 0], (0.9, 0.9, 0, 0, 0))
 
 
 def test_it_round_trips_and_refuses_damage_and_others(some: Callable, tmp_path: Path) -> None:
@@ -206,12 +208,12 @@ def test_confidences_that_round_to_one_in_float32_do_not_leave_together(scale: f
     generator = torch.Generator().manual_seed(0)
     logits = scale * torch.randn(4, 3000, 10, generator=generator)
     logits[..., 0] += 10 * scale * torch.rand(4, 3000, generator=generator)
-    shares = exit_fractions(1.95, 4)
+    fractions = exit_fractions(1.95, 4)
     for rule in (anytime.Latest(), anytime.Caching()):
         prediction = rule(logits)
-        limits = fraction_thresholds(prediction, shares)
+        limits = fraction_thresholds(prediction.log_odds, fractions)
         left = anytime.policy.Confidence(limits, scale="log-odds").apply(prediction).bincount(minlength=5)[1:] / 3000
-        assert left.tolist() == pytest.approx(shares.tolist(), abs=0.002)
+        assert left.tolist() == pytest.approx(fractions.tolist(), abs=0.002)
     costs = (1.0, 2.0, 3.0, 4.0)
     spent = fit_budget_policy(anytime.Latest()(logits), costs=costs, budget=3.5)
     assert spent.cost == pytest.approx(3.5, abs=0.01)

@@ -98,8 +98,8 @@ def test_networks_answer_as_they_do_without_stopping(name: str) -> None:
     for rule in (anytime.Latest(), anytime.Product()):
         prediction = rule(logits)
         # Half-way between two confidences, so that rounding does not move a row across.
-        sure = prediction.confidence.double()
-        limits = tuple(float(row.sort().values[2:4].mean()) for row in sure)
+        confidence = prediction.confidence.double()
+        limits = tuple(float(row.sort().values[2:4].mean()) for row in confidence)
         policy = Confidence(limits)
         expected = policy.answer(prediction)
         assert len(set(expected.exit.tolist())) > 1

@@ -231,7 +231,7 @@ def test_the_choice_is_the_plain_one(some: Callable, method: Any, loss: Any, tie
         assert found.mean_exit == pytest.approx(float(exits.double().mean()))
 
 
-def test_no_passing_threshold_is_the_full_model_and_says_so(some: Callable) -> None:
+def test_no_passing_threshold_is_the_full_model(some: Callable) -> None:
     log_probs, _ = some(5, 4)
     for method in ("crc", "ucb", "ltt"):
         found = fit_risk_control(log_probs, loss="consistency", epsilon=0.01, method=method, costs=range(1, 6))

@@ -13,8 +13,25 @@ from hypothesis import strategies as st
 import anytime
 from anytime.errors import DtypeError, OptionError, ScaleError, ShapeError
 from anytime.policy import Confidence, DecisionWindow, Entropy, Margin, Patience, Policy
+from anytime.testing import check_policy
 
 RULES = [anytime.parse_rule(text) for text in ("latest", "caching", "product", "mixture")]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Confidence(0.7),
+        Confidence((0.9, 0.8, 0.7, 0.0), otherwise="most_confident"),
+        Margin(0.4, strict=True),
+        Entropy(0.5),
+        Patience(2),
+        DecisionWindow(0.3, 0.8),
+    ],
+    ids=repr,
+)
+def test_every_policy_passes_the_battery(policy: Policy) -> None:
+    check_policy(policy)
 
 
 def plain_passes(policy: Policy, probs: np.ndarray, exit: int, answers: list[int]) -> bool:
@@ -111,12 +128,12 @@ def test_strict_never_stops_earlier_and_differs_only_on_ties(some: Callable, see
     log_probs, _ = some(20, seed, ties=ties)
     loose, strict = Confidence(threshold).apply(log_probs), Confidence(threshold, strict=True).apply(log_probs)
     assert bool((loose <= strict).all())
-    sure = log_probs.amax(-1).exp()
+    confidence = log_probs.amax(-1).exp()
     differs = loose != strict
-    assert bool(torch.isclose(sure[loose - 1, torch.arange(20)], torch.tensor(threshold).double())[differs].all())
+    assert bool(torch.isclose(confidence[loose - 1, torch.arange(20)], torch.tensor(threshold).double())[differs].all())
 
 
-def test_equal_confidences_stop_together_and_the_surest_of_equals_is_the_first() -> None:
+def test_equal_confidences_stop_together_and_the_first_of_equally_confident_exits_wins() -> None:
     log_probs = torch.tensor([[[0.5, 0.5]], [[0.75, 0.25]], [[0.25, 0.75]], [[0.5, 0.5]]]).log()
     assert Confidence(0.5).apply(log_probs).tolist() == [1]
     assert Confidence(0.5, strict=True).apply(log_probs).tolist() == [2]
@@ -125,7 +142,7 @@ def test_equal_confidences_stop_together_and_the_surest_of_equals_is_the_first()
     assert (answer.exit.tolist(), answer.source.tolist(), answer.labels.tolist()) == ([4], [2], [0])
 
 
-def test_the_surest_answer_is_what_caching_says_at_the_end() -> None:
+def test_the_most_confident_answer_is_that_of_caching_at_the_end() -> None:
     logits = 2 * torch.randn(5, 50, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     answer = Confidence(2.0, otherwise="most_confident").answer(anytime.Latest()(logits))
     torch.testing.assert_close(answer.log_probs, anytime.Caching()(logits).log_probs[-1])
@@ -144,7 +161,7 @@ def test_half_precision_is_read() -> None:
     assert Confidence(0.7).apply(log_probs.numpy()).tolist() == [1]
 
 
-def test_what_is_no_distribution_is_refused() -> None:
+def test_log_probs_of_no_distribution_are_refused() -> None:
     policy = Confidence(0.5)
     with pytest.raises(ShapeError, match="shape"):
         policy.apply(torch.zeros(3, 1))
@@ -185,16 +202,16 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_patience_reads_the_labels_that_the_rule_names() -> None:
     """In float32 the sigmoid product has equal probabilities for classes whose evidence differs."""
     logits = torch.tensor([[[20.0, 30.0, -5.0]], [[21.0, 29.0, -5.0]], [[30.0, 20.0, -5.0]]])
-    prediction = anytime.Product(anytime.Sigmoid())(logits)
+    prediction = anytime.Product(anytime.combine.Sigmoid())(logits)
     assert prediction.labels[:2, 0].tolist() == [1, 1]
     assert Patience(2).answer(prediction).labels.tolist() == [1]
 
 
 def test_only_a_class_that_is_alone_reaches_a_threshold_of_one_and_nobody_one_above() -> None:
-    sure = torch.tensor([[[0.0, -torch.inf, -torch.inf], [0.0, -200.0, -300.0]]] * 2)
-    assert Confidence(1.0).apply(sure).tolist() == [1, 2]
-    assert Confidence(1.0, strict=True).apply(sure).tolist() == [2, 2]
+    certain = torch.tensor([[[0.0, -torch.inf, -torch.inf], [0.0, -200.0, -300.0]]] * 2)
+    assert Confidence(1.0).apply(certain).tolist() == [1, 2]
+    assert Confidence(1.0, strict=True).apply(certain).tolist() == [2, 2]
     for threshold, scale in ((1.1, "probability"), (float("inf"), "probability"), (float("inf"), "log-odds")):
-        assert Confidence(threshold, scale=scale).apply(sure).tolist() == [2, 2]  # type: ignore[arg-type]
-    assert Confidence(199.0, scale="log-odds").apply(sure).tolist() == [1, 1]
-    assert Confidence(201.0, scale="log-odds").apply(sure).tolist() == [1, 2]
+        assert Confidence(threshold, scale=scale).apply(certain).tolist() == [2, 2]  # type: ignore[arg-type]
+    assert Confidence(199.0, scale="log-odds").apply(certain).tolist() == [1, 1]
+    assert Confidence(201.0, scale="log-odds").apply(certain).tolist() == [1, 2]

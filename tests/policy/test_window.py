@@ -13,16 +13,18 @@ from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.policy import WindowPolicy, fit_window_policy
 
 
-def plain_window(sure: np.ndarray, wrong: np.ndarray, aim: str, level: float, width: float, skip: int) -> tuple[float, ...]:
+def plain_window(
+    confidence: np.ndarray, wrong: np.ndarray, aim: str, level: float, width: float, skip: int
+) -> tuple[float, ...]:
     if aim == "risk":
-        order = np.argsort(-sure, kind="stable")
-        risks = [wrong[order[: rank + 1]].mean() for rank in range(len(sure))]
-        nearest = min(range(skip, len(sure)), key=lambda rank: abs(risks[rank] - level))
-        decision = sure[order[nearest]]
+        order = np.argsort(-confidence, kind="stable")
+        risks = [wrong[order[: rank + 1]].mean() for rank in range(len(confidence))]
+        nearest = min(range(skip, len(confidence)), key=lambda rank: abs(risks[rank] - level))
+        decision = confidence[order[nearest]]
     else:
-        decision = np.quantile(sure, 1 - level)
-    below = np.mean(sure <= decision)
-    return decision, np.quantile(sure, max(below - width, 0)), np.quantile(sure, min(below + width, 1))
+        decision = np.quantile(confidence, 1 - level)
+    below = np.mean(confidence <= decision)
+    return decision, np.quantile(confidence, max(below - width, 0)), np.quantile(confidence, min(below + width, 1))
 
 
 @pytest.mark.parametrize(("aim", "level"), [("risk", 0.1), ("risk", 0.3), ("coverage", 0.5), ("coverage", 0.95), ("fpr", 0.8)])
@@ -32,15 +34,15 @@ def test_bounds_are_the_plain_ones(some: Callable, aim: str, level: float, width
     found = fit_window_policy(log_probs, labels, aim=aim, level=level, width=width, skip=30)
     for exit in range(5):
         others = np.sort(log_probs[exit].exp().numpy(), -1)[:, :-1].sum(-1)
-        sure = log_probs[exit].amax(-1).numpy() - np.log(others)
+        confidence = log_probs[exit].amax(-1).numpy() - np.log(others)
         wrong = (log_probs[exit].argmax(-1) != labels).numpy()
-        expected = plain_window(sure, wrong, aim, level, width, 30)
+        expected = plain_window(confidence, wrong, aim, level, width, 30)
         bounds = (found.decision_log_odds[exit], found.lower_log_odds[exit], found.upper_log_odds[exit])
         assert bounds == pytest.approx(expected)
         assert found.decision[exit] == pytest.approx(1 / (1 + np.exp(-expected[0])))
 
 
-def test_a_share_of_twice_the_width_goes_on(some: Callable) -> None:
+def test_a_fraction_of_twice_the_width_goes_on(some: Callable) -> None:
     log_probs, _ = some(2000, 4)
     found = fit_window_policy(log_probs, aim="coverage", level=0.5, width=0.1)
     assert float((found.apply(log_probs) > 1).double().mean()) == pytest.approx(0.2, abs=0.002)

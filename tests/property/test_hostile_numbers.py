@@ -18,16 +18,16 @@ from anytime.errors import OptionError
 EXITS, ROWS, CLASSES = 3, 4, 5
 ACTIVATIONS = [
     anytime.ReLU(),
-    anytime.Heaviside(),
-    anytime.ClippedReLU(0.5),
-    anytime.ClippedReLU(1e-300),
-    anytime.Softplus(),
-    anytime.Sigmoid(),
-    anytime.Exponential(),
-    anytime.ThresholdReLU(0.5),
-    anytime.ThresholdReLU(0.0, "clamp"),
-    anytime.ThresholdReLU(0.5, "clamp"),
-    anytime.ThresholdReLU(1e30),
+    anytime.combine.Heaviside(),
+    anytime.combine.ClippedReLU(0.5),
+    anytime.combine.ClippedReLU(1e-300),
+    anytime.combine.Softplus(),
+    anytime.combine.Sigmoid(),
+    anytime.combine.Exponential(),
+    anytime.combine.ThresholdReLU(0.5),
+    anytime.combine.ThresholdReLU(0.0, "clamp"),
+    anytime.combine.ThresholdReLU(0.5, "clamp"),
+    anytime.combine.ThresholdReLU(1e30),
     AdaptiveReLU(2.0, (0.5, -0.25, 1.0), 0.1),
     AdaptiveReLU(2.0, (1e6, -1e6, 1e6), 1e30, "clamp"),
     AdaptiveReLU(0.0, (0.5,), 0.1, "clamp"),
@@ -38,10 +38,10 @@ INNER: list[Rule[Any]] = [
     *(anytime.Product(activation) for activation in ACTIVATIONS),
     *(anytime.Mixture(activation) for activation in ACTIVATIONS),
     anytime.Product(shift="1/K"),
-    anytime.Product(anytime.Exponential(), weights=(1e6, 1e-6, 1e6)),
+    anytime.Product(anytime.combine.Exponential(), weights=(1e6, 1e-6, 1e6)),
     anytime.Mixture(weights=(1e308, 1e308, 1e308)),
-    anytime.Mixture(anytime.Exponential(), weights=(1e-300, 1e308, 0.0)),
-    anytime.Mixture(anytime.Exponential(), weights=(5e-324, 1.0, 1e-300)),
+    anytime.Mixture(anytime.combine.Exponential(), weights=(1e-300, 1e308, 0.0)),
+    anytime.Mixture(anytime.combine.Exponential(), weights=(5e-324, 1.0, 1e-300)),
     Powers((1.0, 1e6, 1e-6), (1e6, 1e6, 1e-6)),
     Geometric(((80.0,), (80.0, -80.0), (80.0, 80.0, 80.0))),
     Arithmetic(((80.0,), (-80.0, 80.0), (80.0, 80.0, -80.0))),
@@ -50,7 +50,7 @@ RULES = [
     *INNER,
     *(Scaled(rule, (1e-6, 1.0, 1e6)) for rule in (anytime.Latest(), anytime.Caching(), anytime.Product())),
     *(Tempered(rule, (1e-6, 1.0, 1e6)) for rule in (anytime.Latest(), anytime.Product(), anytime.Mixture())),
-    *(Cached(rule) for rule in (anytime.Latest(), anytime.Product(), anytime.Product(anytime.Sigmoid()))),
+    *(Cached(rule) for rule in (anytime.Latest(), anytime.Product(), anytime.Product(anytime.combine.Sigmoid()))),
 ]
 
 
@@ -97,7 +97,7 @@ def test_every_rule_gives_distributions(rule: Rule[Any], logits: Tensor) -> None
     prediction = rule.combine(logits)
     check(prediction, logits.dtype)
     if isinstance(rule, anytime.Product) and isinstance(
-        rule.activation, anytime.Sigmoid | anytime.Exponential | anytime.Softplus
+        rule.activation, anytime.combine.Sigmoid | anytime.combine.Exponential | anytime.combine.Softplus
     ):
         assert not prediction.fell_back.any(), "evidence that is never zero was lost"
 
@@ -140,7 +140,7 @@ def test_gradients_of_survivors_are_as_they_were() -> None:
 def test_a_product_refuses_weights_that_cannot_be_powers(weights: tuple[float, ...]) -> None:
     with pytest.raises(OptionError, match="weights") as caught:
         anytime.Product(weights=weights)
-    assert "weight 0" in caught.value.fix
+    assert "use 0" in caught.value.fix
 
 
 def test_a_mixture_only_reads_the_ratios_of_its_weights() -> None:
@@ -155,9 +155,9 @@ def test_a_mixture_only_reads_the_ratios_of_its_weights() -> None:
     "make",
     [
         lambda: anytime.Product(shift=1e308),
-        lambda: anytime.ThresholdReLU(1e39),
-        lambda: anytime.ThresholdReLU(1e39, "clamp"),
-        lambda: anytime.Heaviside(-1e39),
+        lambda: anytime.combine.ThresholdReLU(1e39),
+        lambda: anytime.combine.ThresholdReLU(1e39, "clamp"),
+        lambda: anytime.combine.Heaviside(-1e39),
         lambda: AdaptiveReLU(1e308, (1.0,), 0.0),
         lambda: AdaptiveReLU(1.0, (1e308,), 0.0),
         lambda: AdaptiveReLU(1.0, (1.0,), 1e308),

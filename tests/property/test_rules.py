@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import anytime
 from anytime.combine import Rule
 from anytime.testing import check_rule
-from anytime.testing.rules import _stepped
+from anytime.testing.rules import steps
 from anytime.testing.strategies import logits
 
 RULES = [
@@ -71,7 +71,7 @@ def test_outputs_are_distributions_and_input_is_unchanged(rule: Rule, values: to
 @given(logits())
 def test_stepping_equals_the_call(rule: Rule, values: torch.Tensor) -> None:
     whole = rule(values)
-    for exit, prediction in enumerate(_stepped(rule, values)):
+    for exit, prediction in enumerate(steps(rule, values)):
         torch.testing.assert_close(prediction.log_probs, whole.log_probs[exit])
         assert torch.equal(prediction.fell_back, whole.fell_back[exit])
 
@@ -100,7 +100,7 @@ def test_hard_product_is_monotone_on_its_final_support_by_enumeration() -> None:
     # Every pattern of votes: 4 exits, 3 classes, no tolerance.
     votes = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=12))).reshape(-1, 4, 3).permute(1, 0, 2)
     for weights in ("linear", "ones", (0.3, 7.0, 0.0, 1.1)):
-        prediction = anytime.Product(anytime.Heaviside(), weights=weights)(votes)
+        prediction = anytime.Product(anytime.combine.Heaviside(), weights=weights)(votes)
         final = ~prediction.fell_back[-1][:, None] & (prediction.log_probs[-1] > -math.inf)
         rises = prediction.log_probs[1:] >= prediction.log_probs[:-1]
         assert rises.all(0)[final].all()
@@ -110,7 +110,7 @@ def test_hard_product_is_monotone_on_its_final_support_by_enumeration() -> None:
 @settings(max_examples=80)
 @given(logits(max_classes=30), st.floats(-3, 3))
 def test_hard_product_is_monotone_on_its_final_support(values: torch.Tensor, threshold: float) -> None:
-    prediction = anytime.Product(anytime.Heaviside(threshold))(values)
+    prediction = anytime.Product(anytime.combine.Heaviside(threshold))(values)
     final = ~prediction.fell_back[-1][:, None] & (prediction.log_probs[-1] > -math.inf)
     rises = (prediction.log_probs[1:] >= prediction.log_probs[:-1]).all(0)
     assert rises[final].all()
@@ -149,7 +149,7 @@ def test_an_exit_of_weight_zero_changes_nothing(values: torch.Tensor) -> None:
 @settings(max_examples=30)
 @given(logits(max_classes=30))
 def test_softplus_product_has_full_support(values: torch.Tensor) -> None:
-    prediction = anytime.Product(anytime.Softplus(), weights="ones")(values.clamp(-1e4, 1e4))
+    prediction = anytime.Product(anytime.combine.Softplus(), weights="ones")(values.clamp(-1e4, 1e4))
     assert not prediction.fell_back.any()
     assert (prediction.log_probs > -math.inf).all()
 
@@ -163,7 +163,7 @@ def test_a_vast_clip_limit_is_the_relu_and_a_tiny_one_the_heaviside(values: torc
     )
     apart = torch.where(moderate.abs() < 0.1, -1.0, moderate)
     tiny = anytime.parse_rule("product(clipped(1e-3))")(apart)
-    hard = anytime.Product(anytime.Heaviside())(apart)
+    hard = anytime.Product(anytime.combine.Heaviside())(apart)
     assert torch.allclose(tiny.probs, hard.probs, atol=1e-6)
 
 

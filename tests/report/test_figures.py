@@ -110,7 +110,7 @@ def test_few_inputs_one_rule_or_no_inputs(make: Make, plain: Evaluation) -> None
     few = input_section(make(samples=7, rules=("latest",), sets=None))
     assert few is not None
     assert (few.groups, len(few.panels), len(few.table.rows)) == (1, 1, 7)
-    assert few.count.startswith("Inputs 1 to 7 of 7 sampled inputs. Falling by 0.5 or more: ")
+    assert few.count.startswith("Inputs 1 to 7 of 7 sampled inputs. Drops of 0.5 or more: ")
     assert input_section(replace(plain, examples=[])) is None
 
 

@@ -45,7 +45,7 @@ def test_a_bound_is_never_rounded_to_the_wrong_side(fraction: float) -> None:
 
 def test_the_facts_state_how_rows_were_used(found: Guarantees) -> None:
     words = " ".join(section(found, source="cal.npz").facts)
-    assert "80 rows" in words
+    assert "80 random rows" in words
     assert "All 200 inputs" in words
     assert "left out" not in words
     assert dropped(replace(found, dropped_rows=2), "cal.npz") in section(replace(found, dropped_rows=2), source="cal.npz").facts
@@ -83,7 +83,7 @@ def test_the_budget_has_one_line_marks_and_one_legend_entry_per_rule(found: Guar
     curve, marks = chart.series[0], chart.series[len(found.rules)]
     assert curve.look.marker is None
     assert [x for _, x, _ in marks.points()] == list(found.evaluation.costs)
-    assert chart.x.ticks()[0][0] >= found.costs[0]
+    assert chart.x.ticks()[0][0] >= found.evaluation.costs[0]
 
 
 def test_accuracy_at_a_cost_never_exceeds_the_cost(found: Guarantees) -> None:
@@ -121,7 +121,9 @@ def test_a_bar_is_as_high_as_the_accuracy() -> None:
     assert f",{BOTTOM - SIDE / 4:.1f}h" in (strokes[0].get("d") or "")
     assert any("few" in (path.get("class") or "") and f",{TOP:.1f}h" in (path.get("d") or "") for path in root.iter("path"))
     tips = [title.text for title in root.iter("title")]
-    assert tips[1] == "after: 75.0 % sure, 50.0 % right, 40 inputs; before: 90.0 % sure, 25.0 % right, 37 inputs"
+    assert (
+        tips[1] == "after: confidence 75.0 %, accuracy 50.0 %, 40 inputs; before: confidence 90.0 %, accuracy 25.0 %, 37 inputs"
+    )
 
 
 @pytest.mark.parametrize(("exits", "classes"), [(2, 2), (4, 8)])

@@ -166,7 +166,7 @@ def test_without_labels_accuracy_is_not_mentioned(make: Make) -> None:
     assert 'id="calibration"' not in text
     assert "figure-accuracy" not in text
     assert "final answer" in found.text
-    assert "Do the answers settle?" in found.text
+    assert "Agreement with the final answer" in found.text
     assert "orgotten" not in "".join(re.findall(r"<h[23]>.*?</h", text))
 
 
@@ -187,7 +187,7 @@ def test_the_page_lists_the_settings(page: str) -> None:
     assert "file logits.npz" in text
     assert "seed 0" in text
     assert "version of torch 2.0" in text
-    assert "How we decide" in text
+    assert "How grades and headline are decided" in text
 
 
 def test_nested_settings_are_flattened() -> None:

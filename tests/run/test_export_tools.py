@@ -41,7 +41,7 @@ def networks(name: str) -> tuple[MultiExit, Tensor]:
 CASES: list[tuple[str, Rule[Any]]] = [
     ("perceptron", anytime.Product()),
     ("perceptron", anytime.Latest()),
-    ("perceptron", Cached(anytime.Product(anytime.Softplus()))),
+    ("perceptron", Cached(anytime.Product(anytime.combine.Softplus()))),
     ("perceptron", anytime.Mixture()),
     ("images", anytime.Product()),
     ("texts", anytime.Product()),

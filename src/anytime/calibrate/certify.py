@@ -1,68 +1,63 @@
-"""Certificates: what can be promised about inputs nobody has seen yet, from held-out rows.
+"""Certificates: bounds on what future inputs lose, from held-out rows.
 
-`certify` bounds, for one rule fixed beforehand, the share of future inputs that get worse on the way. A rule that was picked
-because it looked good is different: among many, some look good by luck. `certify_choice` tests a whole family of rules so that
-the promise holds after the choice too (Learn then Test). Both rest on the exact binomial distribution and on one assumption:
-future inputs come from the same source as these rows, independently, in any order.
+`certify` bounds, for one rule fixed beforehand, the fraction of future inputs that get worse between exits. A rule picked
+because it looked good needs more: among many, some look good by chance. `certify_choice` tests a family of rules so that the
+guarantee holds after the choice too (Learn then Test). Both use the exact binomial distribution and assume that future inputs
+are independent samples from the same source as these rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
+from anytime.calibrate.measure import follow_blocks
 from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import (
     check_choice,
     check_fraction,
-    check_labels,
-    check_logits,
+    check_labelled,
     check_number,
     check_probabilities,
     check_scale,
     fingerprints,
 )
 from anytime.combine import Rule, parse_rule
-from anytime.combine.named import name_of
-from anytime.errors import LabelError, OptionError
+from anytime.combine.named import as_rule, name_of
+from anytime.errors import OptionError
 from anytime.fitted import Fitted
-from anytime.metrics import Trajectories, follow, is_monotone, reach
+from anytime.metrics import Trajectories, is_monotone, reach
 from anytime.metrics import drop as largest_drop
 
 Control = Literal["sequence", "holm", "bonferroni"]
-"""How the chance of a false promise among many is kept: tests in a given order until one fails, or all at stricter levels."""
-
-_BLOCK = 1 << 17
-"""Numbers an exit that are combined at once, so that they stay in the cache."""
+"""How the probability of any false guarantee is kept: tests in a given order until one fails, or all at stricter levels."""
 
 
 @dataclass(frozen=True)
 class Certificate(Fitted, kind="certificate", version=2, oldest=1, renamed={"rule": "text"}):
-    """Bounds for one rule that was fixed before these rows were looked at.
+    """Bounds for one rule that was fixed before these rows were used.
 
-    `drop_bound` and `monotone_bound` hold with the stated confidence each by itself; `joint_drop_bound` and
-    `joint_monotone_bound` hold with it both at once, the chance of error split evenly between them.
+    `drop_bound` and `monotone_bound` each hold with the stated confidence; `joint_drop_bound` and `joint_monotone_bound` hold
+    with it simultaneously, the error probability split evenly between them.
 
     Args:
-        exits: How many exits.
-        classes: How many classes.
         text: The rule, as text.
-        drop: How much of the label's probability an input may not lose.
-        strict: Whether only losses above `drop` count, not those that equal it.
-        confidence: How sure the bounds are, such as 0.95.
-        rows: How many rows they are from.
-        drops: How many of them lose so much.
+        drop: The drop of the label's probability that counts.
+        strict: Whether only drops above `drop` count, not those equal to it.
+        confidence: Of the bounds, such as 0.95.
+        rows: The number of rows.
+        drops: How many of them drop.
         losses: How many go from right to wrong.
-        drop_bound: The share of future inputs that lose so much is at most this.
-        monotone_bound: The share of future inputs that never go from right to wrong is at least this.
-        joint_drop_bound: As `drop_bound`, for a promise of both.
-        joint_monotone_bound: As `monotone_bound`, for a promise of both.
+        drop_bound: Upper bound on the fraction of future inputs that drop.
+        monotone_bound: Lower bound on the fraction of future inputs that never go from right to wrong.
+        joint_drop_bound: As `drop_bound`, if both are to hold.
+        joint_monotone_bound: As `monotone_bound`, if both are to hold.
     """
 
     text: str
@@ -77,71 +72,55 @@ class Certificate(Fitted, kind="certificate", version=2, oldest=1, renamed={"rul
     joint_drop_bound: float
     joint_monotone_bound: float
 
-    @classmethod
-    def from_counts(cls, *, rows: int, drops: int, losses: int, confidence: float, **fixed: Any) -> Self:
-        """The certificate that counts give; `fixed` are the fields that do not depend on them."""
-        half = 1 - (1 - confidence) / 2  # the chance of error is shared by two bounds that are to hold at once
-        return cls(
-            **fixed,
-            confidence=confidence,
-            rows=rows,
-            drops=drops,
-            losses=losses,
-            drop_bound=share_bound(drops, rows, confidence),
-            monotone_bound=1 - share_bound(losses, rows, confidence),
-            joint_drop_bound=share_bound(drops, rows, half),
-            joint_monotone_bound=1 - share_bound(losses, rows, half),
-        )
-
     @property
     def rule(self) -> Rule[Any]:
-        """The rule that it is about."""
+        """The certified rule."""
         return parse_rule(self.text)
 
     @property
     def sentence(self) -> str:
-        """The first promise in words, rounded so that it stays true."""
-        return (
-            f"With {_percent(self.confidence)} confidence at most {rounded_up(self.drop_bound)} of inputs lose {_amount(self)}."
-        )
+        """The first guarantee in words, rounded so that it stays true."""
+        return f"{self._confidence} at most {rounded_up(self.drop_bound)} of inputs lose {_amount(self)}."
 
     @property
     def joint_sentence(self) -> str:
-        """Both promises at once, in one sentence."""
+        """Both guarantees at once, in one sentence."""
         return (
-            f"With {_percent(self.confidence)} confidence at most {rounded_up(self.joint_drop_bound)} of future inputs lose "
-            f"{_amount(self)}, and at least {rounded_down(self.joint_monotone_bound)} stay right once right."
+            f"{self._confidence} at most {rounded_up(self.joint_drop_bound)} of future inputs lose {_amount(self)}, and at "
+            f"least {rounded_down(self.joint_monotone_bound)} stay right once right."
         )
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """All promises in words: each by itself, then both at once."""
-        sure = f"With {_percent(self.confidence)} confidence"
+        """All guarantees in words: each by itself, then both at once."""
         return (
             self.sentence,
-            f"{sure} at least {rounded_down(self.monotone_bound)} of inputs never go from right to wrong.",
-            f"{sure} both at once hold with {rounded_up(self.joint_drop_bound)} and {rounded_down(self.joint_monotone_bound)}.",
+            f"{self._confidence} at least {rounded_down(self.monotone_bound)} of inputs never go from right to wrong.",
+            f"{self._confidence} both hold at once with {rounded_up(self.joint_drop_bound)} and "
+            f"{rounded_down(self.joint_monotone_bound)}.",
         )
+
+    @property
+    def _confidence(self) -> str:
+        return f"With {_percent(self.confidence)} confidence"
 
 
 @dataclass(frozen=True)
 class ChoiceCertificate(Fitted, kind="choice-certificate"):
-    """Which of several rules keep a wish, tested so that all of `certified` do at once with the stated confidence.
+    """Which of several rules satisfy a bound on drops; all of `certified` do, simultaneously, with the stated confidence.
 
     Args:
-        exits: How many exits.
-        classes: How many classes.
-        rules: The rules tested, as text, in the order of the tests.
-        drop: How much of the label's probability an input may not lose.
-        strict: Whether only losses above `drop` count.
-        at_most: The share of inputs that may.
-        confidence: How sure it is that every certified rule keeps the wish.
-        control: How the tests were put together.
-        rows: How many rows they are from.
-        drops: For each rule, how many of the rows lose so much.
-        p_values: For each rule, the chance of so few if the wish were not kept.
+        rules: The tested rules, as text, in the order of the tests.
+        drop: The drop of the label's probability that counts.
+        strict: Whether only drops above `drop` count.
+        at_most: The fraction of inputs that may drop.
+        confidence: That every certified rule satisfies the bound.
+        control: How the tests were combined.
+        rows: The number of rows.
+        drops: For each rule, how many of the rows drop.
+        p_values: For each rule, the probability of so few drops if the bound were violated.
         passed: For each rule, whether it is certified.
-        chosen: The best certified rule as text, or None where there is none.
+        chosen: The best certified rule as text, or None.
     """
 
     rules: tuple[str, ...]
@@ -157,44 +136,81 @@ class ChoiceCertificate(Fitted, kind="choice-certificate"):
     chosen: str | None
 
     @property
+    def rule(self) -> Rule[Any] | None:
+        """The best certified rule, or None."""
+        return None if self.chosen is None else parse_rule(self.chosen)
+
+    @property
     def certified(self) -> tuple[str, ...]:
-        """The rules that keep the wish, as text."""
+        """The rules that satisfy the bound, as text."""
         return tuple(text for text, good in zip(self.rules, self.passed, strict=True) if good)
 
     @property
     def sentence(self) -> str:
-        """The promise in words, or that there is none."""
+        """The guarantee in words, or that there is none."""
+        bound = f"at most {_percent(self.at_most)} of inputs lose {_amount(self)}"
         if self.chosen is None:
-            return (
-                f"None of {len(self.rules)} rules can be promised, with {_percent(self.confidence)} confidence, to let at most "
-                f"{_percent(self.at_most)} of inputs lose {_amount(self)}."
-            )
+            return f"None of {len(self.rules)} rules can be certified with {_percent(self.confidence)} confidence: {bound}."
         return (
-            f"With {_percent(self.confidence)} confidence at most {_percent(self.at_most)} of inputs lose {_amount(self)}; "
-            f"this counts that the rule was chosen from {len(self.rules)}, of which {len(self.certified)} can be promised."
+            f"With {_percent(self.confidence)} confidence {bound}; this accounts for the choice among {len(self.rules)} rules, "
+            f"of which {len(self.certified)} are certified."
+        )
+
+
+class DropTally:
+    """Counts the rows that drop or go from right to wrong, block by block, for a `Certificate`."""
+
+    def __init__(self, drop: float, *, strict: bool = False) -> None:
+        self.drop, self.strict = check_number(drop, "drop", above=0, most=1), strict
+        self.rows = self.drops = self.losses = 0
+
+    def add(self, seen: Trajectories) -> None:
+        """Count the rows of some trajectories with labels."""
+        assert seen.correct is not None
+        self.rows += seen.correct.shape[1]
+        self.drops += int(reach(largest_drop(seen.label_probability), (self.drop,), strict=self.strict))
+        self.losses += int((~is_monotone(seen.correct)).sum())
+
+    def certificate(self, text: str, exits: int, classes: int, confidence: float) -> Certificate:
+        """The certificate of the rows counted so far, for the rule with this text."""
+        joint = 1 - (1 - check_fraction(confidence, "confidence")) / 2
+        return Certificate(
+            exits=exits,
+            classes=classes,
+            text=text,
+            drop=self.drop,
+            strict=self.strict,
+            confidence=float(confidence),
+            rows=self.rows,
+            drops=self.drops,
+            losses=self.losses,
+            drop_bound=fraction_bound(self.drops, self.rows, confidence),
+            monotone_bound=1 - fraction_bound(self.losses, self.rows, confidence),
+            joint_drop_bound=fraction_bound(self.drops, self.rows, joint),
+            joint_monotone_bound=1 - fraction_bound(self.losses, self.rows, joint),
         )
 
 
 def certify(
     logits: Any,
     labels: Any,
-    rule: str | Rule[Any] | TunedRule = "product",
+    rule: str | Rule[Any] | Fitted = "product",
     *,
     drop: float = 0.1,
     confidence: float = 0.95,
     strict: bool = False,
     probabilities: bool = False,
 ) -> Certificate:
-    """Bound the share of future inputs that get worse on the way, for a rule fixed beforehand.
+    """Bound the fraction of future inputs that get worse between exits, for a rule fixed beforehand.
 
     Args:
         logits: `(exits, rows, classes)`, rows that neither the network nor the rule was fitted on.
         labels: `(rows,)`.
-        rule: A rule, its text, or a tuned rule. It knows the rows it was tuned on: a few are left out, one in a
-            hundred or more are refused.
-        drop: A loss of so much of the label's probability between any earlier and any later exit counts.
-        confidence: The share of sets of rows for which the bound would be true.
-        strict: Count losses above `drop`, as the paper's released code does, not at or above it.
+        rule: A rule, its text, or a fitted rule. A `TunedRule` knows the rows it was tuned on: a few of them are left out, one
+            percent or more is an error.
+        drop: Count inputs whose label loses this much probability between any earlier and any later exit.
+        confidence: The probability, over the sample of rows, that the bound is true.
+        strict: Count drops above `drop`, as the paper's released code does, not at or above it.
         probabilities: Whether `logits` are probabilities (or their logarithms); otherwise such input is refused.
 
     Example:
@@ -204,29 +220,16 @@ def certify(
         With 95 % confidence at most 0.30 % of inputs lose 0.1 or more of the true class's probability.
     """
     rows, known = check_rows(logits, labels, probabilities=probabilities)
-    rows, known = _unseen_rows([rule], rows, known)
-    text, built = _fixed(rule)
-    check_number(drop, "drop", above=0, most=1)
+    text, built = _named(rule, rows)
     check_fraction(confidence, "confidence")
-    count = rows.shape[1]
-    drops, losses = _count(built, rows, known, drop, strict)
-    return Certificate.from_counts(
-        exits=rows.shape[0],
-        classes=rows.shape[2],
-        text=text,
-        drop=float(drop),
-        strict=strict,
-        confidence=float(confidence),
-        rows=count,
-        drops=drops,
-        losses=losses,
-    )
+    tally = _count(built, *_unseen_rows([rule], rows, known), drop, strict)
+    return tally.certificate(text, rows.shape[0], rows.shape[2], confidence)
 
 
 def certify_choice(
     logits: Any,
     labels: Any,
-    rules: Sequence[str | Rule[Any]],
+    rules: Sequence[str | Rule[Any] | Fitted],
     *,
     drop: float = 0.1,
     at_most: float = 0.01,
@@ -235,37 +238,38 @@ def certify_choice(
     scores: Sequence[float] | None = None,
     strict: bool = False,
 ) -> ChoiceCertificate:
-    """Find the rules of a family for which "at most so many inputs drop" can be promised, and the best of them.
+    """Find the rules of a family for which "at most this fraction of inputs drop" is guaranteed, and the best of them.
 
-    Each rule has a p-value: if more than `at_most` of all inputs dropped, so few drops among these rows would have at most
-    that chance. With `sequence` the rules are tested at the full level, in the order given, until one fails: give the
-    safest first, as other rows tell. With `holm` or `bonferroni` the order is free and the tests are stricter.
+    Each rule has a p-value: the probability of so few drops among these rows if more than `at_most` of all inputs dropped. With
+    `sequence` the rules are tested at the full level in the given order until one fails: put the safest first, as other rows
+    suggest. With `holm` or `bonferroni` the order does not matter and the tests are stricter.
 
     Args:
         logits: `(exits, rows, classes)`, rows on which neither the rules were fitted nor their order was found.
         labels: `(rows,)`.
         rules: The family.
-        drop: A loss of so much of the label's probability counts.
-        at_most: The share of inputs that may lose so much.
-        confidence: How sure it should be that all certified rules keep the wish.
+        drop: The drop of the label's probability that counts.
+        at_most: The fraction of inputs that may drop.
+        confidence: That all certified rules satisfy the bound.
         control: `sequence`, `holm` or `bonferroni`.
-        scores: One number a rule, less is better, from other rows: picks among the certified. The last certified one without.
-        strict: Count losses above `drop`, not at or above it.
+        scores: One number per rule from other rows, lower is better: chooses among the certified rules. By default the last.
+        strict: Count drops above `drop`, not at or above it.
     """
     rows, known = check_rows(logits, labels)
-    check_number(drop, "drop", above=0, most=1)
     check_fraction(at_most, "at_most")
     check_fraction(confidence, "confidence")
     check_choice(control, "control", get_args(Control))
-    rows, known = _unseen_rows(rules, rows, known)
-    family = [_fixed(one) for one in rules]
+    family = [_named(one, rows) for one in rules]
     if not family or (scores is not None and len(scores) != len(family)):
-        given = "no rules" if not family else f"{len(scores or ())} scores for {len(family)} rules"
-        raise OptionError(given, expected="at least one rule, and a score for each or none at all", fix="check both lists")
-    count = rows.shape[1]
-    drops = tuple(_count(built, rows, known, drop, strict)[0] for _, built in family)
-    chances = tuple(p_value(found, count, at_most) for found in drops)
-    passed = _rejected(chances, 1 - confidence, control)
+        raise OptionError(
+            f"got {len(family)} rules" + ("" if scores is None else f" and {len(scores)} scores"),
+            expected="at least one rule, and one score per rule or none at all",
+            fix="pass the rules as a list, and scores in the same order",
+        )
+    rows, known = _unseen_rows(rules, rows, known)
+    drops = tuple(_count(built, rows, known, drop, strict).drops for _, built in family)
+    p_values = tuple(p_value(found, rows.shape[1], at_most) for found in drops)
+    passed = _rejected(p_values, 1 - confidence, control)
     good = [index for index, one in enumerate(passed) if one]
     best = min(good, key=lambda index: -index if scores is None else scores[index], default=None)
     return ChoiceCertificate(
@@ -277,20 +281,18 @@ def certify_choice(
         at_most=float(at_most),
         confidence=float(confidence),
         control=control,
-        rows=count,
+        rows=rows.shape[1],
         drops=drops,
-        p_values=chances,
+        p_values=p_values,
         passed=passed,
         chosen=None if best is None else family[best][0],
     )
 
 
-def share_bound(count: int, rows: int, confidence: float) -> float:
-    """An upper bound on a share, from `count` hits among `rows` (Clopper and Pearson, one-sided).
+def fraction_bound(count: int, rows: int, confidence: float) -> float:
+    """Upper confidence bound on a proportion, from `count` successes among `rows` (Clopper–Pearson, one-sided).
 
-    It is the share for which so few hits have a chance of just 1 - `confidence`.
-
-    >>> round(share_bound(0, 299, 0.95), 5)
+    >>> round(fraction_bound(0, 299, 0.95), 5)
     0.00997
     """
     from scipy.stats import beta
@@ -298,109 +300,88 @@ def share_bound(count: int, rows: int, confidence: float) -> float:
     return 1.0 if count >= rows else float(beta.ppf(confidence, count + 1, rows - count))
 
 
-def p_value(count: int, rows: int, share: float) -> float:
-    """The chance of at most `count` hits among `rows` if each had the chance `share`: small speaks against more than that."""
+def p_value(count: int, rows: int, rate: float) -> float:
+    """The probability of at most `count` successes among `rows` at this rate: a p-value of "the rate is higher"."""
     from scipy.stats import binom
 
-    return float(binom.cdf(count, rows, share))
+    return float(binom.cdf(count, rows, rate))
 
 
-def follow_blocks(rule: Rule[Any], logits: Tensor, labels: Tensor) -> Iterator[Trajectories]:
-    """The trajectories of checked logits under a rule, some rows at a time."""
-    step = max(1, _BLOCK // logits.shape[2])
-    for first in range(0, logits.shape[1], step):
-        part = slice(first, first + step)
-        yield follow(rule.combine(logits[:, part]), labels[part])
-
-
-def _rejected(chances: Sequence[float], error: float, control: Control) -> tuple[bool, ...]:
-    """Which tests are passed, so that the chance of any false one among them is at most `error`."""
-    total = len(chances)
+def _rejected(p_values: Sequence[float], error: float, control: Control) -> tuple[bool, ...]:
+    """Which null hypotheses are rejected, so that the probability of any false rejection is at most `error`."""
+    total = len(p_values)
     if control == "bonferroni":
-        return tuple(chance <= error / total for chance in chances)
+        return tuple(p <= error / total for p in p_values)
     if control == "sequence":
         order, limits = list(range(total)), [error] * total
     else:
-        order, limits = sorted(range(total), key=chances.__getitem__), [error / (total - step) for step in range(total)]
+        order, limits = sorted(range(total), key=p_values.__getitem__), [error / (total - step) for step in range(total)]
     passed = [False] * total
     for index, limit in zip(order, limits, strict=True):
-        if chances[index] > limit:
+        if p_values[index] > limit:
             break
         passed[index] = True
     return tuple(passed)
 
 
-def _count(rule: Rule[Any], logits: Tensor, labels: Tensor, drop: float, strict: bool) -> tuple[int, int]:
-    """How many rows lose `drop` of the label's probability, and how many go from right to wrong."""
-    drops = losses = 0
+def _count(rule: Rule[Any], logits: Tensor, labels: Tensor, drop: float, strict: bool) -> DropTally:
+    tally = DropTally(drop, strict=strict)
     for seen in follow_blocks(rule, logits, labels):
-        assert seen.correct is not None
-        drops += int(reach(largest_drop(seen.label_probability), (drop,), strict=strict))
-        losses += int((~is_monotone(seen.correct)).sum())
-    return drops, losses
+        tally.add(seen)
+    return tally
 
 
-def _unseen_rows(rules: Sequence[str | Rule[Any] | TunedRule], rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _unseen_rows(rules: Sequence[Any], rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that no tuned rule was tuned on; a few are left out, more are refused."""
     tuned = [one for one in rules if isinstance(one, TunedRule)]
     if not tuned:
         return rows, labels
-    for one in tuned:
-        one.check_fits(rows.shape[0], rows.shape[2])
     prints = fingerprints(rows)
     new = reduce(and_, (one.unseen(prints, purpose="the certificate") for one in tuned))
     return rows[:, new], labels[new]
 
 
-def _fixed(given: str | Rule[Any] | TunedRule) -> tuple[str, Rule[Any]]:
+def _named(given: Any, rows: Tensor) -> tuple[str, Rule[Any]]:
     """The text of a rule, and the rule."""
-    if isinstance(given, TunedRule):
-        return given.text, given.rule
-    if isinstance(given, str):
-        return given.strip(), parse_rule(given)
-    if not isinstance(given, Rule):
-        raise OptionError(f"the rule is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: Product()")
-    return name_of(given), given
+    rule = as_rule(given, exits=rows.shape[0], classes=rows.shape[2])
+    text = given.text if isinstance(given, TunedRule) else given.strip() if isinstance(given, str) else name_of(rule)
+    return text, rule
 
 
 def check_rows(logits: Any, labels: Any, *, probabilities: bool = False) -> tuple[Tensor, Tensor]:
-    """Logits, or probabilities if so said, and their labels, at least one row of them."""
-    rows = check_logits(logits)
+    """Logits, or probabilities if that is stated, and their labels, at least one row."""
+    rows, known = check_labelled(logits, labels)
     if probabilities:
-        rows = check_probabilities(rows)
-    else:
-        check_scale(rows)
-    known = check_labels(labels, batch=rows.shape[1], classes=rows.shape[2], device=rows.device)
-    if rows.shape[1] == 0:
-        raise LabelError("there are no rows", expected="rows to count on", fix="give logits with labels")
+        return check_probabilities(rows), known
+    check_scale(rows)
     return rows, known
 
 
-def _amount(promise: Certificate | ChoiceCertificate) -> str:
-    amount = f"more than {promise.drop:g}" if promise.strict else f"{promise.drop:g} or more"
+def _amount(bound: Certificate | ChoiceCertificate) -> str:
+    amount = f"more than {bound.drop:g}" if bound.strict else f"{bound.drop:g} or more"
     return f"{amount} of the true class's probability"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.6g} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.6g} %"
 
 
-def rounded_up(share: float) -> str:
-    """A percentage rounded up: an upper bound stays one.
+def rounded_up(fraction: float) -> str:
+    """A percentage rounded up, so that an upper bound stays one.
 
     >>> rounded_up(0.003101), rounded_up(0.1371)
     ('0.32 %', '13.8 %')
     """
-    digits = 2 if share < 0.01 else 1
-    # What is exact but for the last bits of a float is not rounded up a whole step.
-    return f"{math.ceil(100 * share * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
+    digits = 2 if fraction < 0.01 else 1
+    # The last bits of a float must not round a whole step up.
+    return f"{math.ceil(100 * fraction * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
 
 
-def rounded_down(share: float) -> str:
+def rounded_down(fraction: float) -> str:
     """A percentage rounded down.
 
     >>> rounded_down(0.8608), rounded_down(0.99999)
     ('86.0 %', '99.99 %')
     """
-    digits = 2 if share > 0.99 else 1
-    return f"{math.floor(100 * share * 10**digits + 1e-9) / 10**digits:.{digits}f} %"
+    digits = 2 if fraction > 0.99 else 1
+    return f"{math.floor(100 * fraction * 10**digits + 1e-9) / 10**digits:.{digits}f} %"

@@ -1,8 +1,8 @@
-"""Fitting the fitted product: the powers of p_m ∝ p_{m-1}^{a_m} · softmax(f_m)^{b_m}, two numbers an exit.
+"""The fitted product: powers of p_m ∝ p_{m-1}^{a_m} · softmax(f_m)^{b_m}, two numbers per exit.
 
 They minimise the mean NLL over exits and rows plus `penalty` times the mean over rows of the largest drop of the label's
-probability. The first term alone asks for calibration, the second for steadiness; `docs/calibration.md` has what each costs.
-With so few numbers the gradient over all rows is cheap, and L-BFGS reaches the optimum in some fifty looks at the rows.
+probability. The first term asks for calibration, the second for few drops; `docs/calibration.md` shows what each costs. With so
+few parameters the gradient over all rows is cheap: L-BFGS converges in about fifty evaluations.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate.temperature import fit_temperature
-from anytime.checks import check_count, check_labels, check_logits, check_number
+from anytime.checks import check_count, check_labelled, check_number
+from anytime.combine.base import LARGEST, SMALLEST
 from anytime.combine.powers import Powers, multiply
-from anytime.combine.rules import LARGEST, SMALLEST
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 
@@ -28,19 +28,17 @@ _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
 
 @dataclass(frozen=True)
 class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed={"looks": "n_evaluations"}):
-    """The powers found, and what they reach on the fitted rows.
+    """Fitted powers, and the loss they reach on the fitted rows.
 
     Args:
-        exits: How many exits it was fitted for.
-        classes: How many classes.
-        past: a, one an exit; the first is 1 and not used.
-        now: b, one an exit. An exit whose b is next to nothing is not listened to: the penalty was too high for it.
+        past: a, one per exit; the first is 1 and not used.
+        now: b, one per exit. If an exit's b is close to 0, the penalty was too high for it: the exit is ignored.
         penalty: λ.
-        ignored: The part of every drop that went without a penalty.
-        rows: How many rows it was fitted on.
+        ignored: The part of every drop that was not penalised.
+        rows: The number of rows it was fitted on.
         nll: Mean NLL over exits and rows.
         drop: Mean over the rows of the penalised drop.
-        loss_before: The loss at the first powers, nll + λ · drop.
+        loss_before: The loss at the initial powers, nll + λ · drop.
         n_evaluations: How many times the loss was computed over all rows.
     """
 
@@ -56,8 +54,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed=
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The rule checks the numbers, also those that come from a file.
-        self.rule.start(self.exits)
+        self.rule.start(self.exits)  # checks the powers
 
     @property
     def rule(self) -> Powers:
@@ -66,19 +63,19 @@ class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed=
 
     @property
     def loss(self) -> float:
-        """What was minimised, at these powers."""
+        """The loss at these powers."""
         return self.nll + self.penalty * self.drop
 
 
 def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float = 0.0, steps: int = 100) -> FittedProduct:
-    """Fit the powers of the fitted product on held-out rows. The same rows give the same powers.
+    """Fit the powers of the fitted product on held-out rows; deterministic.
 
     Args:
-        logits: `(exits, rows, classes)`, of rows that the network was not trained on; a thousand rows are enough.
+        logits: `(exits, rows, classes)`, rows that the network was not trained on; a thousand rows are enough.
         labels: `(rows,)`.
-        penalty: λ, what a mean drop of 1 costs in nats. 0 asks for likelihood alone.
-        ignored: Drops up to this are free, and only what exceeds it is penalised.
-        steps: At most so many of L-BFGS; it stops by itself when nothing is gained any more.
+        penalty: λ, the cost of a mean drop of 1 in nats. 0 maximises likelihood alone.
+        ignored: Only the part of a drop above this is penalised.
+        steps: The maximum number of L-BFGS steps; it stops earlier once it has converged.
 
     Example:
         >>> labels = torch.arange(300) % 3
@@ -87,18 +84,18 @@ def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: floa
         >>> fitted.loss < fitted.loss_before
         True
     """
-    given = check_logits(logits)
+    given, wanted = check_labelled(logits, labels)
     exits, rows, classes = given.shape
-    wanted = check_labels(labels, batch=rows, classes=classes, device=given.device)
-    _check_options(penalty, ignored, steps)
+    check_number(penalty, "penalty", low=0, most=LARGEST)
+    check_number(ignored, "ignored", low=0, below=1)
+    check_count(steps, "steps")
     temperatures = fit_temperature(given, wanted).temperatures
-    # A caller that measures under no_grad or in inference mode may fit there too.
-    with torch.inference_mode(False), torch.enable_grad():
-        # -inf times a power has no gradient; this is far below anything that matters.
+    with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
+        # -inf times a power has no gradient; the bound is far below any relevant log-probability.
         log_probs = given.detach().log_softmax(-1).float().clamp(min=_LOWEST)
         label, powers = wanted.clone(), _first_powers(temperatures).to(given.device).requires_grad_()
         losses = _descend(powers, log_probs, label, penalty, ignored, steps)
-        nll, fall = (float(part.detach()) / rows for part in _sums(powers, log_probs, label, ignored))
+        nll, mean_drop = (float(part.detach()) / rows for part in _sums(powers, log_probs, label, ignored))
     past, now = _powers(powers.detach()).tolist()
     return FittedProduct(
         exits,
@@ -109,32 +106,32 @@ def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: floa
         ignored=float(ignored),
         rows=rows,
         nll=nll,
-        drop=fall,
+        drop=mean_drop,
         loss_before=losses[0],
         n_evaluations=len(losses),
     )
 
 
 def _first_powers(temperatures: tuple[float, ...]) -> Tensor:
-    """Logarithms of the powers to begin with, `(2, exits)`: the first exit calibrated, then a little of each further one."""
+    """Logarithms of the initial powers, `(2, exits)`: the first exit calibrated, then a little of each further one."""
     scale = torch.tensor(temperatures)
-    share = torch.full_like(scale, _FIRST_NOW)
-    share[0] = 1.0
-    return torch.stack((torch.full_like(scale, _FIRST_PAST), share / scale)).log()
+    weight = torch.full_like(scale, _FIRST_NOW)
+    weight[0] = 1.0
+    return torch.stack((torch.full_like(scale, _FIRST_PAST), weight / scale)).log()
 
 
 def _descend(powers: Tensor, log_probs: Tensor, labels: Tensor, penalty: float, ignored: float, steps: int) -> list[float]:
-    """Move the powers to the optimum; give the losses on the way."""
+    """Move the powers to the optimum; return the losses of all evaluations."""
     losses: list[float] = []
     search = torch.optim.LBFGS([powers], max_iter=steps, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-7)
 
     def loss() -> Tensor:
         search.zero_grad()
         total = torch.zeros((), device=powers.device)
-        # A sum over rows: block by block it needs little memory, whatever the file.
+        # The loss is a sum over rows, so blocks bound the memory.
         for now, wanted in zip(torch.split(log_probs, _BLOCK, 1), torch.split(labels, _BLOCK), strict=True):
-            nll, fall = _sums(powers, now, wanted, ignored)
-            part = (nll + penalty * fall) / len(labels)
+            nll, drops = _sums(powers, now, wanted, ignored)
+            part = (nll + penalty * drops) / len(labels)
             part.backward()  # type: ignore[no-untyped-call]
             total += part.detach()
         losses.append(float(total))
@@ -157,9 +154,3 @@ def _sums(powers: Tensor, log_probs: Tensor, labels: Tensor, ignored: float) -> 
 
 def _powers(logarithms: Tensor) -> Tensor:
     return logarithms.clamp(math.log(2 * SMALLEST), math.log(LARGEST / 2)).exp()
-
-
-def _check_options(penalty: float, ignored: float, steps: int) -> None:
-    check_number(penalty, "penalty", low=0, most=LARGEST)
-    check_number(ignored, "ignored", low=0, below=1)
-    check_count(steps, "steps")

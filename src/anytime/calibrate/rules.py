@@ -1,4 +1,4 @@
-"""Fitted rules as files, and the rule of any object that has one."""
+"""Rules with fitted parameters, as files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from anytime.combine import Rule, parse_rule
-from anytime.errors import OptionError
 from anytime.fitted import Fitted
 
 
@@ -40,28 +39,3 @@ class FittedRule(Fitted, kind="fitted-rule"):
     def rule(self) -> Rule[Any]:
         """The rule."""
         return parse_rule(self.text)
-
-
-def as_rule(given: Any, *, exits: int | None = None, classes: int | None = None) -> Rule[Any]:
-    """The rule of whatever a caller passes as one: a rule, its text, or a fitted object with a `rule`.
-
-    Args:
-        given: The rule.
-        exits, classes: The size of the logits it is for, if known: a fitted object is checked against it.
-
-    Example:
-        >>> as_rule("product") == as_rule(FittedRule(2, None, "product"))
-        True
-    """
-    if isinstance(given, str):
-        return parse_rule(given)
-    found = getattr(given, "rule", None) if isinstance(given, Fitted) else given
-    if not isinstance(found, Rule):
-        raise OptionError(
-            f"the rule is {given!r}",
-            expected="a rule such as anytime.Product(), its text, or a fitted object with a rule",
-            fix="pass an instance: Product(), not Product",
-        )
-    if isinstance(given, Fitted) and exits is not None and classes is not None:
-        given.check_fits(exits, classes)
-    return found

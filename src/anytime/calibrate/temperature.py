@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.calibrate.rules import as_rule
 from anytime.checks import check_labelled
 from anytime.combine import Caching, Latest, Rule, Scaled, Tempered, parse_rule
-from anytime.combine.rules import LARGEST, SMALLEST
+from anytime.combine.base import LARGEST, SMALLEST
+from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import nll
@@ -33,8 +33,6 @@ class Temperature(Fitted, kind="temperature"):
     """Fitted temperatures.
 
     Args:
-        exits: The number of exits it was fitted for.
-        classes: The number of classes.
         inner: The rule it was fitted for, as text.
         temperatures: T, one per exit.
         at_bound: Whether the search ended at a bound, one per exit: the optimum is beyond it, or there is none (if a network
@@ -100,7 +98,13 @@ def fit_temperature(
     """
     given, wanted = check_labelled(logits, labels)
     exits, rows, classes = given.shape
-    low, high = _check_bounds(bounds)
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2 or not SMALLEST <= bounds[0] < bounds[1] <= LARGEST:
+        raise OptionError(
+            f"bounds are {bounds!r}",
+            expected=f"two temperatures in increasing order, from {SMALLEST:g} to {LARGEST:g}",
+            fix="pass bounds=(0.01, 100.0), the default",
+        )
+    low, high = bounds
     inner = Latest() if rule is None else as_rule(rule)
     scores = given if _scales_logits(inner) else inner.combine(given).log_probs
     found = [_fit_exit(now, wanted, 1 / high, 1 / low, exit) for exit, now in enumerate(scores)]
@@ -174,17 +178,3 @@ def _blocks(scores: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         above = now.double()
         above = above - above.amax(-1, keepdim=True)
         yield above, above.gather(-1, label[:, None])[:, 0]
-
-
-def _check_bounds(bounds: Any) -> tuple[float, float]:
-    try:
-        low, high = (float(bound) for bound in bounds)
-    except (TypeError, ValueError):
-        low, high = math.nan, math.nan
-    if not SMALLEST <= low < high <= LARGEST:
-        raise OptionError(
-            f"bounds are {bounds!r}",
-            expected=f"two temperatures in increasing order, from {SMALLEST:g} to {LARGEST:g}",
-            fix="pass bounds=(0.01, 100.0), the default",
-        )
-    return low, high

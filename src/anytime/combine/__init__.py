@@ -2,6 +2,7 @@
 
 from anytime.combine.activations import (
     Activation,
+    AdaptiveReLU,
     ClippedReLU,
     Exponential,
     Heaviside,
@@ -10,13 +11,13 @@ from anytime.combine.activations import (
     Softplus,
     ThresholdReLU,
 )
+from anytime.combine.base import Prediction, Rule, State
 from anytime.combine.intervals import Intersection, Interval, IntervalState
 from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.named import parse_rule
 from anytime.combine.powers import Powers
-from anytime.combine.rules import Caching, Latest, Mixture, Prediction, Product, Rule, State
+from anytime.combine.rules import Caching, Latest, Mixture, Product
 from anytime.combine.scaled import Cached, Scaled, Tempered
-from anytime.combine.thresholds import AdaptiveReLU
 
 __all__ = [
     "Activation",

@@ -1,11 +1,8 @@
 """Anytime regression: the product of uniform densities is the uniform density on the intersection (appendix B.6).
 
-Each exit gives an interval; after m exits the answer is [max of the lower ends, min of the upper ends]. It can only
-shrink, and the density at any point still inside can only rise.
-
-Where the intersection is empty no point has evidence from all exits. As with a collapsed product the answer falls back:
-it is the current exit's own interval, at that exit and at all later ones, and `fell_back` says so. An intersection in a
-single point is not empty: its width is 0.
+Each exit gives an interval; after m exits the answer is [max of the lower ends, min of the upper ends]. It can only shrink,
+and the density at any point still inside can only rise. Where the intersection is empty the answer falls back, as a collapsed
+product does: it is the current exit's own interval, there and at all later exits. A single point is not empty.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from anytime.errors import DtypeError, InputError, ShapeError, StateError
 
 @dataclass(frozen=True)
 class Interval:
-    """The answer at one exit, or at all with one more dimension in front.
+    """The answer at one exit, or at all of them with one more dimension in front.
 
     Attributes:
         lower, upper: The ends, any shape; the density is 1/width between them.
@@ -75,12 +72,12 @@ class Intersection:
         return IntervalState(check_count(exits, "exits"))
 
     def step(self, state: IntervalState, lower: Any, upper: Any) -> tuple[IntervalState, Interval]:
-        """Take the interval of the next exit, give the new state and the intersection so far."""
+        """Process the interval of the next exit; return the new state and the intersection so far."""
         if state.seen >= state.exits:
             raise StateError(
                 f"a step after the last of {state.exits} exits",
                 expected=f"at most {state.exits} steps",
-                fix="begin the next inputs with start(exits)",
+                fix="call start(exits) for the next inputs",
             )
         low, high = _check_ends(lower, upper, exit=state.seen)
         if state.lower is None or state.upper is None:
@@ -99,42 +96,38 @@ class Intersection:
 
     def __call__(self, lower: Any, upper: Any) -> Interval:
         """The answer at every exit from ends of shape `(exits, ...)`."""
-        low, high = as_tensor(lower, "lower"), as_tensor(upper, "upper")
-        if low.ndim == 0 or low.shape != high.shape or low.shape[0] == 0:
-            raise ShapeError(
-                f"lower has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
-                expected="two tensors of one shape (exits, ...)",
-                fix="stack the exits along the first dimension",
-            )
+        low, high = _same_shape(lower, upper, "")
+        if low.ndim == 0 or low.shape[0] == 0:
+            raise ShapeError(f"lower has shape {tuple(low.shape)}", expected="(exits, ...)", fix="stack the exits first")
         state, answers = self.start(low.shape[0]), []
         for now_low, now_high in zip(low, high, strict=True):
             state, answer = self.step(state, now_low, now_high)
             answers.append(answer)
-        return Interval(
-            torch.stack([answer.lower for answer in answers]),
-            torch.stack([answer.upper for answer in answers]),
-            torch.stack([answer.fell_back for answer in answers]),
-        )
+        ends = ((answer.lower, answer.upper, answer.fell_back) for answer in answers)
+        return Interval(*(torch.stack(part) for part in zip(*ends, strict=True)))
 
 
 def _check_ends(lower: Any, upper: Any, *, exit: int) -> tuple[Tensor, Tensor]:
-    low, high = as_tensor(lower, "lower"), as_tensor(upper, "upper")
-    if low.shape != high.shape:
-        raise ShapeError(
-            f"lower of exit {exit + 1} has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
-            expected="one shape for both",
-            fix="give one lower and one upper end per input",
-        )
+    low, high = _same_shape(lower, upper, f" of exit {exit + 1}")
     if not (low.is_floating_point() and high.is_floating_point()):
-        raise DtypeError(
-            f"ends are {low.dtype} and {high.dtype}", expected="floating point numbers", fix="convert with .float()"
-        )
+        raise DtypeError(f"ends are {low.dtype} and {high.dtype}", expected="floats", fix="convert them: .float()")
     wrong = ~(torch.isfinite(low) & torch.isfinite(high) & (low <= high))
     if bool(wrong.any()):
         row = int(wrong.reshape(wrong.shape[0] if wrong.ndim else 1, -1).any(-1).nonzero()[0])
         raise InputError(
             f"{int(wrong.sum())} intervals of exit {exit + 1} are not intervals, the first in row {row} (rows count from 0)",
             expected="finite ends with lower ≤ upper",
-            fix="check the order of the two arguments",
+            fix="pass the lower ends first, then the upper ends",
+        )
+    return low, high
+
+
+def _same_shape(lower: Any, upper: Any, where: str) -> tuple[Tensor, Tensor]:
+    low, high = as_tensor(lower, "lower"), as_tensor(upper, "upper")
+    if low.shape != high.shape:
+        raise ShapeError(
+            f"lower{where} has shape {tuple(low.shape)}, upper {tuple(high.shape)}",
+            expected="one shape for both",
+            fix="pass one lower and one upper end per input and exit",
         )
     return low, high

@@ -1,8 +1,7 @@
 """Learned ensembles of the exits, as in Zero Time Waste: weights and biases fitted for each exit on its own.
 
-Exit m weighs what it and all exits before it say. `Geometric` adds weighted log-probabilities, `Arithmetic` weighted
-probabilities. Both hold the fitted numbers, v and b of the method; `anytime.calibrate.ensembles` finds them. They
-belong to one number of exits and, where they have biases, to one number of classes.
+Exit m weights its own prediction and those of all exits before it. `Geometric` adds weighted log-probabilities, `Arithmetic`
+weighted probabilities. Both hold the fitted numbers, v and b of the method; `anytime.calibrate.ensembles` finds them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,15 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from anytime.checks import check_number
 from anytime.combine.activations import above_overflow, below_best
-from anytime.combine.rules import Prediction, Rule, State, decide
+from anytime.combine.base import Prediction, Rule, State, decide
 from anytime.errors import OptionError, ShapeError
 
 Rows = tuple[tuple[float, ...], ...]
+_LARGEST = 80.0
+"""The exponential of larger numbers overflows float32."""
+_FIX = "fit log_weights and biases together with anytime.calibrate.fit_geometric or fit_arithmetic"
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,7 @@ class LearnedState(State):
 
 @dataclass(frozen=True)
 class _Learned(Rule[LearnedState]):
-    """What both ensembles share.
-
-    Args:
-        log_weights: v; row m has one number for each exit up to m.
-        biases: b; one row an exit with one number a class, or no rows for none.
-    """
+    """What both ensembles share: v and b, the state, and their checks."""
 
     state_type: ClassVar[type[State]] = LearnedState
     log_weights: Rows
@@ -48,15 +46,13 @@ class _Learned(Rule[LearnedState]):
         object.__setattr__(self, "biases", _rows("biases", self.biases))
         lengths = [len(row) for row in self.log_weights]
         if not lengths or lengths != list(range(1, len(lengths) + 1)):
-            raise OptionError(
-                f"log_weights have rows of {lengths} numbers", expected="rows of 1, 2, … M numbers", fix=_FIT.format(type(self))
-            )
+            raise OptionError(f"log_weights have rows of {lengths} numbers", expected="rows of 1, 2, … M numbers", fix=_FIX)
         classes = {len(row) for row in self.biases}
         if self.biases and (len(self.biases) != len(lengths) or len(classes) != 1 or 0 in classes):
             raise OptionError(
                 f"biases have {len(self.biases)} rows of {sorted(classes)} numbers",
-                expected=f"{len(lengths)} rows, one an exit, with one number a class, or none",
-                fix="fit log_weights and biases together",
+                expected=f"{len(lengths)} rows, one per exit, with one number per class, or no rows",
+                fix=_FIX,
             )
 
     @classmethod
@@ -66,26 +62,13 @@ class _Learned(Rule[LearnedState]):
 
     @property
     def exits(self) -> int:
-        """How many exits it was fitted for."""
+        """The number of exits that the rule was fitted for."""
         return len(self.log_weights)
-
-    def start(self, exits: int) -> LearnedState:
-        """The state before the first of `exits` exits."""
-        state = super().start(exits)
-        if exits != self.exits:
-            raise OptionError(
-                f"{type(self).__name__} was fitted for {self.exits} exits and came with {exits}",
-                expected=f"{self.exits} exits",
-                fix="fit it anew on logits of this model; to stop early, start with all exits and take fewer steps",
-            )
-        return state
 
     def _update(self, state: LearnedState, logits: Tensor) -> tuple[LearnedState, Prediction]:
         past = (*state.past, self._kept(logits))
-        bias = self._bias(state.seen, logits)
-        evidence = self._evidence(past, self.log_weights[state.seen], bias)
-        after = LearnedState(state.exits, state.seen + 1, logits, past)
-        return after, decide(evidence, logits)
+        evidence = self._evidence(past, self.log_weights[state.seen], self._bias(state.seen, logits))
+        return LearnedState(state.exits, state.seen + 1, logits, past), decide(evidence, logits)
 
     def _bias(self, exit: int, logits: Tensor) -> Tensor | None:
         if not self.biases:
@@ -93,15 +76,15 @@ class _Learned(Rule[LearnedState]):
         classes = len(self.biases[exit])
         if logits.shape[-1] != classes:
             raise ShapeError(
-                f"{type(self).__name__} was fitted for {classes} classes and came with {logits.shape[-1]}",
+                f"{type(self).__name__} was fitted for {classes} classes and got {logits.shape[-1]}",
                 expected=f"{classes} classes",
-                fix="fit it anew on logits of this model",
+                fix="fit the rule on logits of this model",
             )
         return torch.tensor(self.biases[exit], dtype=logits.dtype, device=logits.device)
 
     @abstractmethod
     def _kept(self, logits: Tensor) -> Tensor:
-        """What is kept of an exit: log-probabilities, up to a number for each row where that cancels."""
+        """What is kept of an exit: log-probabilities, up to a constant per row where that cancels."""
 
     @abstractmethod
     def _evidence(self, past: tuple[Tensor, ...], log_weights: tuple[float, ...], bias: Tensor | None) -> Tensor:
@@ -114,7 +97,7 @@ class Geometric(_Learned):
 
     Args:
         log_weights: v; row m has one number for each exit up to m.
-        biases: b; one row an exit with one number a class, or no rows for none.
+        biases: b; one row per exit with one number per class, or no rows.
 
     Example:
         >>> rule = Geometric(log_weights=((0.0,), (0.0, 0.0)))
@@ -137,14 +120,7 @@ class Geometric(_Learned):
 class Arithmetic(_Learned):
     """q_m(y) ∝ Σ_{i≤m} exp(v_{m,i}) p_i(y) + exp(b_{m,y}): the variant with sums of probabilities.
 
-    Args:
-        log_weights: v; row m has one number for each exit up to m.
-        biases: b; one row an exit with one number a class, or no rows for none.
-
-    Example:
-        >>> rule = Arithmetic(log_weights=((0.0,), (0.0, 0.0)))
-        >>> rule(torch.tensor([[[0.0, 2.0]], [[2.0, 0.0]]])).probs[1].round(decimals=4).tolist()
-        [[0.5, 0.5]]
+    Arguments and use are those of `Geometric`.
     """
 
     def _kept(self, logits: Tensor) -> Tensor:
@@ -156,23 +132,8 @@ class Arithmetic(_Learned):
         return total if bias is None else torch.logaddexp(total, bias)
 
 
-_FIT = "let anytime.calibrate.ensembles fit a {0.__name__}"
-# Beyond this a weight is no finite float32 any more, or none at all.
-_LARGEST = 80.0
-
-
 def _rows(name: str, values: Any) -> Rows:
     rows = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(rows, Sequence) and all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
-        numbers = [number for row in rows for number in row]
-        if all(_is_number(number) for number in numbers):
-            return tuple(tuple(float(number) for number in row) for row in rows)
-    raise OptionError(
-        f"{name} are {values!r}",
-        expected=f"rows of numbers between -{_LARGEST:g} and {_LARGEST:g}",
-        fix="fit the ensemble anew",
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
+        raise OptionError(f"{name} are {values!r}", expected="rows of numbers", fix=_FIX)
+    return tuple(tuple(check_number(number, name, low=-_LARGEST, most=_LARGEST, fix=_FIX) for number in row) for row in rows)

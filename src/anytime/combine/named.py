@@ -1,7 +1,7 @@
 """Rules by name, for command lines and files: `product`, `product(softplus, weights=ones)`, `caching(ties=later)`.
 
-The language is what `repr(rule)` prints, with names in any case, so a rule survives being written down and read back.
-It is parsed, never evaluated.
+The syntax is that of `repr(rule)`, with names in any case, so `parse_rule(repr(rule))` is the rule. It is parsed, never
+evaluated.
 """
 
 from __future__ import annotations
@@ -11,82 +11,94 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from anytime.combine.activations import ClippedReLU, Exponential, Heaviside, ReLU, Sigmoid, Softplus, ThresholdReLU
+from anytime.combine.activations import (
+    AdaptiveReLU,
+    ClippedReLU,
+    Exponential,
+    Heaviside,
+    ReLU,
+    Sigmoid,
+    Softplus,
+    ThresholdReLU,
+)
+from anytime.combine.base import Rule
 from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.powers import Powers
-from anytime.combine.rules import Caching, Latest, Mixture, Product, Rule
+from anytime.combine.rules import Caching, Latest, Mixture, Product
 from anytime.combine.scaled import Cached, Scaled, Tempered
-from anytime.combine.thresholds import AdaptiveReLU
 from anytime.errors import OptionError
+from anytime.fitted import Fitted
 
-RULES: Mapping[str, Callable[..., Rule[Any]]] = {
-    "latest": Latest,
-    "caching": Caching,
-    "product": Product,
-    "mixture": Mixture,
-}
-# These cannot be made without the numbers they were fitted to, or without a rule to wrap.
-FITTED: Mapping[str, Callable[..., Rule[Any]]] = {
-    "geometric": Geometric,
-    "arithmetic": Arithmetic,
-    "powers": Powers,
-    "scaled": Scaled,
-    "tempered": Tempered,
-    "cached": Cached,
-}
+
+def _by_name(*kinds: Any) -> dict[str, Callable[..., Any]]:
+    return {kind.__name__.lower(): kind for kind in kinds}
+
+
+RULES: Mapping[str, Callable[..., Rule[Any]]] = _by_name(Latest, Caching, Product, Mixture)
+# These need the numbers that were fitted, or a rule to wrap.
+FITTED: Mapping[str, Callable[..., Rule[Any]]] = _by_name(Geometric, Arithmetic, Powers, Scaled, Tempered, Cached)
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
-    "relu": ReLU,
-    "heaviside": Heaviside,
+    **_by_name(ReLU, Heaviside, ClippedReLU, Softplus, Sigmoid, Exponential, ThresholdReLU, AdaptiveReLU),
     "clipped": ClippedReLU,
-    "clippedrelu": ClippedReLU,
-    "softplus": Softplus,
-    "sigmoid": Sigmoid,
-    "exponential": Exponential,
     "threshold": ThresholdReLU,
-    "thresholdrelu": ThresholdReLU,
     "adaptive": AdaptiveReLU,
-    "adaptiverelu": AdaptiveReLU,
 }
 _KNOWN = {**RULES, **FITTED, **ACTIVATIONS}
 _HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"
 
 
 def parse_rule(text: str) -> Rule[Any]:
-    """The rule that `text` names.
-
-    Args:
-        text: A name, or a name with arguments, as `repr` of a rule prints it.
+    """The rule with this name, or name with arguments, as `repr` of a rule prints it.
 
     Example:
         >>> parse_rule("product(softplus, weights=ones)")
         Product(activation=Softplus(), weights='ones', shift=0.0)
     """
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _unreadable(text) from None
-    found = _build(tree, text)
-    if isinstance(found, str) or not isinstance(found, Rule):
+    found = _build(_parse(text.strip(), text), text)
+    if not isinstance(found, Rule):
         raise _unknown(text, text.strip(), {**RULES, **FITTED})
     return found
 
 
 def parse_rules(text: str) -> dict[str, Rule[Any]]:
-    """The rules in a list with commas, each under the text that names it.
+    """The rules of a comma-separated list, by their texts.
 
     >>> list(parse_rules("latest, product(clipped(2), weights=ones)"))
     ['latest', 'product(clipped(2), weights=ones)']
     """
     source = f"({text.strip()},)"
-    try:
-        tree = ast.parse(source, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _unreadable(text) from None
+    tree = _parse(source, text)
     parts = [str(ast.get_source_segment(source, part)) for part in tree.elts] if isinstance(tree, ast.Tuple) else []
     twice = next((part for part in parts if parts.count(part) > 1), None)
     if twice is not None:
-        raise OptionError(f"rule {twice!r} is named twice", expected="each rule once", fix="leave one out")
+        raise OptionError(f"rule {twice!r} is listed twice", expected="each rule once", fix=f"remove one {twice!r}")
     return {part: parse_rule(part) for part in parts}
+
+
+def as_rule(given: Any, *, exits: int | None = None, classes: int | None = None) -> Rule[Any]:
+    """The rule of whatever a caller passes as one: a rule, its text, or a fitted object with a `rule`.
+
+    Args:
+        given: The rule.
+        exits: Of the logits it is for, if known: a fitted object is checked against them.
+        classes: Likewise.
+
+    Example:
+        >>> as_rule("product") == as_rule(Product()) == Product()
+        True
+    """
+    if isinstance(given, str):
+        return parse_rule(given)
+    found = getattr(given, "rule", None) if isinstance(given, Fitted) else given
+    if not isinstance(found, Rule):
+        raise OptionError(
+            f"the rule is {given!r}",
+            expected="a rule such as anytime.Product(), its text, or a fitted object with a rule",
+            fix="pass an instance: Product(), not Product",
+        )
+    if isinstance(given, Fitted) and exits is not None and classes is not None:
+        given.check_fits(exits, classes)
+    return found
 
 
 def name_of(known: Rule[Any]) -> str:
@@ -96,6 +108,13 @@ def name_of(known: Rule[Any]) -> str:
     ('product', "Caching(ties='later')")
     """
     return next((name for name, make in RULES.items() if make() == known), repr(known))
+
+
+def _parse(source: str, text: str) -> ast.expr:
+    try:
+        return ast.parse(source, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise _unreadable(text) from None
 
 
 def _build(node: ast.expr, text: str) -> Any:
@@ -127,7 +146,7 @@ def _make(known: Callable[..., Any], name: str, args: tuple[Any, ...], values: d
         raise OptionError(
             f"rule {text!r}: {name} does not take these arguments ({error})",
             expected=f"a rule {_HELP}",
-            fix=f"see help(anytime.{getattr(known, '__name__', name)})",
+            fix=f"see the arguments of {getattr(known, '__name__', name)} in anytime.combine",
         ) from None
 
 
@@ -136,11 +155,11 @@ def _unknown(text: str, name: str, among: Mapping[str, Any]) -> OptionError:
     return OptionError(
         f"rule {text!r}: there is no {name!r}",
         expected=f"one of {', '.join(among)}",
-        fix=f"did you mean {close[0]!r}?" if close else f"a rule is written {_HELP}",
+        fix=f"did you mean {close[0]!r}?" if close else f"write a rule {_HELP}",
     )
 
 
 def _unreadable(text: str) -> OptionError:
     return OptionError(
-        f"rule {text!r} cannot be read", expected=f"a name or a name with arguments, {_HELP}", fix="check the brackets"
+        f"rule {text!r} cannot be parsed", expected=f"a name or a name with arguments, {_HELP}", fix="balance the brackets"
     )

@@ -1,40 +1,38 @@
-"""Rules around a rule: at a temperature, before it or after it, or with caching on top.
+"""Rules around a rule: with temperatures before or after it, or with caching on top.
 
-`Scaled` divides the logits before the inner rule sees them, `Tempered` takes its answers to a power and normalises them
-again, `Cached` keeps the most confident of them. They stream as the inner rule does. The temperatures belong to one number of
-exits; `anytime.calibrate.fit_temperature` finds them.
+`Scaled` divides the logits before the inner rule sees them, `Tempered` takes its answers to a power and normalises again,
+`Cached` keeps the most confident of them. `anytime.calibrate.fit_temperature` finds the temperatures, one per exit.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from anytime.combine.rules import LARGEST, SMALLEST, CachingState, Prediction, Rule, State, Ties, check_ties, keep_surer
-from anytime.errors import OptionError
+from anytime.checks import check_choice
+from anytime.combine.base import Prediction, Rule, State, check_inner, positive_numbers
+from anytime.combine.rules import CachingState, Ties, keep_more_confident
 
 
 @dataclass(frozen=True)
 class _AtTemperature(Rule[State]):
-    """What both temperatures share: the state is the inner rule's."""
+    """What both temperature rules share: the state is that of the inner rule."""
 
     inner: Rule[Any]
     temperatures: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_inner(self.inner)
-        fix = "let anytime.calibrate.fit_temperature find them"
-        object.__setattr__(self, "temperatures", positive_numbers("temperatures", self.temperatures, fix=fix))
+        check_inner(self.inner)
+        numbers = positive_numbers("temperatures", self.temperatures, fix="find them with anytime.fit_temperature")
+        object.__setattr__(self, "temperatures", numbers)
         object.__setattr__(self, "state_type", self.inner.state_type)
 
     @property
     def exits(self) -> int:
-        """How many exits it was fitted for."""
+        """The number of exits that the rule was fitted for."""
         return len(self.temperatures)
 
     @property
@@ -45,17 +43,17 @@ class _AtTemperature(Rule[State]):
     def start(self, exits: int) -> State:
         """The state before the first of `exits` exits."""
         state: State = self.inner.start(exits)
-        check_exits(self, self.exits, exits)
+        self.check_exits(exits)
         return state
 
 
 @dataclass(frozen=True)
 class Scaled(_AtTemperature):
-    """The inner rule on logits divided by a temperature an exit: f_m / T_m.
+    """The inner rule on logits divided by one temperature per exit: f_m / T_m.
 
     Args:
         inner: The rule.
-        temperatures: T, one an exit. Above 1 makes an exit less sure of itself.
+        temperatures: T, one per exit. Above 1 makes an exit less confident.
 
     Example:
         >>> from anytime import Latest
@@ -72,14 +70,13 @@ class Scaled(_AtTemperature):
 
 @dataclass(frozen=True)
 class Tempered(_AtTemperature):
-    """The inner rule's distribution at a temperature an exit: p_m^(1/T_m), normalised.
+    """The inner rule's distribution at one temperature per exit: p_m^(1/T_m), normalised.
 
-    Classes outside the inner rule's support stay outside, and where it fell back this rule has fallen back too, with the
-    softmax that stood in at the same temperature.
+    Classes outside the inner rule's support stay outside. Where the inner rule fell back, so does this one.
 
     Args:
         inner: The rule.
-        temperatures: T, one an exit. Below 1 makes its answers surer.
+        temperatures: T, one per exit. Below 1 makes the answers more confident.
 
     Example:
         >>> from anytime import Latest
@@ -90,14 +87,14 @@ class Tempered(_AtTemperature):
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
         temperature = self.temperatures[state.seen]
         after, inner = self.inner._update(state, logits)
-        # The best class at zero: it then stays finite at any temperature.
+        # With the best class at zero it stays finite at any temperature.
         above = inner.log_probs - inner.log_probs.amax(-1, keepdim=True)
         return after, Prediction((above / temperature).log_softmax(-1), inner.fell_back, inner.labels)
 
 
 @dataclass(frozen=True)
 class CachedState(CachingState):
-    """Of the cached answer, and `inner`, the rule's own state."""
+    """The cached answer, and the state of the inner rule."""
 
     fell_back: Tensor | None = None
     inner: State | None = None
@@ -107,7 +104,7 @@ class CachedState(CachingState):
 class Cached(Rule[CachedState]):
     """The most confident of the inner rule's answers so far: caching on top of any rule.
 
-    `Cached(Latest())` is `Caching()`. `fell_back` tells whether the answer kept is one that had to fall back.
+    `Cached(Latest())` is `Caching()`. `fell_back` is that of the cached answer.
 
     Args:
         inner: The rule.
@@ -126,8 +123,8 @@ class Cached(Rule[CachedState]):
     ties: Ties = "earlier"
 
     def __post_init__(self) -> None:
-        _check_inner(self.inner)
-        check_ties(self.ties)
+        check_inner(self.inner)
+        check_choice(self.ties, "ties", ("earlier", "later"))
 
     @property
     def reads_scale(self) -> bool:
@@ -140,38 +137,6 @@ class Cached(Rule[CachedState]):
 
     def _update(self, state: CachedState, logits: Tensor) -> tuple[CachedState, Prediction]:
         inner, answer = self.inner._update(state.inner, logits)
-        answer, margin = keep_surer(answer, state, self.ties)
+        answer, margin = keep_more_confident(answer, state, self.ties)
         after = CachedState(state.exits, state.seen + 1, answer.log_probs, margin, answer.labels, answer.fell_back, inner)
         return after, answer
-
-
-def positive_numbers(name: str, values: Any, *, fix: str) -> tuple[float, ...]:
-    """One usable positive number an exit, as a tuple."""
-    numbers = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(numbers, Sequence) and numbers and all(_is_usable(number) for number in numbers):
-        return tuple(float(number) for number in numbers)
-    raise OptionError(f"{name} are {values!r}", expected=f"one number an exit, from {SMALLEST:g} to {LARGEST:g}", fix=fix)
-
-
-def check_exits(rule: Rule[Any], known: int, exits: int) -> None:
-    """Refuse another number of exits than the rule has numbers for."""
-    if exits != known:
-        raise OptionError(
-            f"{type(rule).__name__} was fitted for {known} exits and came with {exits}",
-            expected=f"{known} exits",
-            fix="fit it anew on logits of this model; to stop early, start with all exits and take fewer steps",
-        )
-
-
-def _check_inner(inner: Any) -> None:
-    if not isinstance(inner, Rule):
-        raise OptionError(
-            f"the inner rule is {inner!r}",
-            expected="a rule, such as anytime.Product() or anytime.Caching()",
-            fix="write Product() with parentheses; from a name, use anytime.parse_rule('cached(product)')",
-        )
-
-
-def _is_usable(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-    return number and SMALLEST <= value <= LARGEST

@@ -4,7 +4,6 @@ from anytime.conformal.nested import NestedAnswer, NestedSets, NestedState, fit_
 from anytime.conformal.nested_intervals import IntervalsState, NestedInterval, NestedIntervals, fit_nested_intervals
 from anytime.conformal.nesting import (
     SetMetrics,
-    interval_nestedness,
     measure_sets,
     nestedness,
     running_intersection,
@@ -27,7 +26,6 @@ __all__ = [
     "fit_conformal_sets",
     "fit_nested_intervals",
     "fit_nested_sets",
-    "interval_nestedness",
     "measure_sets",
     "members_of",
     "nestedness",

@@ -1,14 +1,14 @@
-"""Sets of classes that are nested over the exits: what has been ruled out stays out (anytime-valid, after Jazbec et al.).
+"""Sets of classes that are nested over the exits: a class that has been ruled out stays out (anytime-valid, Jazbec et al.).
 
-The evidence α_l(y) of exit l is its logit where that reaches a threshold θ_l and is positive, else 0. One draw
-π_l ~ Dirichlet(α_l) an input and exit gives the ratio R_t(y) = Π_{l≤t} [α_l(y) / Σ α_l] / π_l(y), infinite for good once
-a class is without evidence. The set after t exits holds the classes whose ratio never exceeded 1/α.
+The evidence α_l(y) of exit l is its logit where that is positive and reaches a threshold θ_l, else 0. One sample
+π_l ~ Dirichlet(α_l) per input and exit gives the ratio R_t(y) = Π_{l≤t} [α_l(y) / Σ α_l] / π_l(y), infinite for good once
+a class has no evidence. The set after t exits holds the classes whose ratio never exceeded 1/α.
 
-What is promised: given the label, and were π_l drawn from the Dirichlet that has seen it, Dirichlet(α_l + e_y), the ratio of
-the label would be a martingale of mean 1, and by Ville's inequality the label would stay in all sets at once with
-probability 1 - α. Nobody has that draw before the label is known. With the one that can be had, from Dirichlet(α_l), the
-proof is gone; coverage rests on the thresholds, which are chosen on held-out rows so that it is met there. Hence it holds about
-as well on rows like these, and not beyond; `anytime conformal` measures it.
+Guarantee: if π_l were sampled from the Dirichlet that has seen the label, Dirichlet(α_l + e_y), the ratio of the label would be
+a martingale of mean 1, and by Ville's inequality the label would be in all sets at once with probability 1 - α. That sample
+is not available before the label is known. With samples from Dirichlet(α_l) the proof does not apply; coverage rests on the
+thresholds, which are chosen so that it is met on held-out rows. It holds approximately on similar rows; `anytime conformal`
+measures it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import check_fraction, check_labels, check_logits, check_number, check_seed, check_step
-from anytime.errors import LabelError, OptionError, StateError
+from anytime.checks import check_fraction, check_labelled, check_logits, check_number, check_seed, check_step
+from anytime.errors import OptionError, StateError
 from anytime.fitted import Fitted
 
-_CALIBRATION, _USE = range(2)  # streams of draws that a seed gives
+_CALIBRATION, _USE = range(2)  # random streams of a seed
 
 
 @dataclass(frozen=True)
 class NestedState:
-    """Where some inputs stand after `seen` exits.
+    """The state of some inputs after `seen` exits.
 
     Attributes:
-        seed: Of the draws.
+        seed: Of the samples.
         log_ratio: Logarithm of R so far, `(batch, classes)`.
         inside: The set so far, `(batch, classes)`.
     """
@@ -50,7 +50,7 @@ class NestedAnswer:
 
     Attributes:
         members: `(..., batch, classes)`.
-        empty: `(..., batch)`, true where no class is left: the exits contradict each other, often on unusual inputs.
+        empty: `(..., batch)`, true if no class is left: the exits contradict each other, often on unusual inputs.
     """
 
     members: Tensor
@@ -59,13 +59,13 @@ class NestedAnswer:
 
 @dataclass(frozen=True)
 class NestedSets(Fitted, kind="nested-sets"):
-    """Nested sets of classes, as `fit_nested_sets` gives them.
+    """Nested sets of classes, as `fit_nested_sets` returns them.
 
     Args:
-        alpha: Share of labels that may be missed.
-        thresholds: θ, one an exit.
-        rows: How many rows chose them.
-        coverage: Share of these rows whose label is in the sets up to each exit.
+        alpha: The fraction of labels that may be missed.
+        thresholds: θ, one per exit.
+        rows: The number of rows they were chosen on.
+        coverage: The fraction of these rows whose label is in the sets up to each exit.
     """
 
     alpha: float
@@ -78,25 +78,22 @@ class NestedSets(Fitted, kind="nested-sets"):
         check_fraction(self.alpha, "alpha")
         for name, values in (("thresholds", self.thresholds), ("coverage", self.coverage)):
             if len(values) != self.exits or not all(math.isfinite(value) for value in values):
-                raise OptionError(f"{name} are {values}", expected=f"{self.exits} finite numbers", fix="one an exit")
+                raise OptionError(
+                    f"{name} are {values}", expected=f"{self.exits} finite numbers, one per exit", fix="fit them again"
+                )
 
     @property
     def reached(self) -> bool:
-        """Whether coverage was at least 1 - alpha on the rows that chose the thresholds, with one more row that is missed."""
-        return bool(_enough(torch.tensor(self.coverage[-1]), self.rows, self.alpha))
+        """Whether coverage was at least 1 - alpha on the rows that chose the thresholds, with one more row missed."""
+        return _enough(self.coverage[-1], self.rows, self.alpha)
 
     def start(self, seed: int = 0) -> NestedState:
-        """The state of some inputs before the first exit; other inputs need another seed to have draws of their own."""
+        """The state before the first exit; use another seed for other inputs, so that their samples differ."""
         return NestedState(seed)
 
     def step(self, state: NestedState, logits: Any) -> tuple[NestedState, NestedAnswer]:
-        """Take the logits of the next exit, `(batch, classes)`; give the new state and the sets so far."""
-        if state.seen >= self.exits:
-            raise StateError(
-                f"a step after the last of {self.exits} exits",
-                expected=f"at most {self.exits} steps",
-                fix="begin anew: start()",
-            )
+        """Take the logits of the next exit, `(batch, classes)`; return the new state and the sets so far."""
+        check_not_done(state.seen, self.exits)
         given = check_step(logits, exit=state.seen, like=state.log_ratio)
         self.check_fits(self.exits, given.shape[1])
         ratio = log_ratio(given, self.thresholds[state.seen], log_gammas(given, [state.seed, _USE, state.seen]))
@@ -124,59 +121,58 @@ def fit_nested_sets(
 ) -> NestedSets:
     """Choose the thresholds of nested sets on held-out rows.
 
-    Exit by exit the threshold is raised, which makes sets smaller, while at least 1 - alpha of the labels are in all sets,
-    where one more label counts as missed: without it few rows would promise more than they can show. Where not even `first`
-    admits so many, the search begins at 0 and, if that fails too, ends there: see `reached`.
+    Exit by exit the threshold is raised, which makes sets smaller, while at least 1 - alpha of the labels are in all sets.
+    One more label counts as missed, so that few rows do not give too high thresholds. If `first` covers too few labels, the
+    search starts at 0 and, if that fails too, stays there: see `reached`.
 
     Args:
         logits: `(exits, rows, classes)`.
         labels: `(rows,)`.
-        alpha: Share of labels that may be missed.
-        first: Where each threshold begins.
-        raise_by: By how much it is raised at a time.
-        seed: Of the draws, which are the same throughout the search.
+        alpha: The fraction of labels that may be missed.
+        first: The initial value of each threshold.
+        raise_by: The step by which it is raised.
+        seed: Of the samples, which are the same throughout the search.
     """
     check_fraction(alpha, "alpha")
-    given = check_logits(logits)
+    given, wanted = check_labelled(logits, labels)
     exits, rows, classes = given.shape
-    wanted = check_labels(labels, batch=rows, classes=classes, device=given.device)
-    if rows == 0:
-        raise LabelError("there are no rows", expected="rows to choose thresholds on", fix="hold out some rows")
     check_number(first, "first")
     check_number(raise_by, "raise_by", above=0)
     drawn = [log_gammas(now, [seed, _CALIBRATION, exit]) for exit, now in enumerate(given)]
 
-    def of_labels(exit: int, threshold: float) -> Tensor:
+    def label_ratios(exit: int, threshold: float) -> Tensor:
         return log_ratio(given[exit], threshold, drawn[exit]).gather(1, wanted[:, None])[:, 0]
 
-    def covered(ratios: Tensor) -> Tensor:
-        return (ratios.cumsum(0) <= -math.log(alpha)).cummin(0).values.double().mean(1)
+    def coverage(ratios: Tensor) -> list[float]:
+        inside: list[float] = (ratios.cumsum(0) <= -math.log(alpha)).cummin(0).values.double().mean(1).tolist()
+        return inside
 
     for start in (first, min(first, 0.0)):
         thresholds = [start] * exits
-        ratios = torch.stack([of_labels(exit, start) for exit in range(exits)])
-        if _enough(covered(ratios)[-1], rows, alpha):
+        ratios = torch.stack([label_ratios(exit, start) for exit in range(exits)])
+        if _enough(coverage(ratios)[-1], rows, alpha):
             break
     for exit in range(exits):
         while True:
             trial = ratios.clone()
-            trial[exit] = of_labels(exit, thresholds[exit] + raise_by)
-            if not _enough(covered(trial)[-1], rows, alpha):
+            trial[exit] = label_ratios(exit, thresholds[exit] + raise_by)
+            if not _enough(coverage(trial)[-1], rows, alpha):
                 break
             thresholds[exit] += raise_by
             ratios = trial
-    return NestedSets(
-        exits=exits,
-        classes=classes,
-        alpha=alpha,
-        thresholds=tuple(thresholds),
-        rows=rows,
-        coverage=tuple(covered(ratios).tolist()),
-    )
+    return NestedSets(exits, classes, alpha, thresholds=tuple(thresholds), rows=rows, coverage=tuple(coverage(ratios)))
 
 
-def _enough(coverage: Tensor, rows: int, alpha: float) -> bool:
-    return float(coverage) * rows >= (1 - alpha) * (rows + 1) - 1e-9
+def check_not_done(seen: int, exits: int) -> None:
+    """Raise if all exits have been seen."""
+    if seen >= exits:
+        raise StateError(
+            f"a step after the last of {exits} exits", expected=f"at most {exits} steps", fix="call start() for new inputs"
+        )
+
+
+def _enough(coverage: float, rows: int, alpha: float) -> bool:
+    return coverage * rows >= (1 - alpha) * (rows + 1) - 1e-9
 
 
 def log_ratio(logits: Tensor, threshold: float, drawn: Tensor) -> Tensor:
@@ -185,7 +181,7 @@ def log_ratio(logits: Tensor, threshold: float, drawn: Tensor) -> Tensor:
     Args:
         logits: Of one exit, `(batch, classes)`.
         threshold: θ.
-        drawn: What `log_gammas` gives: a Dirichlet draw on any support, once normalised over it.
+        drawn: From `log_gammas`: a Dirichlet sample on any support, once normalised over it.
     """
     support = (logits >= threshold) & (logits > 0)
     evidence = torch.where(support, logits, -math.inf).to(drawn.dtype)
@@ -195,9 +191,9 @@ def log_ratio(logits: Tensor, threshold: float, drawn: Tensor) -> Tensor:
 
 
 def log_gammas(shapes: Tensor, seed: list[int]) -> Tensor:
-    """Logarithms of one Gamma(shape) number for each positive shape, in float64; elsewhere the number means nothing.
+    """Logarithms of one Gamma(shape) sample for each positive shape, in float64; undefined elsewhere.
 
-    Small shapes give numbers that underflow, so the logarithm is drawn: Gamma(a) is Gamma(a + 1) · U^(1/a).
+    Small shapes give samples that underflow, so the logarithm is sampled: Gamma(a) is Gamma(a + 1) · U^(1/a).
     """
     positive = shapes.detach().double().cpu().numpy()
     positive = np.where(positive > 0, positive.clip(1e-300), 1.0)

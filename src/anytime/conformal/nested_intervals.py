@@ -1,35 +1,36 @@
-"""Intervals for regression that are nested over the exits (anytime-valid, after Jazbec et al.).
+"""Intervals for regression that are nested over the exits (anytime-valid, Jazbec et al.).
 
-Each exit l has features h_l and a Bayesian linear last layer on them, whose prior and noise are found by maximising the
-evidence. One draw w_l of its weights, shared by all inputs, gives the ratio R_t(y) = Π_{l≤t} N(y; h·μ_l, σ_l² + v_l) /
-N(y; h·w_l, σ_l²); the interval after t exits is where R_s(y) ≤ 1/α at every s ≤ t. Each of these sets is where a quadratic
-in y is not positive, so three numbers an input suffice.
+Each exit l has features h_l and a Bayesian linear last layer on them, whose prior and noise maximise the evidence. One sample
+w_l of its weights, shared by all inputs, gives the ratio R_t(y) = Π_{l≤t} N(y; h·μ_l, σ_l² + v_l) / N(y; h·w_l, σ_l²); the
+interval after t exits is where R_s(y) ≤ 1/α at every s ≤ t. Each of these sets is where a quadratic in y is not positive, so
+three numbers per input suffice.
 
-What is promised: given the target, and were w_l drawn from the posterior that has seen it too, the ratio at the target
-would be a martingale of mean 1 and, by Ville's inequality, the target would be in all intervals at once with probability
-1 - α. The draw that can be had is from the posterior without it. The two hardly differ where there are many more rows than
-features, and coverage is then far above 1 - α; it is not proved, nor does it hold where the linear model is wrong.
+Guarantee: if w_l were sampled from the posterior that has also seen the target, the ratio at the target would be a martingale
+of mean 1 and, by Ville's inequality, the target would be in all intervals at once with probability 1 - α. The available
+sample is from the posterior without it. The two hardly differ with many more rows than features, and coverage is then far
+above 1 - α; it is not proved, and it does not hold if the linear model is wrong.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_count, check_fraction, check_seed
-from anytime.errors import DtypeError, InputError, OptionError, ShapeError, StateError
+from anytime.checks import as_float, as_tensor, check_count, check_fraction, check_seed
+from anytime.conformal.nested import check_not_done
+from anytime.errors import InputError, OptionError, ShapeError
 from anytime.fitted import Fitted
 
-_ROUNDS = 1000
+_ITERATIONS = 1000
 _TOLERANCE = 1e-5
-_BEGIN = 1e-5
-_NOTHING = 1e-8
+_INITIAL = 1e-5
+_UNINFORMATIVE = 1e-8
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,19 @@ class LinearLayer:
     Attributes:
         mean: μ, `(features + 1,)`.
         factor: F, `(features + 1, features + 1)`, of their covariance Σ = FF'.
-        noise: σ², of a target about its line.
+        noise: σ², the variance of a target around its prediction.
     """
 
     mean: Tensor
     factor: Tensor
     noise: float
 
-    def spread(self, inputs: Tensor) -> Tensor:
-        """The variance hΣh' of each input's line, `(batch,)`, from features with a column of ones."""
+    def variance(self, inputs: Tensor) -> Tensor:
+        """The variance hΣh' of each input's prediction, `(batch,)`, from features with a column of ones."""
         return (inputs @ self.factor).square().sum(-1)
 
     def draw(self, draws: int, seed: list[int]) -> Tensor:
-        """Weights from the posterior, `(draws, features + 1)`; more draws begin with the same ones."""
+        """Weights from the posterior, `(draws, features + 1)`; a larger number of draws starts with the same ones."""
         noise = np.random.default_rng([check_seed(part) for part in seed]).standard_normal((draws, len(self.mean)))
         return self.mean + torch.from_numpy(noise).to(self.factor) @ self.factor.T
 
@@ -70,23 +71,25 @@ def fit_linear(features: Any, targets: Any) -> LinearLayer:
     rows = len(wanted)
     if len(inputs) != rows or rows < 2:
         raise ShapeError(
-            f"{len(inputs)} rows of features and {rows} targets", expected="as many of both, at least 2", fix="hold out more"
+            f"{len(inputs)} rows of features and {rows} targets",
+            expected="the same number of both, at least 2",
+            fix="pass one target per row of features",
         )
     values, basis = torch.linalg.eigh(inputs.T @ inputs)
     values = values.clamp(min=0)
-    turned = basis.T @ (inputs.T @ wanted)  # X'y along the eigenvectors, where Σ is diagonal
-    prior, precision = _BEGIN, _BEGIN
-    for _ in range(_ROUNDS):
+    turned = basis.T @ (inputs.T @ wanted)  # X'y in the eigenbasis, where Σ is diagonal
+    prior, precision = _INITIAL, _INITIAL
+    for _ in range(_ITERATIONS):
         mean = basis @ (precision * turned / (prior + precision * values))
         known = float((precision * values / (precision * values + prior)).sum())
         size, error = float(mean @ mean), float((wanted - inputs @ mean).square().sum())
         if not (error > 0 and rows > known):
             raise InputError(
-                f"{rows} targets that {inputs.shape[1] - 1} features explain without error",
-                expected="targets that vary about a line, and more rows than features",
-                fix="hold out more rows, or give fewer features",
+                f"{inputs.shape[1] - 1} features explain all {rows} targets without error",
+                expected="targets with noise, and more rows than features",
+                fix="hold out more rows, or pass fewer features",
             )
-        if size == 0 or known < _NOTHING:  # the features say nothing, and the prior tightens without end
+        if size == 0 or known < _UNINFORMATIVE:  # uninformative features: the prior precision diverges
             break
         before, (prior, precision) = (prior, precision), (known / size, (rows - known) / error)
         if math.isclose(prior, before[0], rel_tol=_TOLERANCE) and math.isclose(precision, before[1], rel_tol=_TOLERANCE):
@@ -96,35 +99,12 @@ def fit_linear(features: Any, targets: Any) -> LinearLayer:
 
 
 @dataclass(frozen=True)
-class IntervalsState:
-    """Where some inputs stand after `seen` exits; tensors are `(draws, batch)`, in targets less `centre`, `(batch,)`.
-
-    Attributes:
-        seed: Of the draws.
-        draws: How many of them are intersected.
-        square, slope, constant: Of the quadratic that is at most 0 where R ≤ 1/α.
-        lower, upper, empty: The interval so far, `(batch,)`.
-    """
-
-    seed: int
-    draws: int
-    seen: int = 0
-    centre: Tensor | None = None
-    square: Tensor | None = None
-    slope: Tensor | None = None
-    constant: Tensor | None = None
-    lower: Tensor | None = None
-    upper: Tensor | None = None
-    empty: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class NestedInterval:
     """The intervals at one exit, or at all of them with one more dimension in front.
 
     Attributes:
-        lower, upper: The ends, `(..., batch)`; both are NaN where it is empty.
-        empty: True where no target is left: the exits contradict each other, often on unusual inputs.
+        lower, upper: The ends, `(..., batch)`; both are NaN if it is empty.
+        empty: True if no target is left: the exits contradict each other, often on unusual inputs.
     """
 
     lower: Tensor
@@ -132,18 +112,38 @@ class NestedInterval:
     empty: Tensor
 
     def holds(self, targets: Tensor) -> Tensor:
-        """Whether each interval holds its input's target."""
+        """Whether each interval contains its input's target."""
         return (self.lower <= targets) & (targets <= self.upper)  # false for NaN
 
 
 @dataclass(frozen=True)
+class IntervalsState:
+    """The state of some inputs after `seen` exits.
+
+    Attributes:
+        seed: Of the samples.
+        draws: The number of intersected samples.
+        centre: `(batch,)`, which targets are relative to.
+        quadratic: Coefficients of the quadratic that is at most 0 where R ≤ 1/α, `(3, draws, batch)`.
+        interval: The intervals so far, `(batch,)`.
+    """
+
+    seed: int
+    draws: int
+    seen: int = 0
+    centre: Tensor | None = None
+    quadratic: Tensor | None = None
+    interval: NestedInterval | None = None
+
+
+@dataclass(frozen=True)
 class NestedIntervals(Fitted, kind="nested-intervals"):
-    """Nested intervals for regression, as `fit_nested_intervals` gives them.
+    """Nested intervals for regression, as `fit_nested_intervals` returns them.
 
     Args:
-        alpha: Share of targets that may be missed, for one draw.
+        alpha: The fraction of targets that may be missed, for one sample.
         means, factors, noises: The linear layer of each exit.
-        rows: How many rows they were fitted on.
+        rows: The number of rows they were fitted on.
     """
 
     alpha: float
@@ -156,60 +156,60 @@ class NestedIntervals(Fitted, kind="nested-intervals"):
         super().__post_init__()
         check_fraction(self.alpha, "alpha")
         if not len(self.means) == len(self.factors) == len(self.noises) == self.exits:
-            raise OptionError(f"{len(self.means)} layers", expected=f"{self.exits}, one an exit", fix="fit them all")
+            raise OptionError(f"got {len(self.means)} layers", expected=f"{self.exits}, one per exit", fix="fit it again")
         for mean, factor, noise in zip(self.means, self.factors, self.noises, strict=True):
             if mean.ndim != 1 or factor.shape != (len(mean), len(mean)) or not 0 < noise < math.inf:
-                raise OptionError("layers of odd shapes", expected="a mean, a factor and a noise each", fix="fit them anew")
+                raise OptionError(
+                    f"a layer has a mean of shape {tuple(mean.shape)}, a factor of {tuple(factor.shape)} and noise {noise}",
+                    expected="shapes (width,) and (width, width), and positive noise",
+                    fix="fit it again",
+                )
 
     def guarantee(self, draws: int = 1) -> float:
-        """The coverage that holds when so many draws are intersected, each of which may miss: 1 - draws · alpha."""
+        """The coverage with this many intersected samples, each of which may miss: 1 - draws · alpha."""
         return max(0.0, 1 - draws * self.alpha)
 
     def start(self, seed: int = 0, *, draws: int = 1) -> IntervalsState:
         """The state before the first exit.
 
         Args:
-            seed: Of the weights drawn.
-            draws: How many draws to intersect: narrower intervals, with `guarantee(draws)` in place of 1 - alpha.
+            seed: Of the sampled weights.
+            draws: The number of samples to intersect: narrower intervals, with coverage `guarantee(draws)`, not 1 - alpha.
         """
         return IntervalsState(seed, check_count(draws, "draws"))
 
     def step(self, state: IntervalsState, features: Any) -> tuple[IntervalsState, NestedInterval]:
-        """Take the features of the next exit, `(batch, width)`; give the new state and the intervals so far."""
-        if state.seen >= self.exits:
-            raise StateError(
-                f"a step after the last of {self.exits} exits",
-                expected=f"at most {self.exits} steps",
-                fix="begin anew: start()",
-            )
+        """Take the features of the next exit, `(batch, width)`; return the new state and the intervals so far."""
+        check_not_done(state.seen, self.exits)
         layer = LinearLayer(self.means[state.seen], self.factors[state.seen], self.noises[state.seen])
         inputs = _with_one(_checked(features, 2, "features"))
         if inputs.shape[1] != len(layer.mean) or (state.centre is not None and len(inputs) != len(state.centre)):
             raise ShapeError(
                 f"features of exit {state.seen + 1} have shape {(inputs.shape[0], inputs.shape[1] - 1)}",
-                expected=f"{len(layer.mean) - 1} columns, and as many rows as at the exits before",
-                fix="step all exits of the same inputs with the features they were fitted on",
+                expected=f"{len(layer.mean) - 1} columns, and as many rows as at earlier exits",
+                fix="step all exits of the same inputs, with the features that the layers were fitted on",
             )
         centre = inputs @ layer.mean if state.centre is None else state.centre
         drawn = inputs @ layer.draw(state.draws, [state.seed, state.seen]).T
-        square, slope, constant = quadratic(layer, inputs, drawn.T, centre)
-        if state.square is None or state.slope is None or state.constant is None:
-            constant = constant + math.log(self.alpha)
+        coefficients = torch.stack(quadratic(layer, inputs, drawn.T, centre))
+        if state.quadratic is None:
+            coefficients[2] += math.log(self.alpha)
         else:
-            square, slope, constant = state.square + square, state.slope + slope, state.constant + constant
-        lower, upper = (ends + centre for ends in _roots(square, slope, constant))
+            coefficients += state.quadratic
+        lower, upper = (ends + centre for ends in _roots(*coefficients))
         lower, upper = lower.amax(0), upper.amin(0)
-        if state.lower is not None and state.upper is not None:
-            lower, upper = torch.maximum(lower, state.lower), torch.minimum(upper, state.upper)
-        empty = ~(lower <= upper) if state.empty is None else ~(lower <= upper) | state.empty
-        lower, upper = lower.masked_fill(empty, math.nan), upper.masked_fill(empty, math.nan)
-        after = IntervalsState(state.seed, state.draws, state.seen + 1, centre, square, slope, constant, lower, upper, empty)
-        return after, NestedInterval(lower, upper, empty)
+        if state.interval is not None:  # the NaN of an empty interval stays
+            lower, upper = torch.maximum(lower, state.interval.lower), torch.minimum(upper, state.interval.upper)
+        empty = ~(lower <= upper)
+        interval = NestedInterval(lower.masked_fill(empty, math.nan), upper.masked_fill(empty, math.nan), empty)
+        return replace(state, seen=state.seen + 1, centre=centre, quadratic=coefficients, interval=interval), interval
 
     def __call__(self, features: Sequence[Any], *, seed: int = 0, draws: int = 1) -> NestedInterval:
         """The intervals at every exit, `(exits, batch)`, from the features of each, `(batch, width)`."""
         if len(features) != self.exits:
-            raise ShapeError(f"features of {len(features)} exits", expected=f"of {self.exits}", fix="give one array an exit")
+            raise ShapeError(
+                f"got features of {len(features)} exits", expected=f"{self.exits} exits", fix="pass one array per exit"
+            )
         state, answers = self.start(seed, draws=draws), []
         for now in features:
             state, answer = self.step(state, now)
@@ -221,9 +221,9 @@ def fit_nested_intervals(features: Sequence[Any], targets: Any, *, alpha: float 
     """Fit a Bayesian linear layer to each exit's features.
 
     Args:
-        features: One `(rows, width)` an exit; widths may differ.
+        features: `(rows, width)` per exit; widths may differ.
         targets: `(rows,)`.
-        alpha: Share of targets that may be missed.
+        alpha: The fraction of targets that may be missed.
 
     Example:
         >>> rows = torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -233,7 +233,7 @@ def fit_nested_intervals(features: Sequence[Any], targets: Any, *, alpha: float 
     """
     check_fraction(alpha, "alpha")
     if not len(features):
-        raise ShapeError("features of no exits", expected="one array an exit", fix="give a list")
+        raise ShapeError("features is empty", expected="one array per exit", fix="pass a list of arrays")
     layers = [fit_linear(now, targets) for now in features]
     return NestedIntervals(
         exits=len(layers),
@@ -247,19 +247,21 @@ def fit_nested_intervals(features: Sequence[Any], targets: Any, *, alpha: float 
 
 
 def quadratic(layer: LinearLayer, inputs: Tensor, drawn: Tensor, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One exit's ln R as A·y² + B·y + G, with y less `centre`, which keeps the digits of large targets.
+    """One exit's ln R as A·y² + B·y + G, with y relative to `centre`, which keeps the digits of large targets.
 
     Args:
-        layer: The exit's.
+        layer: Of the exit.
         inputs: Features with a column of ones, `(batch, width + 1)`.
-        drawn: The predictions of the drawn weights, `(draws, batch)`.
+        drawn: The predictions of the sampled weights, `(draws, batch)`.
         centre: `(batch,)`.
     """
-    wide = layer.noise + layer.spread(inputs)
-    expected, shown = inputs @ layer.mean - centre, drawn - centre
-    square = (0.5 / layer.noise - 0.5 / wide).expand_as(shown)
-    slope = expected / wide - shown / layer.noise
-    constant = shown.square() / (2 * layer.noise) - expected.square() / (2 * wide) + 0.5 * (math.log(layer.noise) - wide.log())
+    total = layer.noise + layer.variance(inputs)
+    expected, sampled = inputs @ layer.mean - centre, drawn - centre
+    square = (0.5 / layer.noise - 0.5 / total).expand_as(sampled)
+    slope = expected / total - sampled / layer.noise
+    constant = (
+        sampled.square() / (2 * layer.noise) - expected.square() / (2 * total) + 0.5 * (math.log(layer.noise) - total.log())
+    )
     return square, slope, constant
 
 
@@ -268,7 +270,7 @@ def _roots(square: Tensor, slope: Tensor, constant: Tensor) -> tuple[Tensor, Ten
     inner = slope.square() - 4 * square * constant
     half = inner.sqrt()  # NaN where there is no root
     lower, upper = (-slope - half) / (2 * square), (-slope + half) / (2 * square)
-    flat = (square <= 0) & (constant <= 0)  # the weights are known to the last digit: nothing is ruled out
+    flat = (square <= 0) & (constant <= 0)  # the weights are known exactly: nothing is ruled out
     return lower.masked_fill(flat, -math.inf), upper.masked_fill(flat, math.inf)
 
 
@@ -277,12 +279,10 @@ def _with_one(features: Tensor) -> Tensor:
 
 
 def _checked(values: Any, rank: int, name: str) -> Tensor:
-    given = as_tensor(values, name)
+    given = as_float(as_tensor(values, name), name).double()
     if given.ndim != rank:
         shape = "(rows, width)" if rank == 2 else "(rows,)"
-        raise ShapeError(f"{name} have shape {tuple(given.shape)}", expected=shape, fix="give one array an exit")
-    if not given.is_floating_point():
-        raise DtypeError(f"{name} have element type {given.dtype}", expected="floating point numbers", fix="use .double()")
+        raise ShapeError(f"{name} have shape {tuple(given.shape)}", expected=shape, fix="pass one array per exit")
     if not bool(torch.isfinite(given).all()):
-        raise InputError(f"{name} hold NaN or infinite values", expected="finite numbers", fix="look for overflow")
-    return given.double()
+        raise InputError(f"{name} contain NaN or infinity", expected="finite numbers", fix="look for overflow")
+    return given

@@ -1,7 +1,7 @@
-"""What any sets over the exits can be asked: how large, how often right, and do they only shrink?
+"""Metrics of sets over the exits: size, coverage, and whether they only shrink.
 
-Sets of classes are booleans, `(exits, batch, classes)`. A set that takes a class back after it had been ruled out cannot
-have meant both; nestedness, |∩_{l≤t} C_l| / |C_t|, is 1 where that never happens.
+Sets of classes are booleans, `(exits, batch, classes)`. A set that readmits a class contradicts the exit that ruled it out;
+nestedness, |∩_{l≤t} C_l| / |C_t|, is 1 if that never happens.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from anytime.metrics.monotonicity import SIZE_RISES, reach, rise
 
 @dataclass(frozen=True)
 class SetMetrics:
-    """Figures of some sets; lists have one number an exit.
+    """Metrics of some sets; lists have one number per exit.
 
     Attributes:
         size: Mean number of classes.
-        coverage: Share of labels in the set.
-        simultaneous_coverage: Share of labels in the sets of this and all earlier exits: that of the running intersection.
-        empty: Share of empty sets.
+        coverage: Fraction of labels in the set.
+        simultaneous_coverage: Fraction of labels in the sets of this and all earlier exits.
+        empty: Fraction of empty sets.
         nestedness: Mean of |∩_{l≤t} C_l| / |C_t|, which is 1 for an empty C_t.
-        size_rise_percent: Inputs whose set grows by so many classes between an earlier and a later exit.
+        size_rise_percent: Percentage of inputs whose set grows by this many classes between an earlier and a later exit.
     """
 
     size: list[float]
@@ -40,7 +40,7 @@ class SetMetrics:
 
 
 def measure_sets(members: Any, labels: Any) -> SetMetrics:
-    """Figures of sets of any origin.
+    """Metrics of sets of any origin.
 
     Args:
         members: Booleans, `(exits, batch, classes)`.
@@ -54,7 +54,7 @@ def measure_sets(members: Any, labels: Any) -> SetMetrics:
     inside = _check_members(members)
     _, batch, classes = inside.shape
     if batch == 0:
-        raise ShapeError("sets of no inputs", expected="at least one input", fix="give some rows")
+        raise ShapeError("members have no rows", expected="at least one row", fix="pass the sets of some inputs")
     wanted = check_labels(labels, batch=batch, classes=classes, device=inside.device)
     covered = inside[:, torch.arange(batch, device=inside.device), wanted]
     size = inside.sum(-1)
@@ -70,7 +70,7 @@ def measure_sets(members: Any, labels: Any) -> SetMetrics:
 
 
 def running_intersection(members: Any) -> Tensor:
-    """The classes that this and all earlier sets hold: nested by construction, and smaller in coverage."""
+    """The classes in this and all earlier sets: nested by construction, with lower coverage."""
     return _check_members(members).cummin(0).values
 
 
@@ -81,33 +81,14 @@ def nestedness(members: Any) -> Tensor:
     return torch.where(size == 0, 1.0, inside.cummin(0).values.sum(-1) / size.clamp(min=1))
 
 
-def interval_nestedness(lower: Tensor, upper: Tensor, empty: Tensor) -> Tensor:
-    """The same for intervals, all of shape `(exits, batch)`: lengths in place of numbers of classes.
-
-    An interval of length 0, and one without an end, count as nested if they are inside all earlier ones, else as 0.
-    """
-    if not lower.shape == upper.shape == empty.shape or lower.ndim != 2:
-        raise ShapeError(
-            f"lower {tuple(lower.shape)}, upper {tuple(upper.shape)}, empty {tuple(empty.shape)}",
-            expected="one shape for all, (exits, batch)",
-            fix="stack the exits along the first dimension",
-        )
-    low, high = lower.cummax(0).values, upper.cummin(0).values
-    common = torch.where(empty.cummax(0).values, 0.0, (high - low).clamp(min=0))
-    width = upper - lower
-    whole = ((low == lower) & (high == upper) & ~empty.cummax(0).values).to(lower.dtype)
-    share = torch.where((width > 0) & torch.isfinite(width), common / width, whole)
-    return torch.where(empty, 1.0, share)
-
-
 def support_sets(prediction: Prediction) -> Tensor:
-    """The classes of positive probability: for the product, those that every exit so far has left in.
+    """The classes of positive probability: for the product, those that no exit so far has ruled out.
 
-    These sets only shrink and come for free, but nobody chose their coverage: measure it. A row that has collapsed has
-    no evidence left for one class rather than another, and its set holds all of them from there on.
+    These sets only shrink and cost nothing, but their coverage is not controlled: measure it. After a collapse the set of a row
+    holds all classes.
 
     Args:
-        prediction: What `rule(logits)` gives.
+        prediction: From `rule(logits)`.
     """
     return prediction.log_probs > -torch.inf
 
@@ -115,10 +96,10 @@ def support_sets(prediction: Prediction) -> Tensor:
 def _check_members(members: Any) -> Tensor:
     inside = as_tensor(members, "members")
     if inside.dtype != torch.bool:
-        raise DtypeError(f"members are {inside.dtype}", expected="booleans", fix="give what sets() returns")
+        raise DtypeError(f"members are {inside.dtype}", expected="booleans", fix="pass what sets() returns")
     if inside.ndim != 3 or len(inside) == 0:
         raise ShapeError(
-            f"members have shape {tuple(inside.shape)}", expected="(exits, batch, classes)", fix="give the sets of all exits"
+            f"members have shape {tuple(inside.shape)}", expected="(exits, batch, classes)", fix="pass the sets of all exits"
         )
     return inside
 

@@ -1,12 +1,12 @@
-"""Prediction sets per exit: regularised adaptive prediction sets (RAPS), both ways they are in use, and APS.
+"""Prediction sets per exit: regularised adaptive prediction sets (RAPS), in both published variants, and APS.
 
-A set holds the most probable classes of a row, as many as a threshold admits; the threshold is the quantile of the
-labels' scores on calibration rows. Sets are prefixes of the ranking, so the sorted probabilities of a row suffice.
+A set holds the most probable classes of a row, as many as a threshold admits; the threshold is a quantile of the labels' scores
+on calibration rows. Sets are prefixes of the ranking, so the sorted probabilities of a row suffice.
 
-`paper` is the score of the paper's released code: the lam_reg is randomised with the probability, and sets may be empty.
-`original` is that of the public code of RAPS: only the probability is randomised, and a set holds at least one class. Without
-a lam_reg either is APS. The quantile is the exact one by default, which keeps the coverage asked for with any number of rows;
-`quantile="corrected"` is that of the paper's code, `quantile="plain"` that of the public code of RAPS, and neither keeps it.
+`paper` is the score of the paper's released code: the penalty is randomised together with the probability, and sets may be
+empty. `original` is that of the public code of RAPS: only the probability is randomised, and a set holds at least one class.
+With a penalty of 0 both are APS. The default quantile is exact, which guarantees the coverage with any number of rows;
+`quantile="corrected"` (the paper's code) and `quantile="plain"` (the public code of RAPS) do not.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from anytime.metrics.trajectories import above_zero
 
 Quantile = Literal["exact", "corrected", "plain"]
 _NEAR = 1e-9
-"""(n + 1)(1 - α) is a whole number more often than its floating point value is."""
+"""Tolerance for (n + 1)(1 - α), which may be a whole number while its floating-point value is not."""
 
 
 @dataclass(frozen=True)
 class Raps:
-    """Settings of the sets.
+    """Settings of the sets; `lam_reg` and `k_reg` are named as in the RAPS paper.
 
     Args:
-        alpha: Fraction of labels that may be missed.
-        lam_reg: λ, added for each rank beyond `k_reg`; 0 is APS.
-        k_reg: k_reg, how many ranks come without lam_reg.
+        alpha: The fraction of labels that may be missed.
+        lam_reg: λ, the penalty for each rank beyond `k_reg`; 0 is APS.
+        k_reg: The number of ranks without a penalty.
         variant: `paper` or `original`.
-        randomised: Whether scores and sets use the draws. Without them every score is taken whole, on calibration rows
-            too, and coverage lies above 1 - alpha by more. (The public code of RAPS adds one more class to such sets.)
-        quantile: Of the n calibration scores. `exact` is the ⌈(n + 1)(1 - α)⌉-th smallest: coverage lies between 1 - α and
+        randomised: Whether scores and sets are randomised. Otherwise coverage exceeds 1 - alpha by more. (The public code of
+            RAPS adds one more class to sets that are not.)
+        quantile: Of the n calibration scores. `exact` is the ⌈(n + 1)(1 - α)⌉-th smallest: coverage is between 1 - α and
             1 - α + 1/(n + 1), and with fewer rows than 1/α - 1 sets hold all classes. `corrected` is the level
-            ⌈(n + 1)(1 - α)⌉/n, at most 1, rounded to the higher score, most often one score further; with fewer rows than
-            1/α - 1 coverage is below 1 - α. `plain` is the level 1 - α, without correction: coverage is below 1 - α.
-        empty: Whether a set may be empty. None is yes for the paper's variant and no for the original.
+            ⌈(n + 1)(1 - α)⌉/n, at most 1, rounded to the higher score, usually one score further; with fewer rows than
+            1/α - 1 coverage is below 1 - α. `plain` is the level 1 - α without correction: coverage is below 1 - α.
+        empty: Whether a set may be empty. None: yes for `paper`, no for `original`.
     """
 
     alpha: float = 0.05
@@ -65,7 +65,7 @@ class Raps:
             object.__setattr__(self, "empty", self.variant == "paper")
 
     def label_score(self, ascending: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
-        """The score of each row's label, which stands at `rank` (from 0) of the sorted row."""
+        """The score of each row's label, which has this `rank` (from 0) in the sorted row."""
         values = above_zero(ascending).flip(-1).exp()
         return self._score(_at(values.cumsum(-1), rank), _at(values, rank), rank + 1, uniform)
 
@@ -73,7 +73,7 @@ class Raps:
         """The quantile of the calibration scores, `(exits, rows)`, at each exit."""
         rows = scores.shape[-1]
         if rows == 0:
-            raise ShapeError("no calibration rows", expected="at least one", fix="hold out more rows")
+            raise ShapeError("there are no calibration rows", expected="at least one", fix="hold out more rows")
         least = _least(rows, self.alpha)
         if self.quantile == "exact":
             if least > rows:
@@ -88,16 +88,16 @@ class Raps:
         """How many classes each row's set holds: the set is that many of the most probable ones.
 
         Args:
-            ascending: Sorted log-probabilities, `(exits, batch, classes)`, as `sort_rows` gives them.
-            threshold: One an exit, `(exits,)`.
-            uniform: One draw an exit and row, `(exits, batch)`.
+            ascending: Sorted log-probabilities, `(exits, batch, classes)`, from `sort_rows`.
+            threshold: One per exit, `(exits,)`.
+            uniform: Random numbers from 0 to 1, `(exits, batch)`.
         """
         classes = ascending.shape[-1]
         limit = threshold[:, None]
         values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
         ranks = torch.arange(1, values.shape[-1] + 1, device=values.device)
-        # Without draws, and for classes without probability, a score is a whole row's sum: 1 up to rounding, which must not
-        # decide between classes.
+        # Unrandomised scores, and those of classes without probability, are sums of whole rows: 1 up to rounding, which must
+        # not decide between classes.
         slack = 8 * torch.finfo(values.dtype).eps
         size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None] + slack)
         if not self.empty:
@@ -107,8 +107,8 @@ class Raps:
     def _score(self, total: Tensor, value: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
         """The score of the class at `rank`, from 1: of probability `value`, `total` with those before it.
 
-        It rises with the rank, so the classes whose score is at most the threshold are a prefix of the ranking. With
-        the original's score, this prefix is the set that its code gets by shrinking a larger one by chance.
+        It increases with the rank, so the classes whose score is at most the threshold are a prefix of the ranking. For
+        `original`, this prefix is the set that its code gets by randomly shrinking a larger one.
         """
         beyond = (rank - self.k_reg).clamp(min=0)
         whole = total + self.lam_reg * beyond
@@ -119,7 +119,7 @@ class Raps:
         return whole - uniform * (value + self.lam_reg * (beyond > 0))
 
     def _reachable(self, limit: Tensor, classes: int) -> int:
-        """A rank that no set goes beyond: by then the penalties alone exceed the threshold."""
+        """A rank that no set exceeds: from there on the penalties alone exceed the threshold."""
         most = float(limit.max()) if limit.numel() else 0.0
         if self.lam_reg == 0 or not math.isfinite(most):
             return classes
@@ -127,17 +127,17 @@ class Raps:
 
 
 def warn_of_few_rows(raps: Raps, rows: int, *, stacklevel: int = 2) -> None:
-    """Warn where so many calibration rows cannot give the coverage asked for by anything but sets of all classes.
+    """Warn if there are too few calibration rows for the coverage, unless sets hold all classes.
 
     Args:
         raps: The settings.
-        rows: How many calibration rows there are.
-        stacklevel: Of the caller that the warning is for, as `warnings.warn` counts from here.
+        rows: The number of calibration rows.
+        stacklevel: As for `warnings.warn`.
     """
     if rows == 0 or _least(rows, raps.alpha) <= rows:
         return
     needed = math.ceil(1 / raps.alpha - 1 - _NEAR / raps.alpha)
-    what = "all sets hold all classes" if raps.quantile == "exact" else "coverage is lower than asked for"
+    what = "all sets hold all classes" if raps.quantile == "exact" else "coverage is below 1 - alpha"
     warnings.warn(
         f"{rows} calibration rows are too few for alpha={raps.alpha:g}: {what}. Hold out at least {needed} rows, or allow a "
         "larger alpha.",
@@ -148,13 +148,13 @@ def warn_of_few_rows(raps: Raps, rows: int, *, stacklevel: int = 2) -> None:
 
 def sort_rows(log_probs: Tensor) -> Tensor:
     """Each row sorted, the most probable class last."""
-    if log_probs.device.type == "cpu":  # NumPy's sort is vectorised, some fifty times faster here
+    if log_probs.device.type == "cpu":  # NumPy's sort is vectorised, about fifty times faster here
         return torch.from_numpy(np.sort(log_probs.detach().numpy(), -1))
     return log_probs.sort(-1).values
 
 
 def rank_of(log_probs: Tensor, ascending: Tensor, labels: Tensor) -> Tensor:
-    """The rank of each row's label, from 0; among equal probabilities the lower class index comes first.
+    """The rank of each row's label, from 0; among equal probabilities the lower class index is first.
 
     Args:
         log_probs: `(exits, batch, classes)`.
@@ -178,12 +178,12 @@ def members_of(log_probs: Tensor, ascending: Tensor, size: Tensor) -> Tensor:
     classes = log_probs.shape[-1]
     last = _at(ascending, (classes - size).clamp(max=classes - 1)).unsqueeze(-1)
     above, equal = log_probs > last, log_probs == last
-    room = size.unsqueeze(-1) - above.sum(-1, keepdim=True)
-    return above | (equal & (equal.cumsum(-1) <= room))
+    left = size.unsqueeze(-1) - above.sum(-1, keepdim=True)
+    return above | (equal & (equal.cumsum(-1) <= left))
 
 
 def _least(rows: int, alpha: float) -> int:
-    """How many of the scores of n + 1 exchangeable rows must not exceed the threshold."""
+    """How many of the scores of n + 1 exchangeable rows must be at most the threshold."""
     return math.ceil((rows + 1) * (1 - alpha) - _NEAR)
 
 

@@ -1,9 +1,9 @@
-"""Prediction sets as a fitted object: one threshold an exit, found on held-out rows and kept beside a model.
+"""Prediction sets as a fitted object: one threshold per exit, found on held-out rows.
 
-Each exit is calibrated by itself, so coverage holds at each exit by itself, over the draw of calibration and test rows
-(marginally): not for all exits at once and not for each input. With `simultaneous=True` the exits are calibrated together,
-and the label is in all sets at once, so also in their running intersection, with probability 1 - α. The sets belong to the
-rule they were calibrated for; a temperature is part of that rule (`anytime.combine.Scaled`).
+Each exit is calibrated separately, so coverage is marginal and holds per exit: not for all exits at once, and not for each
+input. With `simultaneous=True` the exits are calibrated jointly: the label is in all sets at once, so also in their running
+intersection, with probability 1 - α. The sets belong to the rule they were calibrated for; a temperature is part of that rule
+(`anytime.combine.Scaled`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import check_labels, check_log_probs, check_logits, check_seed
+from anytime.checks import check_count, check_labels, check_log_probs, check_logits, check_seed
 from anytime.combine import Rule, parse_rule
-from anytime.combine.named import name_of
+from anytime.combine.named import as_rule, name_of
 from anytime.conformal.nesting import SetMetrics, measure_sets
 from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
 from anytime.errors import OptionError, ShapeError
@@ -28,24 +28,23 @@ from anytime.fitted import Fitted
 
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 """The values of λ that the original chooses from."""
-TUNING_SHARE = 0.3
-_SPLIT, _CALIBRATION, _USE = range(3)  # streams of draws that a seed gives
+TUNING_FRACTION = 0.3
+_SPLIT, _CALIBRATION, _USE = range(3)  # random streams of a seed
+_OLD_NAMES = {"rule": "text", "penalties": "lam_reg", "free": "k_reg"}
 
 
 @dataclass(frozen=True)
-class ConformalSets(
-    Fitted, kind="conformal-sets", version=2, oldest=1, renamed={"rule": "text", "penalties": "lam_reg", "free": "k_reg"}
-):
-    """Prediction sets at every exit, as `fit_conformal_sets` gives them.
+class ConformalSets(Fitted, kind="conformal-sets", version=2, oldest=1, renamed=_OLD_NAMES):
+    """Prediction sets at every exit, as `fit_conformal_sets` returns them.
 
     Args:
-        text: The text of the rule they were calibrated for, or None if they were fitted on log-probabilities.
+        text: The rule they were calibrated for, as text, or None if they were fitted on log-probabilities.
         variant, alpha, randomised, quantile, empty: As in `Raps`.
-        lam_reg, k_reg: λ and k_reg at each exit.
+        lam_reg, k_reg: As in `Raps`, at each exit.
         thresholds: The quantile of the calibration scores at each exit.
-        simultaneous: Whether coverage is that of all exits at once.
-        shared: Whether a row has one draw for all exits, so that sizes differ between exits for no reason but the exits.
-        rows: How many rows gave the quantiles.
+        simultaneous: Whether coverage holds for all exits at once.
+        shared: Whether a row uses one random number for all exits, so that its set sizes only differ by the exits.
+        rows: The number of rows that gave the quantiles.
     """
 
     text: str | None
@@ -65,8 +64,10 @@ class ConformalSets(
         super().__post_init__()
         for name, values in (("lam_reg", self.lam_reg), ("k_reg", self.k_reg), ("thresholds", self.thresholds)):
             if len(values) != self.exits or any(math.isnan(value) for value in values):
-                raise OptionError(f"{name} are {values}", expected=f"{self.exits} numbers", fix="one an exit")
-        _ = self._raps  # a file's settings are checked when it is read
+                raise OptionError(
+                    f"{name} is {values}", expected=f"{self.exits} numbers, one per exit", fix="fit the sets again"
+                )
+        _ = self._raps  # checks the settings
 
     @property
     def rule(self) -> Rule[Any] | None:
@@ -74,17 +75,17 @@ class ConformalSets(
         return None if self.text is None else parse_rule(self.text)
 
     def sizes(self, log_probs: Any, *, seed: int = 0) -> Tensor:
-        """How many classes each set holds, `(exits, batch)`.
+        """The number of classes in each set, `(exits, batch)`.
 
         Args:
-            log_probs: What the rule gives, `(exits, batch, classes)`.
-            seed: Of the draws.
+            log_probs: The rule's log-probabilities, `(exits, batch, classes)`.
+            seed: Of the randomisation.
         """
         given = self._checked(log_probs)
         return self._sizes(given, sort_rows(given), seed)
 
     def sets(self, log_probs: Any, *, seed: int = 0) -> Tensor:
-        """The sets as booleans, `(exits, batch, classes)`; the arguments are those of `sizes`."""
+        """The sets as booleans, `(exits, batch, classes)`; arguments as for `sizes`."""
         given = self._checked(log_probs)
         ascending = sort_rows(given)
         return members_of(given, ascending, self._sizes(given, ascending, seed))
@@ -93,19 +94,26 @@ class ConformalSets(
         """The sets at one exit, `(batch, classes)`, for use while a model runs.
 
         Args:
-            exit: Which one, from 1.
-            log_probs: What the rule gives there, `(batch, classes)`.
-            draw: A generator to draw from, or the draws: numbers from 0 to 1, one a row or one for all. Where draws are
-                `shared`, keep those of a row over its exits. Not needed where sets are not randomised.
+            exit: Counted from 1.
+            log_probs: The rule's log-probabilities there, `(batch, classes)`.
+            draw: A generator, or random numbers from 0 to 1, one per row or one for all; with `shared`, the same for all
+                exits of a row. Not needed if sets are not randomised.
         """
-        if not 1 <= exit <= self.exits:
-            raise OptionError(f"exit is {exit}", expected=f"1 to {self.exits}", fix="give the number of an exit, from 1")
+        check_count(exit, "exit", most=self.exits)
         if log_probs.ndim != 2:
             raise ShapeError(
                 f"log_probs has shape {tuple(log_probs.shape)}", expected="(batch, classes)", fix="use sets() for all exits"
             )
         self.check_fits(self.exits, log_probs.shape[1])
-        uniform = self._draw(draw, log_probs)
+        if draw is None and self.randomised:
+            raise OptionError(
+                "draw is None, and the sets are randomised",
+                expected="a torch.Generator, or one number from 0 to 1 per row",
+                fix="keep one generator, or fit with Raps(randomised=False)",
+            )
+        if isinstance(draw, torch.Generator):
+            draw = torch.rand(len(log_probs), generator=draw, device=draw.device)
+        uniform = torch.as_tensor(0.0 if draw is None else draw).to(log_probs).expand(len(log_probs))
         ascending = sort_rows(log_probs)
         limit = log_probs.new_tensor(self.thresholds[exit - 1 : exit])
         size = self._raps[exit - 1].size(ascending[None], limit, uniform[None])[0]
@@ -118,9 +126,7 @@ class ConformalSets(
     @cached_property
     def _raps(self) -> tuple[Raps, ...]:
         settings = Raps(self.alpha, variant=self.variant, randomised=self.randomised, quantile=self.quantile, empty=self.empty)
-        return tuple(
-            replace(settings, lam_reg=lam_reg, k_reg=k_reg) for lam_reg, k_reg in zip(self.lam_reg, self.k_reg, strict=True)
-        )
+        return tuple(replace(settings, lam_reg=lam, k_reg=k) for lam, k in zip(self.lam_reg, self.k_reg, strict=True))
 
     def _checked(self, log_probs: Any) -> Tensor:
         given = check_log_probs(log_probs)
@@ -128,29 +134,18 @@ class ConformalSets(
         return given
 
     def _sizes(self, log_probs: Tensor, ascending: Tensor, seed: int) -> Tensor:
-        uniform = _draws(log_probs, seed, _USE, shared=self.shared)
+        uniform = _uniform(log_probs, seed, _USE, shared=self.shared)
         limits = log_probs.new_tensor(self.thresholds)
         return torch.cat(
             [raps.size(ascending[m, None], limits[m, None], uniform[m, None]) for m, raps in enumerate(self._raps)]
         )
-
-    def _draw(self, draw: torch.Generator | Tensor | float | None, log_probs: Tensor) -> Tensor:
-        if isinstance(draw, torch.Generator):
-            return torch.rand(len(log_probs), generator=draw, device=draw.device).to(log_probs)
-        if draw is None and self.randomised:
-            raise OptionError(
-                "no draw came for a randomised set",
-                expected="a torch.Generator, or a number from 0 to 1 a row",
-                fix="keep one generator, or fit with Raps(randomised=False)",
-            )
-        return torch.as_tensor(0.0 if draw is None else draw).to(log_probs).expand(len(log_probs))
 
 
 def fit_conformal_sets(
     logits: Any,
     labels: Any,
     *,
-    rule: str | Rule[Any] | None = "product",
+    rule: str | Rule[Any] | Fitted | None = "product",
     raps: Raps = Raps(),  # noqa: B008 - frozen
     tune: bool = False,
     simultaneous: bool = False,
@@ -160,16 +155,16 @@ def fit_conformal_sets(
     """Calibrate prediction sets on held-out rows.
 
     Args:
-        logits: `(exits, rows, classes)`; with `rule=None`, log-probabilities of any rule of your own.
+        logits: `(exits, rows, classes)`; with `rule=None`, log-probabilities from any rule.
         labels: `(rows,)`.
-        rule: The rule whose answers get sets, by name or as an object.
+        rule: The rule whose predictions get sets: a rule, its text, or a fitted rule.
         raps: The settings.
-        tune: Choose λ and k_reg of each exit on 30 % of the rows, as the original does, and calibrate on the rest.
-        simultaneous: Calibrate all exits together: the score of a row is the worst, over the exits, of its label's place
-            among the scores of 30 % of the rows, and the rest give its quantile. Sets are larger, and the label is in all of
-            them at once with the probability asked for.
-        shared: Use one draw a row for all exits instead of fresh ones.
-        seed: Of the tuning split and the draws.
+        tune: Choose λ and k_reg of each exit on a random 30 % of the rows, as the original does, and calibrate on the rest.
+        simultaneous: Calibrate all exits jointly: the score of a row is the highest rank, over the exits, of its label's score
+            among those of 30 % of the rows, and the rest give its quantile. Sets are larger, and the label is in all of them
+            at once with probability 1 - α.
+        shared: Use one random number per row for all exits.
+        seed: Of the random split and the randomisation.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -180,11 +175,11 @@ def fit_conformal_sets(
     if rule is None:
         log_probs, text = check_log_probs(logits), None
     else:
-        known = parse_rule(rule) if isinstance(rule, str) else rule
+        known = as_rule(rule)
         log_probs, text = known(check_logits(logits)).log_probs, name_of(known)
     exits, rows, classes = log_probs.shape
     wanted = check_labels(labels, batch=rows, classes=classes, device=log_probs.device)
-    uniform = _draws(log_probs, seed, _CALIBRATION, shared=shared)
+    uniform = _uniform(log_probs, seed, _CALIBRATION, shared=shared)
     ascending = sort_rows(log_probs)
     rank = rank_of(log_probs, ascending, wanted)
     settings: Sequence[Raps] = (raps,) * exits
@@ -194,8 +189,8 @@ def fit_conformal_sets(
     warn_of_few_rows(raps, len(wanted[rest]))
     scored = zip(settings, ascending, rank, uniform, strict=True)
     scores = torch.stack([each.label_score(a, r, u) for each, a, r, u in scored])
-    thresholds = _together(raps, scores[:, chosen], scores[:, rest]) if simultaneous else raps.threshold(scores[:, rest])
-    assert raps.empty is not None  # Raps fills it in
+    thresholds = _jointly(raps, scores[:, chosen], scores[:, rest]) if simultaneous else raps.threshold(scores[:, rest])
+    assert raps.empty is not None  # set by Raps
     return ConformalSets(
         exits=exits,
         classes=classes,
@@ -219,24 +214,24 @@ conformal_sets = fit_conformal_sets
 
 
 def tuning_split(rows: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Which of the held-out rows choose λ and k_reg (30 %, by lot), and which give the quantile.
+    """A random split of the held-out rows: 30 % to choose λ and k_reg, the others for the quantile.
 
-    A temperature that is fitted on the first of these leaves the guarantee as it is.
+    A temperature fitted on the first part does not affect the guarantee.
     """
     order = torch.from_numpy(np.random.default_rng([check_seed(seed), _SPLIT]).permutation(rows))
-    chosen = math.ceil(TUNING_SHARE * rows)
+    chosen = math.ceil(TUNING_FRACTION * rows)
     if chosen == rows:
         raise ShapeError(f"{rows} rows to tune and calibrate on", expected="at least two", fix="hold out more rows")
     return order[:chosen].sort().values, order[chosen:].sort().values
 
 
-def _together(raps: Raps, known: Tensor, scores: Tensor) -> Tensor:
-    """Thresholds, one an exit, that the scores of a new row stay under at all exits at once with the probability asked for."""
+def _jointly(raps: Raps, known: Tensor, scores: Tensor) -> Tensor:
+    """Thresholds, one per exit, that the scores of a new row are below at all exits at once with probability 1 - α."""
     ladder = known.sort(-1).values
     below = torch.searchsorted(ladder, scores.contiguous())  # how many of the known scores are smaller
-    worst = raps.threshold(below.amax(0)[None].double())
-    endless = torch.cat((ladder, ladder.new_full((len(ladder), 1), math.inf)), -1)
-    return endless[:, int(worst.clamp(max=ladder.shape[-1]))]
+    highest = raps.threshold(below.amax(0)[None].double())
+    unbounded = torch.cat((ladder, ladder.new_full((len(ladder), 1), math.inf)), -1)
+    return unbounded[:, int(highest.clamp(max=ladder.shape[-1]))]
 
 
 def _tuned(raps: Raps, ascending: Tensor, ranks: Tensor, uniform: Tensor) -> list[Raps]:
@@ -254,8 +249,8 @@ def _mean_size(raps: Raps, ascending: Tensor, rank: Tensor, uniform: Tensor) -> 
     return float(raps.size(ascending[None], limit, uniform[None]).double().mean())
 
 
-def _draws(log_probs: Tensor, seed: int, stream: int, *, shared: bool = False) -> Tensor:
-    """One number an exit and row, `(exits, rows)`; the first rows get the same whatever comes after them."""
+def _uniform(log_probs: Tensor, seed: int, stream: int, *, shared: bool = False) -> Tensor:
+    """Random numbers from 0 to 1, `(exits, rows)`; those of the first rows do not depend on how many follow."""
     exits, rows, _ = log_probs.shape
     drawn = np.random.default_rng([check_seed(seed), stream]).random((rows, 1 if shared else exits))
     return torch.from_numpy(drawn).to(log_probs).T.expand(exits, rows)

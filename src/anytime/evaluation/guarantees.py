@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.calibrate import Certificate, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
+from anytime.calibrate import Certificate, DropTally, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
 from anytime.checks import check_fraction, check_number, check_seed, fingerprints, shared_rows
 from anytime.combine import Caching, Rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import Chunk, Followed, LogitRows, Request, calibrate_rows
+from anytime.evaluation.blocks import Chunk, LogitRows, Request, calibrate_rows
 from anytime.evaluation.measure import (
     DEFAULT_RULES,
     Evaluation,
@@ -37,10 +37,8 @@ from anytime.evaluation.measure import (
     open_rows,
     plain_rules,
 )
-from anytime.metrics import RuleMetrics, is_monotone, reach
-from anytime.metrics import drop as largest_drop
-from anytime.policy import BudgetCurve
-from anytime.policy.budget import BudgetTally
+from anytime.metrics import RuleMetrics
+from anytime.policy import BudgetCurve, BudgetTally
 
 FITTED_PRODUCT, SCALED_CACHING = "fitted product", "scaled caching"
 FITTING_ROWS = 5000
@@ -194,17 +192,10 @@ def measure_guarantees(
     setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
 
     def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
-        return _measure(setup, held, kept, named, plain, sets, _Limits(float(drop), strict, float(confidence)))
+        return _measure(setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence))
 
     found, shared = attempt(torch.arange(held_samples))
     return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found
-
-
-@dataclass(frozen=True)
-class _Limits:
-    drop: float
-    strict: bool
-    confidence: float
 
 
 def _measure(
@@ -213,8 +204,10 @@ def _measure(
     kept: Tensor,
     named: Mapping[str, Any],
     plain: Mapping[str, Rule[Any]],
+    *,
     sets: Raps | None,
-    limits: _Limits,
+    drop: float,
+    confidence: float,
 ) -> tuple[Guarantees, Tensor]:
     """The guarantees from the calibration rows `kept`, and which of all calibration rows are among the test rows."""
     exits, _, classes = held.logits.shape
@@ -232,12 +225,17 @@ def _measure(
         )
         held_prints = torch.cat((fingerprints(logits), calibration_prints))
         check_unseen(named, held_prints, purpose="the calibration")
-        tallies = {name: _Tally(log_odds[name], limits) for name in every}
+        budgets = {name: BudgetTally(log_odds[name]) for name in every}
+        drops = {name: DropTally(drop, strict=setup.strict) for name in every}
 
         def add(chunk: Chunk) -> None:
             prints.append(chunk.fingerprints)
-            for name, tally in tallies.items():
-                tally.add(chunk.rules[name])
+            for name in every:
+                found = chunk.rules[name]
+                assert found.seen.correct is not None  # test rows have labels
+                assert found.log_odds is not None
+                budgets[name].add(found.log_odds, found.seen.correct)
+                drops[name].add(found.seen)
 
         request = replace(request, combiners={**combiners, **scaled}, sets=thresholds)
         evaluation, metrics = setup.measure(request, list(every), map_in_order, add)
@@ -250,7 +248,9 @@ def _measure(
         fitting_rows=len(fitting),
         calibrating_rows=len(calibrating),
         dropped_rows=len(shared) - len(kept),
-        **asdict(limits),
+        drop=drop,
+        strict=setup.strict,
+        confidence=confidence,
         sets=sets,
         seed=setup.seed,
         product=product,
@@ -261,38 +261,13 @@ def _measure(
                 temperature=temperatures.get(name),
                 before=metrics[name],
                 after=metrics.get(("scaled", name)),
-                certificate=tallies[name].certificate(each, exits, classes),
-                budget=tallies[name].budget.curve(setup.costs),
+                certificate=drops[name].certificate(name_of(each), exits, classes, confidence),
+                budget=budgets[name].curve(setup.costs),
             )
             for name, each in every.items()
         },
     )
     return guarantees, shared
-
-
-class _Tally:
-    """What the certificate and the budget curve of one rule count on the test rows."""
-
-    def __init__(self, log_odds: Tensor, limits: _Limits) -> None:
-        self.budget = BudgetTally(log_odds)
-        self._limits = limits
-        self._rows = self._drops = self._losses = 0
-
-    def add(self, found: Followed) -> None:
-        """Count some rows."""
-        correct, log_odds = found.seen.correct, found.log_odds
-        assert correct is not None  # test rows have labels
-        assert log_odds is not None
-        self.budget.add(log_odds, correct)
-        drops = largest_drop(found.seen.label_probability)
-        self._rows += correct.shape[1]
-        self._drops += int(reach(drops, (self._limits.drop,), strict=self._limits.strict))
-        self._losses += int((~is_monotone(correct)).sum())
-
-    def certificate(self, rule: Rule[Any], exits: int, classes: int) -> Certificate:
-        """The certificate of the rows counted."""
-        counts = {"rows": self._rows, "drops": self._drops, "losses": self._losses}
-        return Certificate.from_counts(exits=exits, classes=classes, text=name_of(rule), **asdict(self._limits), **counts)
 
 
 def _labelled(given: Any, probabilities: bool, what: str) -> LogitRows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,17 +78,9 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document, without the sample of inputs."""
-        return {
-            "exits": self.exits,
-            "samples": self.samples,
-            "classes": self.classes,
-            "labelled": self.labelled,
-            "rules": {name: found.to_json() for name, found in self.rules.items()},
-            "costs": list(self.costs),
-            "costs_given": self.costs_given,
-            "settings": self.settings,
-            "worst": [asdict(example) for example in self.worst],
-        }
+        document = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "examples"}
+        rules = {name: found.to_json() for name, found in self.rules.items()}
+        return {**document, "rules": rules, "costs": list(self.costs), "worst": [asdict(example) for example in self.worst]}
 
 
 def evaluate(
@@ -273,7 +265,7 @@ def name_rules(rules: Any) -> dict[str, Any]:
                 raise OptionError(f"rule {name!r} is given twice", expected="each rule once", fix=f"remove one {name!r}")
             named[name] = parse_rule(given) if isinstance(given, str) else given
     if not named:
-        raise OptionError("no rules", expected="at least one rule", fix=f"pass rules={DEFAULT_RULES}, which is the default")
+        raise OptionError("no rules", expected="at least one rule", fix="pass at least one, such as rules=['product']")
     return named
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.arrays import Inflated, open_npy, open_npz
+from anytime.arrays import open_npy, open_npz
 from anytime.artifacts import check_sealed
 from anytime.checks import check_memory
 from anytime.errors import DtypeError, FormatError, IntegrityError, LabelError
@@ -43,7 +43,7 @@ class Mapped:
         name: Its name in error messages.
     """
 
-    array: np.ndarray[Any, Any] | Inflated
+    array: np.ndarray[Any, Any]
     bfloat16: bool = False
     name: str = "logits"
 

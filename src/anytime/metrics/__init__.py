@@ -1,4 +1,4 @@
-"""Measurements: per exit and input, then over inputs."""
+"""Metrics: trajectories per exit and input, and sums over inputs."""
 
 from anytime.metrics.calibration import brier, ece, histogram, nll, oracle_accuracy, oracle_auroc_as_released
 from anytime.metrics.monotonicity import drop, forgot, improvable, is_monotone, learned, reach, rise

@@ -1,6 +1,6 @@
-"""Calibration: are the probabilities worth their name (section 5.3 and appendix B.3 of the paper)?
+"""Calibration metrics (section 5.3 and appendix B.3 of the paper).
 
-Histograms over confidence are sums over inputs, so they can be gathered block by block and added.
+Histograms over confidence are sums over inputs, so they can be computed block by block and added.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ ORACLE_FRACTION = 0.005
 def nll(label: Tensor) -> Tensor:
     """Negative log-likelihood from the logarithm of the label's probability, which is floored at 1e-12.
 
-    Without the floor one label outside a product's support would make the mean infinite; how often that happens is
-    told by the support's coverage.
+    Without the floor one label outside a product's support would make the mean infinite; support coverage counts these.
     """
     return -label.clamp(min=math.log(NLL_FLOOR))
 
@@ -33,17 +32,10 @@ def brier(square: Tensor, label_probability: Tensor) -> Tensor:
 
 
 def histogram(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
-    """Count, sum of confidences and number right in equal-width bins of confidence.
+    """Count, sum of confidences and number of correct answers in equal-width bins of confidence.
 
-    Bins are closed on the left; a confidence of exactly 1 belongs to the last.
-
-    Args:
-        confidence: `(exits, batch)` in [0, 1].
-        correct: `(exits, batch)` booleans.
-        bins: How many.
-
-    Returns:
-        `(exits, bins, 3)` in float64.
+    Bins are closed on the left; a confidence of exactly 1 belongs to the last. From `(exits, batch)` confidences in [0, 1] and
+    booleans, the result is `(exits, bins, 3)` in float64.
     """
     index = (confidence.double() * bins).long().clamp(0, bins - 1)
     values = torch.stack((torch.ones_like(confidence), confidence, correct.to(confidence.dtype)), -1).double()
@@ -58,38 +50,28 @@ def ece(table: Tensor) -> Tensor:
 
 
 def oracle_accuracy(table: Tensor, *, fraction: float = ORACLE_FRACTION) -> Tensor:
-    """Accuracy per exit after the least confident `fraction` of inputs were handed to an oracle that knows the answer.
+    """Accuracy per exit if an oracle answers the least confident `fraction` of inputs correctly.
 
-    This is the sound form of the paper's oracle-collaborative figure: whom a model defers to the oracle depends on the
-    order of its confidences alone. Within the last bin that is partly handed over, its errors are taken in proportion.
-
-    Args:
-        table: A histogram over confidence with many bins, `(exits, bins, 3)`.
-        fraction: Share of inputs the oracle answers.
+    This is the sound form of the paper's oracle-collaborative metric: deferral depends only on the order of confidences. In
+    a bin that is deferred in part, errors count in proportion. `table` is a histogram with many bins, `(exits, bins, 3)`.
     """
     check_number(fraction, "fraction", low=0, most=1)
     count, _, right = table.unbind(-1)
     total = count.sum(-1, keepdim=True).clamp(min=1)
     before = count.cumsum(-1) - count
     taken = (fraction * total - before).clamp(min=0).minimum(count) / count.clamp(min=1)
-    mended = ((count - right) * taken).sum(-1)
-    return (right.sum(-1) + mended) / total.squeeze(-1)
+    corrected = ((count - right) * taken).sum(-1)
+    return (right.sum(-1) + corrected) / total.squeeze(-1)
 
 
 def oracle_auroc_as_released(
     confidence: Tensor, answer: Tensor, labels: Tensor, *, fraction: float = ORACLE_FRACTION
 ) -> Tensor:
-    """The figure that the paper's released code plots as oracle-collaborative AUROC, for comparison only.
+    """The metric that the paper's released code plots as oracle-collaborative AUROC, for comparison only.
 
-    That code feeds class indices to a metric for binary problems: a "positive" is any label but class 0, a "score" is the
+    That code passes class indices to a metric for binary problems: a "positive" is any label but class 0, a "score" is the
     index of the answer. All thresholds inside (0, 1) give one point of the curve, the ends give two more, and the area
-    is close to the recall of class 0 after the oracle's help.
-
-    Args:
-        confidence: `(exits, batch)`.
-        answer: `(exits, batch)` class indices.
-        labels: `(batch,)` class indices.
-        fraction: Share of inputs the oracle answers.
+    is close to the recall of class 0 after the oracle's help. Confidences and answers are `(exits, batch)`.
     """
     helped = round(fraction * labels.shape[0])
     given = answer.clone()
@@ -101,7 +83,7 @@ def oracle_auroc_as_released(
     return (1 - false_rate) * (1 + true_rate) / 2 + (false_rate - false_last) * (true_rate + true_last) / 2
 
 
-def _rates(said: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    hits = (said & positive).sum(1) / positive.sum().clamp(min=1)
-    alarms = (said & ~positive).sum(1) / (~positive).sum().clamp(min=1)
+def _rates(predicted: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+    hits = (predicted & positive).sum(1) / positive.sum().clamp(min=1)
+    alarms = (predicted & ~positive).sum(1) / (~positive).sum().clamp(min=1)
     return hits, alarms

@@ -1,7 +1,6 @@
-"""Conditional monotonicity: does an input get worse on the way (section 3 and appendices B.1, B.5 and B.7 of the paper)?
+"""Conditional monotonicity: does the answer for an input get worse (section 3, appendices B.1, B.5 and B.7 of the paper)?
 
-All functions take trajectories of shape `(exits, batch)` and give one value an input or, with `exits` values, one an
-exit; shares over inputs are taken by the caller, block by block.
+All functions take trajectories of shape `(exits, batch)` and return one value per input, or one per exit and input.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ DROPS = (0.01, 0.05, 0.1, 0.2, 0.25, 0.33, 0.5)
 ENTROPY_RISES = (0.01, 0.1, 0.5, 1.0)
 SIZE_RISES = (1, 2, 5, 10)
 _ROUNDING = 8
-"""By how many units of the last place (of 1) a difference of two probabilities may be off."""
+"""The rounding error of a difference of two probabilities, in units of the last place of 1."""
 
 
 def drop(trajectory: Tensor) -> Tensor:
-    """The largest decrease between any earlier and any later exit, `(batch,)`; 0 if it never falls (the paper's MPD).
+    """The largest decrease between any earlier and any later exit, `(batch,)`; 0 if it never decreases (the paper's MPD).
 
     >>> round(drop(torch.tensor([[0.2], [0.9], [0.5], [0.6]])).item(), 4)
     0.4
@@ -35,8 +34,7 @@ def rise(trajectory: Tensor) -> Tensor:
 def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) -> Tensor:
     """How many of `values` reach each threshold (≥, the paper's text) or, strictly, exceed it (>, its released code).
 
-    A value that differs from a threshold only by rounding equals it: else the processor would decide whether a drop from
-    0.6 to 0.5 is a drop of 0.1.
+    A value that differs from a threshold only by rounding equals it: a drop from 0.6 to 0.5 is a drop of 0.1 on any processor.
 
     >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1,)).item()
     2
@@ -49,26 +47,26 @@ def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) 
 
 
 def is_monotone(correct: Tensor) -> Tensor:
-    """Inputs that never go from right to wrong, `(batch,)`; those never right are among them."""
+    """Inputs whose answer never goes from correct to wrong, `(batch,)`, including those never correct."""
     return (~correct[:-1] | correct[1:]).all(0)
 
 
 def improvable(correct: Tensor) -> Tensor:
-    """Wrong now, right at some exit before: `(exits, batch)`. Its share of all that is wrong is hindsight improvability."""
+    """Wrong now, correct at an earlier exit: `(exits, batch)`. Its fraction of all wrong answers is hindsight improvability."""
     before = torch.zeros_like(correct)
     before[1:] = correct[:-1].cummax(0).values
     return ~correct & before
 
 
 def learned(correct: Tensor) -> Tensor:
-    """The exit at which an input is right for the first time, as a one-hot `(exits, batch)`."""
+    """The exit at which the answer is correct for the first time, as a one-hot `(exits, batch)`."""
     return _first(correct)
 
 
 def forgot(correct: Tensor) -> Tensor:
-    """The first exit that is wrong after an earlier right one, as a one-hot `(exits, batch)`.
+    """The first exit that is wrong after a correct one, as a one-hot `(exits, batch)`.
 
-    The paper speaks of points "incorrectly classified for the first time"; counted literally that would include every
+    The paper counts points "incorrectly classified for the first time"; literally that would include every
     input that is wrong at the first exit and forgot nothing.
     """
     return _first(improvable(correct))

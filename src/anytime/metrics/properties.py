@@ -1,6 +1,6 @@
-"""The anytime properties beyond monotonicity, which the paper names (section 2) and leaves to others.
+"""The anytime properties beyond monotonicity, which the paper names in section 2 and does not measure.
 
-*Consistency*: quality is correlated with computation; ten times the computation, about a tenth of the error.
+*Consistency*: quality is correlated with computation; with ten times the computation, about a tenth of the error.
 *Diminishing returns*: the largest gains come early.
 
 Quality is the label's probability q, error is 1 - q, computation is the cumulative cost c of the exits.
@@ -11,22 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SAME = 0.01  # changes of a probability smaller than this count as none
+SAME = 0.01  # smaller changes of a probability count as none
 
 
 def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
-    """Does more computation mean more quality, input by input?
+    """Whether more computation means more quality, per input.
 
-    Over all pairs of an earlier and a later exit, weighted by their difference in cost: +1 where quality rises by
-    at least 0.01, -1 where it falls by as much, 0 between.
+    Over all pairs of an earlier and a later exit, weighted by their difference in cost: +1 if quality rises by
+    at least 0.01, -1 if it drops by as much, 0 otherwise.
 
     Args:
         quality: `(exits, batch)`.
         costs: `(exits,)`, increasing.
 
     Returns:
-        The weighted mean in [-1, 1] an input, `(batch,)`, and whether the input moves at all (an input that is
-        certain from the first exit on has no direction).
+        The weighted mean in [-1, 1], `(batch,)`, and whether the input moves at all: one that is certain from the
+        first exit on has no direction.
     """
     exits = len(costs)
     score = torch.zeros_like(quality[0])
@@ -43,38 +43,32 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
-    """Inputs with diminishing returns: no exit lies more than 0.01 under the concave hull of its curve, `(batch,)`."""
+    """Inputs with diminishing returns: no exit is more than 0.01 below the concave hull of its curve, `(batch,)`."""
     return concavity_gap(quality, costs) <= SAME
 
 
 def concavity_gap(quality: Tensor, costs: Tensor) -> Tensor:
-    """How far the curve of quality over cost falls under its concave hull at worst, `(batch,)`; 0 for a concave curve."""
+    """The largest distance of the curve of quality over cost from its concave hull, `(batch,)`; 0 for a concave curve."""
     exits = len(costs)
     gap = torch.zeros_like(quality[0])
     cost = costs.to(quality)
     for left in range(exits - 2):
         for right in range(left + 2, exits):
-            share = ((cost[left + 1 : right] - cost[left]) / (cost[right] - cost[left]))[:, None]
-            chord = quality[left] + share * (quality[right] - quality[left])
+            fraction = ((cost[left + 1 : right] - cost[left]) / (cost[right] - cost[left]))[:, None]
+            chord = quality[left] + fraction * (quality[right] - quality[left])
             gap = torch.maximum(gap, (chord - quality[left + 1 : right]).amax(0))
     return gap
 
 
 def gains(quality: Tensor, costs: Tensor) -> Tensor:
-    """Mean quality gained a unit of cost at each further exit, `(exits - 1,)`."""
+    """Mean quality gained per unit of cost at each further exit, `(exits - 1,)`."""
     return quality.diff() / costs.to(quality).diff()
 
 
 def error_against_cost(quality: Tensor, costs: Tensor) -> tuple[float | None, float | None]:
-    """How the mean error follows the cost over the exits, on logarithmic scales.
+    """The correlation of log cost with -log error over the exits, and the exponent a of error ∝ cost^-a.
 
-    Args:
-        quality: Mean quality an exit, `(exits,)`.
-        costs: `(exits,)`.
-
-    Returns:
-        The correlation of log cost with -log error, in [-1, 1], and the exponent a of error ∝ cost^-a (1 means in
-        proportion). None where the error is zero or does not change.
+    `quality` is the mean per exit. Both are None where the error is zero or does not change.
     """
     error = 1 - quality.double()
     if bool((error <= 0).any()):

@@ -1,7 +1,7 @@
-"""Trajectories: quantities followed over the exits, one column an input.
+"""Trajectories: quantities over the exits, `(exits, batch)`.
 
-`follow` reduces what a rule predicts, `(exits, batch, classes)`, to a handful of numbers an exit and input. Every figure
-of the paper is computed from these.
+`follow` reduces the predictions of a rule, `(exits, batch, classes)`, to a few numbers per exit and input, from which every
+metric is computed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from anytime.errors import ShapeError
 
 @dataclass(frozen=True)
 class Trajectories:
-    """What happened to each input at each exit; every tensor is `(exits, batch)`.
+    """Quantities per input at each exit; every tensor is `(exits, batch)`.
 
     Attributes:
-        answer: The label that the rule names.
+        answer: The rule's label.
         confidence: Its probability.
         final: The probability, at each exit, of the answer given at the last exit.
         entropy: Of the distribution, in nats.
         square: The sum of the squared probabilities, which the Brier score needs.
-        support: How many classes have positive probability.
-        fell_back: Whether the rule had to fall back on the softmax.
+        support: The number of classes with positive probability.
+        fell_back: Whether the rule fell back to the softmax.
         label: The logarithm of the label's probability, or None without labels.
         correct: Whether the answer is the label, or None without labels.
     """
@@ -54,7 +54,7 @@ def follow(prediction: Prediction, labels: Tensor | None = None) -> Trajectories
     """Trajectories of a rule's prediction at all exits.
 
     Args:
-        prediction: What `rule(logits)` gives, `(exits, batch, classes)`.
+        prediction: The result of `rule(logits)`, `(exits, batch, classes)`.
         labels: `(batch,)` class indices, if there are any.
     """
     log_probs = prediction.log_probs
@@ -82,9 +82,9 @@ def follow(prediction: Prediction, labels: Tensor | None = None) -> Trajectories
 
 
 def above_zero(log_probs: Tensor) -> Tensor:
-    """Log-probabilities whose exponentials are normal numbers: zeros and denormals cost ten times the rest to compute with.
+    """Log-probabilities whose exponentials are normal numbers: zeros and denormals are ten times slower.
 
-    For sums only: what is lifted, to about 1e-38, adds nothing to them.
+    For sums only: what is raised, to about 1e-38, adds nothing to them.
     """
     return log_probs.clamp(min=math.log(torch.finfo(log_probs.dtype).tiny) + 1)
 

@@ -98,7 +98,7 @@ class BudgetTally:
 
     def __init__(self, log_odds: Tensor, qs: Sequence[float] = QS) -> None:
         self._qs, exits = tuple(qs), len(log_odds)
-        self._limits = tuple(stop_thresholds(log_odds.double(), exit_fractions(q, exits)) for q in self._qs)
+        self._limits = tuple(fraction_thresholds(log_odds, exit_fractions(q, exits)) for q in self._qs)
         self._stopped = torch.zeros(len(self._qs), exits, dtype=torch.float64)
         self._correct = torch.zeros(len(self._qs), dtype=torch.float64)
 
@@ -137,7 +137,7 @@ def exit_fractions(q: float, exits: int) -> Tensor:
     return values / values.sum()
 
 
-def fraction_thresholds(log_probs: Any, fractions: Any) -> tuple[float, ...]:
+def fraction_thresholds(log_odds: Tensor, fractions: Any) -> tuple[float, ...]:
     """The log-odds from which inputs stop, so that these fractions of the rows stop at each exit.
 
     At each exit but the last, the ⌊rows · fraction⌋-th most confident of the remaining rows sets the threshold, and all that
@@ -145,23 +145,30 @@ def fraction_thresholds(log_probs: Any, fractions: Any) -> tuple[float, ...]:
     stops by them.
 
     Args:
-        log_probs: A rule's predictions at all exits, `rule(logits)`, or their log-probabilities, `(exits, rows, classes)`.
+        log_odds: Confidences, `(exits, rows)`: `rule(logits).log_odds`.
         fractions: One per exit, see `exit_fractions`.
 
     Example:
-        >>> log_probs = torch.tensor([[[0.9, 0.1], [0.6, 0.4]], [[0.5, 0.5], [0.7, 0.3]]]).log()
-        >>> [round(limit, 4) for limit in fraction_thresholds(log_probs, (0.5, 0.5))]  # log(0.9 / 0.1)
-        [2.1972, -inf]
+        >>> log_odds = torch.tensor([[2.2, 0.4], [0.0, 0.8]], dtype=torch.float64)
+        >>> fraction_thresholds(log_odds, (0.5, 0.5))
+        (2.2, -inf)
     """
-    odds = check_prediction(log_probs).log_odds.double()
     wanted = torch.as_tensor(fractions, dtype=torch.float64)
-    if wanted.shape != odds.shape[:1] or bool((wanted < 0).any()) or not abs(float(wanted.sum()) - 1) < 1e-6:
+    if wanted.shape != log_odds.shape[:1] or bool((wanted < 0).any()) or not abs(float(wanted.sum()) - 1) < 1e-6:
         raise OptionError(
             f"fractions are {fractions}",
-            expected=f"{len(odds)} fractions that sum to 1, one per exit",
-            fix=f"pass exit_fractions(q=1.0, exits={len(odds)})",
+            expected=f"{len(log_odds)} fractions that sum to 1, one per exit",
+            fix=f"pass exit_fractions(q=1.0, exits={len(log_odds)})",
         )
-    return stop_thresholds(odds, wanted)
+    rows = log_odds.shape[1]
+    limits = []
+    here = torch.ones(rows, dtype=torch.bool, device=log_odds.device)
+    for now, fraction in zip(log_odds[:-1].double(), wanted.tolist(), strict=False):
+        left = now[here]
+        leave = min(math.floor(rows * fraction + 1e-9), len(left))
+        limits.append(float(left.topk(leave).values[-1]) if leave else math.inf)
+        here &= now < limits[-1]
+    return (*limits, -math.inf)
 
 
 def fit_budget_policy(log_probs: Any, labels: Any = None, *, costs: Any, budget: float) -> BudgetPolicy:
@@ -197,7 +204,7 @@ def fit_budget_policy(log_probs: Any, labels: Any = None, *, costs: Any, budget:
     confidence = answers.log_odds.double()
 
     def stops(part: float) -> tuple[tuple[float, ...], Tensor]:
-        limits = stop_thresholds(confidence, exit_fractions(_q(part), exits))
+        limits = fraction_thresholds(confidence, exit_fractions(_q(part), exits))
         return limits, first_reached(confidence, limits)
 
     def within_budget(part: float) -> bool:
@@ -252,19 +259,6 @@ def budget_curve(validation: Any, log_probs: Any, labels: Any, *, costs: Any, po
     tally = BudgetTally(held.log_odds, [point / 20 for point in range(1, points + 1)])
     tally.add(answers.log_odds, answers.labels == wanted)
     return tally.curve(price)
-
-
-def stop_thresholds(log_odds: Tensor, fractions: Tensor) -> tuple[float, ...]:
-    """The confidence at each exit from which its fraction of the rows stops, from log-odds `(exits, rows)`."""
-    rows = log_odds.shape[1]
-    limits = []
-    here = torch.ones(rows, dtype=torch.bool, device=log_odds.device)
-    for now, fraction in zip(log_odds[:-1], fractions.tolist(), strict=False):
-        left = now[here]
-        leave = min(math.floor(rows * fraction + 1e-9), len(left))
-        limits.append(float(left.topk(leave).values[-1]) if leave else math.inf)
-        here &= now < limits[-1]
-    return (*limits, -math.inf)
 
 
 def first_reached(log_odds: Tensor, limits: tuple[float, ...]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from anytime.checks import check_number
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
-from anytime.models import StagedModel, is_staged
+from anytime.models import Carry, StagedModel, is_staged
 from anytime.policy.stopping import Decisions, FittedPolicy, Policy, Stopped
 
 S = TypeVar("S", bound=State)
@@ -52,7 +52,7 @@ class RunningBatch:
         if self._answers is None:
             self._answers = prediction.clone()
         else:
-            self._answers.put(rows[taken], prediction.at(taken))
+            self._answers.write(rows[taken], prediction.at(taken))
         goes_on = bool(self._decisions.running.any())
         return self._decisions.drop_stopped(self._compact_when), goes_on
 
@@ -85,7 +85,8 @@ def run_batch(
         torch.Size([16, 4])
     """
     _check(model, compact_when)
-    exits, carry, state = model.num_exits, (x,), rule.start(model.num_exits)
+    exits, state = model.num_exits, rule.start(model.num_exits)
+    carry: Carry = (x,)
     decide = policy.policy if isinstance(policy, FittedPolicy) else policy
     batch = RunningBatch(decide, len(x), exits, x.device, compact_when=compact_when)
     for exit in range(exits):

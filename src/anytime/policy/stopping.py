@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anytime.checks import check_choice, check_count, check_log_probs
 from anytime.combine import Prediction
-from anytime.combine.rules import CERTAIN
+from anytime.combine.base import CERTAIN
 from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
 
@@ -182,17 +182,32 @@ class Decisions:
 
 @dataclass(frozen=True)
 class _Threshold(Policy):
+    """Stop when a value reaches a threshold: one number, or one per exit; the last exit's is not used.
+
+    Args:
+        threshold: One number, or one per exit.
+        strict: Whether the threshold must be exceeded (>) rather than reached (≥).
+    """
+
     per_exit: ClassVar[tuple[str, ...]] = ("threshold",)
     threshold: Numbers
     strict: bool = False
 
+    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
+        values, limit = self._compare(prediction, _number(self.threshold, exit))
+        return state, values > limit if self.strict else values >= limit
+
+    @abstractmethod
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        """The value of each input, and the limit it is compared with."""
+
 
 @dataclass(frozen=True)
 class Confidence(_Threshold):
-    """Stop when the probability of the most probable class reaches a threshold.
+    """Stop when the probability of the most probable class reaches a threshold; above 1, no input stops.
 
     Args:
-        threshold: One number, or one per exit; the last exit's is not used. Above 1, no input stops.
+        threshold: One number, or one per exit; the last exit's is not used.
         strict: Whether the threshold must be exceeded (>) rather than reached (≥).
         scale: Whether thresholds are probabilities or log-odds.
 
@@ -208,40 +223,27 @@ class Confidence(_Threshold):
         super().__post_init__()
         check_choice(self.scale, "scale", get_args(Scale))
 
-    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        limit = as_log_odds(_number(self.threshold, exit), self.scale)
-        odds = prediction.log_odds.double()
-        return state, odds > limit if self.strict else odds >= limit
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        return prediction.log_odds.double(), as_log_odds(threshold, self.scale)
 
 
 @dataclass(frozen=True)
 class Margin(_Threshold):
-    """Stop when the difference between the two largest probabilities reaches a threshold.
+    """Stop when the difference between the two largest probabilities reaches a threshold; arguments as for `Confidence`."""
 
-    Args:
-        threshold: One number, or one per exit; the last exit's is not used.
-        strict: Whether the threshold must be exceeded (>) rather than reached (≥).
-    """
-
-    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        values, limit = margin(prediction.log_probs), _number(self.threshold, exit)
-        return state, values > limit if self.strict else values >= limit
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        top = prediction.log_probs.topk(min(2, prediction.log_probs.shape[-1]), dim=-1).values.double().exp()
+        return top[..., 0] - top[..., 1:].sum(-1), threshold
 
 
 @dataclass(frozen=True)
 class Entropy(_Threshold):
-    """Stop when the entropy, in nats, is below a threshold, as BranchyNet does.
-
-    Args:
-        threshold: One number, or one per exit; the last exit's is not used.
-        strict: Whether the entropy must be below (<) rather than at most (≤) the threshold.
-    """
+    """Stop when the entropy, in nats, is below (<) a threshold, as BranchyNet does; at most (≤) with `strict=False`."""
 
     strict: bool = True
 
-    def stop(self, state: PolicyState, exit: int, prediction: Prediction) -> tuple[PolicyState, Tensor]:
-        values, limit = torch.special.entr(prediction.log_probs.double().exp()).sum(-1), _number(self.threshold, exit)
-        return state, values < limit if self.strict else values <= limit
+    def _compare(self, prediction: Prediction, threshold: float) -> tuple[Tensor, float]:
+        return -torch.special.entr(prediction.log_probs.double().exp()).sum(-1), -threshold
 
 
 @dataclass(frozen=True)
@@ -357,14 +359,6 @@ def as_probability(log_odds: float) -> float:
     if math.isinf(log_odds):
         return log_odds
     return 1 / (1 + math.exp(-log_odds)) if log_odds > 0 else math.exp(log_odds) / (1 + math.exp(log_odds))
-
-
-def margin(log_probs: Tensor) -> Tensor:
-    """The difference between the two largest probabilities, as float64; 1 if there is a single class."""
-    if log_probs.shape[-1] == 1:
-        return log_probs[..., 0].double().exp()
-    top = log_probs.topk(2, dim=-1).values.double().exp()
-    return top[..., 0] - top[..., 1]
 
 
 def check_prediction(values: Any, *, name: str = "log_probs", rows: bool = False) -> Prediction:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anytime.arrays import open_npz
 from anytime.artifacts import open_bundle, tensors_from_bytes
-from anytime.calibrate.tuning.frontier import measure
+from anytime.calibrate.measure import measure
 from anytime.checks import check_labels, check_logits
 from anytime.combine import Latest
 from anytime.errors import FormatError, MissingFileError, MissingRunError, OptionError, ShapeError

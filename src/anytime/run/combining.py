@@ -13,12 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anytime.calibrate import FittedProduct, Temperature, TunedRule
+from anytime.calibrate import Temperature
 from anytime.checks import check_logits, check_probabilities, check_scale
 from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State, parse_rule
 from anytime.combine.advice import default_rule
+from anytime.combine.named import as_rule
 from anytime.conformal import ConformalSets
 from anytime.errors import InputError, OptionError, ShapeError
+from anytime.fitted import Fitted
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -141,28 +143,25 @@ def choose_rule(
 
     Args:
         rule: A rule, its text, or None for what the calibration was fitted for, or else the default.
-        calibration: None, or a fitted object, or several: `Temperature`, `FittedProduct`, `TunedRule`, `ConformalSets`.
+        calibration: None, or one or several fitted objects: temperatures, any fitted rule, `ConformalSets`.
         classes: How many there are, where that is known.
     """
     chosen = parse_rule(rule) if isinstance(rule, str) else rule
     sets: ConformalSets | None = None
     for fitted in calibration if isinstance(calibration, tuple | list) else (calibration,):
-        match fitted:
-            case None:
-                pass
-            case Temperature():
-                chosen = fitted.rule_for(chosen)
-            case FittedProduct() | TunedRule():
-                chosen = _same(chosen, fitted.rule)
-            case ConformalSets():
-                sets = fitted
-                chosen = chosen if fitted.rule is None else _same(chosen, fitted.rule)
-            case _:
-                raise OptionError(
-                    f"calibration is {fitted!r}",
-                    expected="a fitted Temperature, FittedProduct, TunedRule or ConformalSets, or a tuple of these",
-                    fix="fit one on held-out logits, or read a saved one with its class's load(path)",
-                )
+        if fitted is None:
+            continue
+        if not isinstance(fitted, Fitted) or not hasattr(fitted, "rule"):
+            raise OptionError(
+                f"calibration is {fitted!r}",
+                expected="a fitted rule, Temperature or ConformalSets, or a tuple of these",
+                fix="fit one on held-out logits, or read a saved one with anytime.load(path)",
+            )
+        sets = fitted if isinstance(fitted, ConformalSets) else sets
+        if isinstance(fitted, Temperature):
+            chosen = fitted.rule_for(chosen)
+        elif fitted.rule is not None:
+            chosen = _same(chosen, as_rule(fitted))
     chosen = default_rule(classes) if chosen is None else chosen
     if not isinstance(chosen, Rule | Intersection):
         raise OptionError(

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
 from anytime.checks import check_choice, check_costs, check_scale
+from anytime.combine.base import Rule
 from anytime.combine.named import parse_rule
-from anytime.combine.rules import Rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.run.description import FORMAT, KIND, NAME, VERSION, Format, check_description

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anytime.artifacts import bundle_reader
 from anytime.checks import check_count, check_flag
-from anytime.combine.rules import Prediction
+from anytime.combine.base import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.run.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.engines.folding import on_cpu

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from anytime.combine.rules import Rule, State
+from anytime.combine.base import Rule, State
 
 GIVES = ("probs", "log_probs", "fell_back", "labels")
 """What a step gives besides the new state."""

@@ -64,7 +64,7 @@ class Runner:
         rule: What to answer: a rule, its text, or `Intersection()` for a regression. None is what the calibration was fitted
             for, or the product; with fewer than five classes caching, which the paper advises there.
         engine: `eager`, `folded`, `onnxruntime`, `cuda-graphs`, `auto` for the quickest here, or an engine.
-        calibration: A fitted `Temperature`, `FittedProduct`, `TunedRule` or `ConformalSets`, or a tuple of these.
+        calibration: Fitted temperatures, a fitted rule or `ConformalSets`, or a tuple of these.
         policy: Lets inputs stop by themselves; see `anytime.policy`.
         profile: How long the stages take, to begin with: a `Profile` or its file. Without one the first requests show it.
         on_too_short: What to do where not even the first exit fits: `raise` a `DeadlineTooShort`, or answer with the `prior`.

@@ -1,4 +1,4 @@
-"""Logits to try things on, trained and computed by this project, small enough to ship.
+"""Sample logits of networks trained by this project, small enough to ship.
 
 >>> from anytime import evaluate, samples
 >>> round(evaluate(samples.cifar100_msdnet()).rules["product"].label_drop_percent["0.5"], 1)
@@ -17,8 +17,7 @@ __all__ = ["cifar100_msdnet"]
 def cifar100_msdnet() -> LogitsFile:
     """An MSDNet with 7 exits on 1,000 test images of CIFAR-100, `(7, 1000, 100)` in float16, with labels.
 
-    The network was trained by this project (`results/msdnet-cifar100-seed0`); the images are a random tenth of the test
-    set, their places in it are the array `indices` of the file. On all 10,000 images it is right on 63.5 % at the first
-    exit and on 72.8 % at the last.
+    The network is `results/msdnet-cifar100-seed0`. The images are a random tenth of the test split; the array `indices` of the
+    file has their positions. On all 10,000 images the accuracy is 63.5 % at the first exit and 72.8 % at the last.
     """
     return open_logits(Path(__file__).parent / "cifar100_msdnet.npz")

@@ -1,7 +1,6 @@
-"""The battery for anything with exits: `check_model` holds a model against the laws that the rest of the library relies on.
+"""The battery for models: `check_model(model, example)` checks what the rest of the library relies on.
 
-A model may be any `ExitModel`. What can only be seen from inside (laziness, gradients, training mode) is checked where it is
-a torch module.
+A model is any `anytime.models.ExitModel`. Laziness, gradients and the training mode are checked for torch modules only.
 """
 
 from __future__ import annotations
@@ -13,47 +12,45 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import check_count
 from anytime.errors import CheckError, OptionError, ShapeError
 from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 
 Calls = list[list[str]]
-"""Names of the submodules that ran, one list an exit."""
+"""Names of the submodules that ran, one list per exit."""
 
-_ONE_STAGE = "compute each stage after the yield before it"
+_ONE_STAGE = "compute each stage after the yield of the previous exit"
 
 
 def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None = None, tolerance: float = 1e-4) -> None:
-    """Hold `model` against the laws of a model with exits, and raise `CheckError` at the first that it breaks.
+    """Check a model with exits; raise `CheckError` at the first law that does not hold.
 
-    The laws: it yields as many logits as it has exits, all finite and of one shape `(batch, classes)`; nothing runs before
-    it is asked for, and nothing runs on after the last question; in eval mode it gives the same answer twice, the same
-    to a row alone as in a batch, and the same when two inputs are worked on in turns; `forward` is the exits stacked;
-    gradients reach every trainable parameter; the input and the training mode stay as they were. Where it can be run stage
-    by stage (`anytime.models.is_staged`), the stages give what the exits give, in eval mode; what goes from one to the next
-    is tensors with the batch first, is not changed, is nothing after the last, and may be cut down to some of its rows.
+    The laws: the model yields `num_exits` finite tensors of one shape `(batch, classes)`; each stage runs only when its exit
+    is requested; in eval mode a row gives the same logits again, alone, in a batch and with two inputs interleaved; `forward`
+    stacks the exits; gradients reach every trainable parameter; the input and the training mode do not change. If the model
+    runs stage by stage (`anytime.models.is_staged`), the stages give the same logits, and what they carry is a tuple of
+    tensors with the batch first, from which rows can be dropped.
 
-    Laziness is seen by which submodules run when. Where a top-level `ModuleList` has one member an exit, its member m is
-    taken to belong to stage m.
+    Laziness is observed through forward hooks. Member m of a top-level `ModuleList` with one member per exit is taken to
+    belong to stage m.
 
     Args:
-        model: The model. It is left as it was found, in train or eval mode.
+        model: The model. Its mode, buffers and the random state are restored.
         example_input: A batch of at least two different rows.
-        classes: How many classes its logits should have; not checked where None.
-        tolerance: How far two results that should be the same may differ, relative to the largest logit.
+        classes: The number of classes that its logits should have; not checked where None.
+        tolerance: How far two results may differ, relative to the largest logit.
 
     Example:
         >>> from anytime.models import MSDNet, MSDNetConfig
         >>> check_model(MSDNet(MSDNetConfig(classes=5, exits=2)), torch.randn(2, 3, 32, 32), classes=5)
     """
     _check_arguments(model, example_input)
-    with _left_as_found(model):
+    with left_as_found(model):
         if isinstance(model, nn.Module):
             model.eval()
         with torch.no_grad():
             logits = _check_logits(model, example_input, classes)
-            _check_same_twice(model, example_input, logits, tolerance)
-            _check_rows(model, example_input, logits, tolerance)
-            _check_turns(model, example_input, logits, tolerance)
+            _check_repeatable(model, example_input, logits, tolerance)
             _check_early_stop(model, example_input)
             if isinstance(model, MultiExit):
                 _check_forward(model, example_input, logits, tolerance)
@@ -70,12 +67,17 @@ def _check_arguments(model: ExitModel, x: Tensor) -> None:
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="an object with num_exits and exits(x)",
-            fix="give it both; see anytime.models.ExitModel",
+            fix="subclass anytime.models.MultiExit, or add both",
         )
-    if isinstance(model.num_exits, bool) or not isinstance(model.num_exits, int) or model.num_exits < 1:
-        raise CheckError(
-            f"num_exits is {model.num_exits!r}", expected="a whole number, at least 1", fix="set it in the constructor"
-        )
+    try:
+        check_count(model.num_exits, "num_exits")
+    except OptionError as error:
+        raise CheckError(error.got, expected=error.expected, fix="set num_exits in the constructor") from None
+    check_example(x)
+
+
+def check_example(x: Tensor) -> None:
+    """Refuse an example that is not a batch of at least two different rows."""
     if x.ndim < 2 or x.shape[0] < 2 or torch.equal(x[0], x[-1]):
         raise ShapeError(
             f"the example has shape {tuple(x.shape)}",
@@ -85,18 +87,20 @@ def _check_arguments(model: ExitModel, x: Tensor) -> None:
 
 
 def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
-    """The stacked logits, once their number, shapes, types and values are in order and the input is unchanged."""
+    """The stacked logits, after checking their number, shapes, types and values, and that the input is unchanged."""
     before = x.clone()
     logits = list(model.exits(x))
     if not torch.equal(before, x):
         raise CheckError(
             "the model changed its input",
-            expected="an input that is the same afterwards",
-            fix="look for in-place operations (x += …, relu_, nn.ReLU(inplace=True)) on the input itself",
+            expected="an unchanged input",
+            fix="remove in-place operations (x += …, relu_, nn.ReLU(inplace=True)) on the input",
         )
     if len(logits) != model.num_exits:
         raise CheckError(
-            f"exits(x) yielded {len(logits)} times", expected=f"num_exits = {model.num_exits} times", fix="correct either"
+            f"exits(x) yielded {len(logits)} times",
+            expected=f"num_exits = {model.num_exits} times",
+            fix="set num_exits to the number of exits that exits(x) yields",
         )
     rows, width = x.shape[0], classes if classes is not None else logits[0].shape[-1]
     for exit, now in enumerate(logits):
@@ -104,51 +108,32 @@ def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
             raise CheckError(
                 f"exit {exit + 1} gave {tuple(now.shape)} of {now.dtype}",
                 expected=f"logits of shape (batch, classes), here ({rows}, {width}), as floating-point numbers at every exit",
-                fix="let every exit end in a layer with one output a class, without extra dimensions",
+                fix="end every exit in a layer with one output per class, without extra dimensions",
             )
         if not bool(now.isfinite().all()):
             raise CheckError(
                 f"exit {exit + 1} gave NaN or infinity",
                 expected="finite logits",
-                fix="look at the initial weights and at the scale of the input",
+                fix="check the initial weights and the scale of the input",
             )
     return torch.stack(logits)
 
 
-def _check_same_twice(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+def _check_repeatable(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+    """The same logits again, for a row alone, and with two inputs interleaved."""
     again = torch.stack(list(model.exits(x)))
-    _check_close(
-        again,
-        logits,
-        tolerance,
-        got="the same input gave other logits the second time",
-        fix="turn off dropout and other noise in eval mode, and keep no state between calls",
-    )
-
-
-def _check_rows(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+    fix = "turn off dropout and other noise in eval mode, and keep no state between calls"
+    _check_close(again, logits, tolerance, got="the same input gave different logits the second time", fix=fix)
+    fix = "do not mix the rows of a batch in eval mode (batch norm must use its running statistics)"
     for row in (0, x.shape[0] - 1):
         alone = torch.stack(list(model.exits(x[row : row + 1])))
-        _check_close(
-            alone,
-            logits[:, row : row + 1],
-            tolerance,
-            got=f"row {row} alone gave other logits than in its batch",
-            fix="let no layer mix the rows of a batch in eval mode (a batch norm must use its running statistics)",
-        )
-
-
-def _check_turns(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
-    first, last = x[:1], x[-1:]
-    turns = zip(model.exits(first), model.exits(last), strict=True)
+        got = f"row {row} alone gave different logits than in its batch"
+        _check_close(alone, logits[:, row : row + 1], tolerance, got=got, fix=fix)
+    turns = zip(model.exits(x[:1]), model.exits(x[-1:]), strict=True)
     both = torch.stack([torch.cat(pair) for pair in turns])
-    _check_close(
-        both,
-        logits[:, [0, -1]],
-        tolerance,
-        got="two inputs worked on in turns gave other logits than one after the other",
-        fix="keep what exits(x) needs between exits in local variables, not on the model",
-    )
+    fix = "keep the state of exits(x) in local variables, not on the model"
+    got = "two interleaved inputs gave different logits than one after the other"
+    _check_close(both, logits[:, [0, -1]], tolerance, got=got, fix=fix)
 
 
 def _check_early_stop(model: ExitModel, x: Tensor) -> None:
@@ -159,26 +144,21 @@ def _check_early_stop(model: ExitModel, x: Tensor) -> None:
     extra = [thread.name for thread in threading.enumerate() if thread not in threads]
     if extra:
         raise CheckError(
-            f"after a stop at the first exit these threads are still there: {', '.join(extra)}",
-            expected="nothing that goes on running",
-            fix="end them in a `finally` of the generator",
+            f"after stopping at the first exit these threads still run: {', '.join(extra)}",
+            expected="no thread left",
+            fix="stop them in a `finally` clause of the generator",
         )
 
 
 def _check_forward(model: MultiExit, x: Tensor, logits: Tensor, tolerance: float) -> None:
-    together = model(x)
-    if not isinstance(together, Tensor) or together.shape != logits.shape:
-        shape = tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
-        raise CheckError(
-            f"forward(x) gave {shape}",
-            expected=f"the stacked logits, {tuple(logits.shape)}",
-            fix="leave forward to MultiExit",
-        )
-    _check_close(together, logits, tolerance, got="forward(x) differs from the exits", fix="leave forward to MultiExit")
+    together, fix = model(x), "do not override MultiExit.forward"
+    if not isinstance(together, Tensor):
+        raise CheckError(f"forward(x) gave a {type(together).__name__}", expected=f"logits {tuple(logits.shape)}", fix=fix)
+    _check_close(together, logits, tolerance, got="forward(x) differs from the exits", fix=fix)
 
 
 def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
-    """Run every stage on the whole batch and on its last row alone, from what the stage before left of the whole batch."""
+    """Run every stage on the whole batch and on its last row alone, each time from the carry of the whole batch."""
     carry: Carry = (x,)
     for exit in range(model.num_exits):
         before = tuple(tensor.clone() for tensor in carry)
@@ -186,55 +166,57 @@ def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: floa
         changed = [at for at, (old, new) in enumerate(zip(before, carry, strict=True)) if not _is_same(old, new)]
         if changed:
             raise CheckError(
-                f"stage {exit} changed tensor {changed[0]} of what it was given",
-                expected="a carry that is the same afterwards, so that a stage can be run again",
-                fix="look for in-place operations (x += …, relu_, nn.ReLU(inplace=True)) on a carried tensor itself",
+                f"stage {exit} changed tensor {changed[0]} of its carry",
+                expected="an unchanged carry, so that a stage can run again",
+                fix="remove in-place operations (x += …, relu_, nn.ReLU(inplace=True)) on carried tensors",
             )
         if not _is_near(now, logits[exit], tolerance):
             raise CheckError(
-                f"stage {exit} gave other logits than exits(x)",
-                expected="the same, stage by stage",
-                fix="leave exits(x) to MultiExit",
+                f"stage {exit} gave different logits than exits(x)",
+                expected="the same logits",
+                fix="do not override MultiExit.exits",
             )
         _check_left(model, exit, left, x.shape[0])
         left_alone, alone = model.stage(exit, tuple(tensor[-1:] for tensor in before))
         pairs = zip((alone, *left_alone), (now, *left), strict=False)
         if len(left) != len(left_alone) or not all(_is_near(row, rows[-1:], tolerance) for row, rows in pairs):
             raise CheckError(
-                f"stage {exit} gave something else for one row of what it was given than for all rows",
-                expected="that rows which are done can be dropped before any stage",
-                fix="carry all that a row needs, with the batch first, and let no layer mix rows in eval mode",
+                f"stage {exit} gave a different result for one row of its carry than for all rows",
+                expected="the same result, so that rows can be dropped before any stage",
+                fix="carry everything a row needs, with the batch first, and do not mix rows in eval mode",
             )
         carry = left
 
 
 def _check_left(model: StagedModel, exit: int, left: Carry, rows: int) -> None:
-    """What a stage leaves: tensors with the batch first, as many as the next one is given; nothing after the last."""
+    """A stage returns tensors with the batch first, `carry_size(exit + 1)` of them, and none after the last stage."""
     if not isinstance(left, tuple) or not all(isinstance(tensor, Tensor) for tensor in left):
         kinds = ", ".join(type(part).__name__ for part in left) if isinstance(left, tuple) else type(left).__name__
-        raise CheckError(f"stage {exit} left {kinds}", expected="a tuple of tensors", fix="work sizes and the like out anew")
+        raise CheckError(
+            f"stage {exit} returned {kinds}", expected="a tuple of tensors", fix="recompute sizes from the tensors"
+        )
     for at, tensor in enumerate(left):
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             raise CheckError(
-                f"stage {exit} left a tensor {at} of shape {tuple(tensor.shape)} for {rows} inputs",
-                expected="the batch as the first dimension of all that is carried",
-                fix="move the batch to the front; what is the same for all inputs belongs into a buffer",
+                f"stage {exit} returned tensor {at} of shape {tuple(tensor.shape)} for {rows} inputs",
+                expected="the batch as the first dimension of every carried tensor",
+                fix="move the batch to the front; register what is the same for all inputs as a buffer",
             )
     if exit + 1 == model.num_exits:
         if left:
-            raise CheckError(f"the last stage left {len(left)} tensors", expected="none, ()", fix="return () and the logits")
+            raise CheckError(f"the last stage returned {len(left)} tensors", expected="none", fix="return () and the logits")
     elif isinstance(model, MultiExit) and len(left) != model.carry_size(exit + 1):
         raise CheckError(
-            f"stage {exit} left {len(left)} tensors, and carry_size({exit + 1}) is {model.carry_size(exit + 1)}",
+            f"stage {exit} returned {len(left)} tensors, and carry_size({exit + 1}) is {model.carry_size(exit + 1)}",
             expected="the same number",
-            fix="let carry_size(exit) say how many tensors stage `exit` is given",
+            fix="return the number of tensors that stage `exit` receives from carry_size(exit)",
         )
 
 
-def _is_near(came_out: Tensor, expected: Tensor, tolerance: float) -> bool:
-    if came_out.shape != expected.shape or came_out.dtype != expected.dtype:
+def _is_near(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    one, other = came_out.double(), expected.double()
+    one, other = found.double(), expected.double()
     largest = float(other.abs().nan_to_num(posinf=0).max()) if other.numel() else 0.0
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, largest), equal_nan=True)
 
@@ -244,30 +226,32 @@ def _is_same(old: Tensor, new: Tensor) -> bool:
 
 
 def _check_lazy(model: nn.Module, x: Tensor) -> None:
-    """Watch which submodules run for which exit, and which parameters each exit depends on."""
+    """Record which submodules run for which exit, and which parameters each exit depends on."""
     assert isinstance(model, ExitModel)
     needed: set[str] = set()
-    with _watched(model) as calls, _trainable(model) as parameters:
+    with watched(model) as calls, _trainable(model) as parameters:
         iterator = model.exits(x)
         if calls[-1]:
-            raise _eager(f"{calls[-1][0]!r} ran before the first exit was asked for", "make exits(x) a generator")
+            raise _eager(f"{calls[-1][0]!r} ran before the first exit was requested", "make exits(x) a generator")
         for exit, logits in enumerate(iterator):
-            shares = _gradients(logits, parameters)
-            needed |= {name.rpartition(".")[0] for name, share in shares.items() if share is not None}
+            gradients = _gradients(logits, parameters)
+            needed |= {name.rpartition(".")[0] for name, value in gradients.items() if value is not None}
             early = _later_stages(model, calls[-1], exit) - needed
             if early:
                 raise _eager(f"{min(early)!r} ran for exit {exit + 1}, which does not need it", _ONE_STAGE)
-            # A layer used as a function is never seen to run, and proves nothing.
+            # A layer used as a function does not trigger its hook.
             if not calls[-1] and needed <= {name for stage in calls for name in stage}:
                 raise _eager(f"nothing ran for exit {exit + 1}", _ONE_STAGE)
             calls.append([])
-    with _watched(model) as stopped, torch.no_grad():
+    with watched(model) as stopped, torch.no_grad():
         iterator = model.exits(x)
         next(iterator)
         _close(iterator)
     if stopped[0] != calls[0]:
         more = sorted(set(stopped[0]) - set(calls[0]))
-        raise _eager(f"a stop at the first exit ran {', '.join(more) or 'other layers'}", "compute nothing in a `finally`")
+        raise _eager(
+            f"stopping at the first exit ran {', '.join(more) or 'other layers'}", "compute nothing in a `finally` clause"
+        )
 
 
 def _check_gradients(model: nn.Module, x: Tensor) -> None:
@@ -276,18 +260,18 @@ def _check_gradients(model: nn.Module, x: Tensor) -> None:
     if not trainable:
         return
     logits = torch.stack(list(model.exits(x)))
-    shares = _gradients(logits, trainable)
-    without = [name for name, share in shares.items() if share is None or not bool(share.isfinite().all())]
+    gradients = _gradients(logits, trainable)
+    without = [name for name, value in gradients.items() if value is None or not bool(value.isfinite().all())]
     if without:
         raise CheckError(
             f"no finite gradient reaches {', '.join(without[:5])}" + (f" and {len(without) - 5} more" if without[5:] else ""),
-            expected="a gradient from some exit for every parameter that requires one",
-            fix="look for detach, no_grad, argmax or an unused layer; set requires_grad to False where it is meant",
+            expected="a gradient from at least one exit for every parameter that requires one",
+            fix="remove detach, no_grad, argmax or the unused layer; set requires_grad=False for frozen parameters",
         )
 
 
 def _check_modes(model: nn.Module, x: Tensor) -> None:
-    """In either mode: as many exits as in the other, and no submodule changes its mode on the way."""
+    """Both modes yield all exits, and no submodule changes its mode."""
     assert isinstance(model, ExitModel)
     for mode in (True, False):
         model.train(mode)
@@ -298,8 +282,8 @@ def _check_modes(model: nn.Module, x: Tensor) -> None:
         if changed:
             raise CheckError(
                 f"exits(x) changed the training mode of {changed[0] or 'the model'!r}",
-                expected="the mode that the caller set",
-                fix="do not call train() or eval() inside of exits(x)",
+                expected="the mode set by the caller",
+                fix="do not call train() or eval() in exits(x)",
             )
         if count != model.num_exits:
             raise CheckError(
@@ -309,20 +293,20 @@ def _check_modes(model: nn.Module, x: Tensor) -> None:
             )
 
 
-def _check_close(came_out: Tensor, expected: Tensor, tolerance: float, *, got: str, fix: str) -> None:
-    if came_out.shape != expected.shape:
-        raise CheckError(f"{got}: their shape is {tuple(came_out.shape)}", expected=f"shape {tuple(expected.shape)}", fix=fix)
-    apart = (came_out - expected).abs().amax((1, 2))
+def _check_close(found: Tensor, expected: Tensor, tolerance: float, *, got: str, fix: str) -> None:
+    if found.shape != expected.shape:
+        raise CheckError(f"{got}: their shape is {tuple(found.shape)}", expected=f"shape {tuple(expected.shape)}", fix=fix)
+    apart = (found - expected).abs().amax((1, 2))
     limit = tolerance * max(1.0, float(expected.abs().amax()))
     for exit, difference in enumerate(apart.tolist()):
         if not difference <= limit:
             raise CheckError(
-                f"{got}: at exit {exit + 1} they are {difference:.3g} apart", expected=f"at most {limit:.3g}", fix=fix
+                f"{got}: at exit {exit + 1} they differ by {difference:.3g}", expected=f"at most {limit:.3g}", fix=fix
             )
 
 
 def _eager(got: str, fix: str) -> CheckError:
-    return CheckError(got, expected="that no stage runs before its exit is asked for", fix=fix)
+    return CheckError(got, expected="that each stage runs only when its exit is requested", fix=fix)
 
 
 def _close(iterator: Iterator[Tensor]) -> None:
@@ -335,12 +319,12 @@ def _gradients(logits: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str,
     if not logits.requires_grad:
         return dict.fromkeys(parameters)
     # The square keeps a sum over classes from cancelling where the logits are normalised.
-    shares = torch.autograd.grad(logits.square().sum(), list(parameters.values()), retain_graph=True, allow_unused=True)
-    return dict(zip(parameters, shares, strict=True))
+    found = torch.autograd.grad(logits.square().sum(), list(parameters.values()), retain_graph=True, allow_unused=True)
+    return dict(zip(parameters, found, strict=True))
 
 
 def _later_stages(model: nn.Module, ran: list[str], exit: int) -> set[str]:
-    """Those of the submodules `ran` that stand in a later member of a list with one member an exit."""
+    """The submodules in `ran` that belong to a later member of a `ModuleList` with one member per exit."""
     assert isinstance(model, ExitModel)
     lists = [f"{name}." for name, child in model.named_children() if isinstance(child, nn.ModuleList)]
     lists = [name for name in lists if len(model.get_submodule(name[:-1])._modules) == model.num_exits]
@@ -351,8 +335,8 @@ def _later_stages(model: nn.Module, ran: list[str], exit: int) -> set[str]:
 
 
 @contextmanager
-def _watched(model: nn.Module) -> Iterator[Calls]:
-    """Record the names of the submodules with parameters of their own as they run."""
+def watched(model: nn.Module) -> Iterator[Calls]:
+    """Record the names of submodules with parameters of their own as they run."""
     calls: Calls = [[]]
     handles = []
     for name, module in model.named_modules():
@@ -367,7 +351,7 @@ def _watched(model: nn.Module) -> Iterator[Calls]:
 
 @contextmanager
 def _trainable(model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
-    """Let every parameter ask for a gradient, also the frozen ones, so that dependence can be seen."""
+    """Let every parameter require a gradient, including frozen ones, to see which exits depend on it."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     frozen = [parameter for parameter in parameters.values() if not parameter.requires_grad]
     for parameter in frozen:
@@ -380,8 +364,8 @@ def _trainable(model: nn.Module) -> Iterator[dict[str, nn.Parameter]]:
 
 
 @contextmanager
-def _left_as_found(model: ExitModel) -> Iterator[None]:
-    """Put modes, buffers and the random state back, whatever happens."""
+def left_as_found(model: ExitModel) -> Iterator[None]:
+    """Restore modes, buffers and the random state."""
     if not isinstance(model, nn.Module):
         yield
         return

@@ -1,4 +1,4 @@
-"""Laws of every engine: the model's logits, exit by exit, whatever rows leave and however runs are mixed."""
+"""Every engine passes `check_engine` with every network."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anytime.errors import DtypeError, ShapeError, StateError
 from anytime.models import MultiExit
 from anytime.run.engines.cuda import CudaGraphsEngine
 from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folded import FoldedEngine
-from anytime.run.engines.folding import apart
 from anytime.run.engines.onnx import OnnxRuntimeEngine
+from anytime.testing import check_engine
 
 Network = tuple[MultiExit, Tensor]
 
@@ -45,81 +44,10 @@ def inputs(like: Tensor, rows: int) -> Tensor:
 
 
 @EVERY
-def test_every_engine_gives_the_logits_of_every_network(make: Callable[..., Any], network: Network, recorder: Any) -> None:
+def test_every_engine_passes_the_battery(make: Callable[..., Any], network: Network, recorder: Any) -> None:
     model, x = network
     engine = make(model, x, recorder)
-    limit = engine.TOLERANCE or 1e-6
-    for rows in (1, 2, 7):
-        batch = inputs(x, rows)
-        wanted = list(model.exits(batch))
-        run = engine.begin(batch)
-        found = [run.advance() for _ in range(engine.num_exits)]
-        assert all(logits.dtype == torch.float32 and logits.device.type == "cpu" for logits in found)
-        assert apart(found, wanted) <= limit
-        run = engine.begin(batch)
-        assert apart([run.advance()], wanted[:1]) <= limit
-        kept = torch.arange(rows).flip(0)[: max(1, rows - 2)]
-        run.keep(kept)
-        assert apart([run.advance()], [wanted[1][kept]]) <= limit
-        mask = torch.zeros(len(kept), dtype=torch.bool)
-        mask[-1] = True
-        run.keep(mask)
-        later = [run.advance() for _ in range(2, engine.num_exits)]
-        assert not later or apart(later, [logits[kept[-1:]] for logits in wanted[2:]]) <= limit
-        run.close()
-
-
-@EVERY
-def test_runs_may_be_mixed_and_given_logits_stay(make: Callable[..., Any], make_network: Any, recorder: Any) -> None:
-    model, x = make_network("msdnet")
-    engine = make(model, x, recorder)
-    batches = [inputs(x, rows) for rows in (2, 2, 1, 5, 2)]
-    runs = [engine.begin(batch) for batch in batches]
-    given: list[list[Tensor]] = [[] for _ in runs]
-    for _ in range(engine.num_exits):
-        for run, found in zip(runs, given, strict=True):
-            found.append(run.advance())
-    for batch, found in zip(batches, given, strict=True):
-        assert apart(found, list(model.exits(batch))) <= 1e-4
-
-
-@EVERY
-def test_rows_may_leave_before_the_first_stage(make: Callable[..., Any], make_network: Any, recorder: Any) -> None:
-    model, x = make_network("mlp")
-    run = make(model, x, recorder).begin(inputs(x, 5))
-    run.keep(torch.tensor([4, 1]))
-    assert apart([run.advance()], [next(model.exits(inputs(x, 5)[[4, 1]]))]) <= 1e-4
-
-
-@EVERY
-def test_a_run_ends_after_the_last_stage_or_when_closed(make: Callable[..., Any], make_network: Any, recorder: Any) -> None:
-    model, x = make_network("mlp")
-    engine = make(model, x, recorder)
-    run = engine.begin(x)
-    for _ in range(engine.num_exits):
-        run.advance()
-    run.keep(torch.tensor([0]))
-    with pytest.raises(StateError, match="after the last"):
-        run.advance()
-    run.close()
-    run.close()
-    with pytest.raises(StateError, match=r"after close\(\)"):
-        run.advance()
-
-
-@EVERY
-def test_wrong_inputs_and_rows_are_named(make: Callable[..., Any], make_network: Any, recorder: Any) -> None:
-    model, x = make_network("mlp")
-    engine = make(model, x, recorder)
-    with pytest.raises(ShapeError, match="at least one of them"):
-        engine.begin(x[:0])
-    run = engine.begin(x)
-    for rows in (torch.tensor([2]), torch.tensor([-1]), torch.tensor([], dtype=torch.int64), torch.tensor([[0]])):
-        with pytest.raises(ShapeError, match="from 0 to 1"):
-            run.keep(rows)
-    for odd in (torch.tensor([0.0]), torch.tensor([True])):
-        with pytest.raises(DtypeError, match="a mask of shape"):
-            run.keep(odd)
+    check_engine(engine, model, inputs(x, 7), tolerance=engine.TOLERANCE or 1e-6)
 
 
 class Doubling(MultiExit):

@@ -1,1 +1,1 @@
-"""Last-layer Laplace at every exit, and the mixture of exits built on it."""
+"""Last-layer Laplace at every exit."""

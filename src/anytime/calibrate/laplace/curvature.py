@@ -1,9 +1,9 @@
-"""The curvature of a linear head under the softmax likelihood, and the spread of logits that follows from it.
+"""The curvature of a linear head under the softmax likelihood, and the covariance of the logits that follows from it.
 
 For features φ (with a 1 appended for the bias) the generalised Gauss–Newton matrix of the weights is Σ Λ ⊗ φφᵀ with
-Λ = diag p - ppᵀ, whatever the labels. It is summed over blocks of rows in float64, and kept in one of three structures: `full`
-as it is, `kron` as the product of Σ φφᵀ and the mean of Λ, `diag` as its diagonal. With a prior of precision λ the logits
-of an input have covariance S = (I ⊗ φᵀ)(curvature + λI)⁻¹(I ⊗ φ).
+Λ = diag p - ppᵀ, independent of the labels. It is summed over blocks of rows in float64 and kept in one of three structures:
+`full` as it is, `kron` as the product of Σ φφᵀ and the mean of Λ, `diag` as its diagonal. With a prior of precision λ the
+logits of an input have covariance S = (I ⊗ φᵀ)(curvature + λI)⁻¹(I ⊗ φ).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anytime.errors import OptionError, ShapeError
 Structure = Literal["kron", "full", "diag"]
 
 _BLOCK = 1 << 22
-"""About so many numbers at a time: 32 MiB in float64."""
+"""Numbers per block: 32 MiB in float64."""
 _LARGEST_FULL = 4096
 
 
@@ -34,39 +34,33 @@ class Curvature(ABC):
     @property
     @abstractmethod
     def eigenvalues(self) -> Tensor:
-        """All of them, one a weight, in any shape."""
-
-    @abstractmethod
-    def row_size(self, width: int) -> int:
-        """How many numbers one row of so many features takes on the way to S."""
+        """All of them, one per weight, in any shape."""
 
     @abstractmethod
     def variances(self, features: Tensor, prior: float) -> Tensor:
-        """The diagonal of S, `(rows, classes)`, for features with their 1."""
+        """The diagonal of S, `(rows, classes)`, for features with a 1 appended."""
 
     @abstractmethod
     def noise(self, features: Tensor, prior: float, draws: Tensor) -> Tensor:
-        """S^½ z, `(rows, samples, classes)`, for draws z, `(samples, classes)`.
+        """S^½ z, `(rows, samples, classes)`, for normal z, `(samples, classes)`; S^½ is symmetric, so it is unique."""
 
-        The root is the symmetric one: it does not depend on which eigenvectors a library returns.
-        """
-
+    @staticmethod
     @abstractmethod
-    def check_shapes(self, classes: int, width: int) -> bool:
-        """Whether the tensors are those of a head with so many classes and features."""
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        """The shapes of its tensors for a head with these classes and features."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name, in float32 on the host: what is stored."""
+        """Its tensors by name, in float32 on the CPU, to be stored."""
         return {field.name: getattr(self, field.name).float().cpu() for field in fields(self)}  # type: ignore[arg-type]
 
     def like(self, features: Tensor) -> Self:
-        """In the number format and on the device of the features."""
+        """With the dtype and device of the features."""
         return type(self)(**{field.name: getattr(self, field.name).to(features) for field in fields(self)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
 class Kron(Curvature):
-    """Q_g diag(g) Q_gᵀ ⊗ Q_a diag(a) Q_aᵀ: g and Q_g are of the outputs, a and Q_a of the inputs."""
+    """Q_g diag(g) Q_gᵀ ⊗ Q_a diag(a) Q_aᵀ: g and Q_g belong to the outputs, a and Q_a to the inputs."""
 
     inputs: Tensor
     input_basis: Tensor
@@ -77,9 +71,6 @@ class Kron(Curvature):
     def eigenvalues(self) -> Tensor:
         return self.outputs[:, None] * self.inputs
 
-    def row_size(self, width: int) -> int:
-        return len(self.inputs) + len(self.outputs)
-
     def variances(self, features: Tensor, prior: float) -> Tensor:
         return self._spread(features, prior) @ self.output_basis.square().mT
 
@@ -87,9 +78,9 @@ class Kron(Curvature):
         turned = draws @ self.output_basis
         return (self._spread(features, prior).sqrt()[:, None] * turned) @ self.output_basis.mT
 
-    def check_shapes(self, classes: int, width: int) -> bool:
-        tensors = self.inputs, self.input_basis, self.outputs, self.output_basis
-        return [tensor.shape for tensor in tensors] == [(width,), (width, width), (classes,), (classes, classes)]
+    @staticmethod
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        return [(width,), (width, width), (classes,), (classes, classes)]
 
     def _spread(self, features: Tensor, prior: float) -> Tensor:
         """The eigenvalues of S, `(rows, classes)`: Σ_j u_j²/(g_i a_j + λ) with u = Q_aᵀφ."""
@@ -107,9 +98,6 @@ class Full(Curvature):
     def eigenvalues(self) -> Tensor:
         return self.values
 
-    def row_size(self, width: int) -> int:
-        return len(self.values) ** 2 // width
-
     def variances(self, features: Tensor, prior: float) -> Tensor:
         return self.covariances(features, prior).diagonal(dim1=1, dim2=2)
 
@@ -119,9 +107,9 @@ class Full(Curvature):
         noise: Tensor = draws @ root
         return noise
 
-    def check_shapes(self, classes: int, width: int) -> bool:
-        weights = classes * width
-        return self.values.shape == (weights,) and self.basis.shape == (weights, weights)
+    @staticmethod
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        return [(classes * width,), (classes * width, classes * width)]
 
     def covariances(self, features: Tensor, prior: float) -> Tensor:
         """S, `(rows, classes, classes)`."""
@@ -142,29 +130,27 @@ class Diagonal(Curvature):
     def eigenvalues(self) -> Tensor:
         return self.values
 
-    def row_size(self, width: int) -> int:
-        return sum(self.values.shape)
-
     def variances(self, features: Tensor, prior: float) -> Tensor:
         return features.square() @ (self.values + prior).reciprocal().mT
 
     def noise(self, features: Tensor, prior: float, draws: Tensor) -> Tensor:
         return self.variances(features, prior).sqrt()[:, None] * draws
 
-    def check_shapes(self, classes: int, width: int) -> bool:
-        return self.values.shape == (classes, width)
+    @staticmethod
+    def shapes(classes: int, width: int) -> list[tuple[int, ...]]:
+        return [(classes, width)]
 
 
 class Sums:
-    """What has to be summed over the rows for the curvature of one head, block by block.
+    """Sums over the rows for the curvature of one head, block by block.
 
     Args:
         weights: Of the head, `(classes, width)`, the bias as the last column if there is one.
-        structure: Which form of the curvature. `kron` needs 8 (classes² + width²) bytes, `full` 8 (classes · width)².
+        structure: `kron` needs 8 (classes² + width²) bytes, `full` 8 (classes · width)².
     """
 
     def __init__(self, weights: Tensor, structure: Structure) -> None:
-        check_structure(structure)
+        check_choice(structure, "structure", get_args(Structure))
         self.weights = weights.detach().double()
         self.structure = structure
         self.rows = 0
@@ -174,7 +160,7 @@ class Sums:
             raise OptionError(
                 f"the full matrix of {classes} classes and {width} features has {classes * width} rows",
                 expected=f"at most {_LARGEST_FULL}",
-                fix="use structure='kron'",
+                fix="pass structure='kron'",
             )
         shapes: dict[str, list[tuple[int, ...]]] = {
             "kron": [(width, width), (classes, classes)],
@@ -184,10 +170,9 @@ class Sums:
         self._sums = [self.weights.new_zeros(shape) for shape in shapes[structure]]
 
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Take in rows: features with their 1, `(rows, width)`, and labels, `(rows,)`."""
+        """Add rows: features with a 1 appended, `(rows, width)`, and labels, `(rows,)`."""
         classes, width = self.weights.shape
-        each = classes * classes * width if self.structure == "full" else classes + width
-        for picked in blocks(len(features), each):
+        for picked in blocks(len(features), row_size(self.structure == "full", classes, width)):
             phi = features[picked].detach().double()
             log_probs = (phi @ self.weights.mT).log_softmax(-1)
             self.rows += len(phi)
@@ -195,7 +180,7 @@ class Sums:
             self._add(phi, log_probs.exp())
 
     def curvature(self, rows: int | None = None) -> Curvature:
-        """The curvature of the rows seen or, in proportion, of as many as given."""
+        """The curvature of the rows seen, scaled to `rows` if given."""
         scale = (rows or self.rows) / self.rows
         match self.structure, self._sums:
             case "kron", [inputs, outputs]:
@@ -220,29 +205,18 @@ _CURVATURES: Mapping[Structure, type[Curvature]] = MappingProxyType({"kron": Kro
 
 
 def stored_curvature(structure: Structure, tensors: Mapping[str, Tensor], *, classes: int, width: int) -> Curvature:
-    """The curvature that `tensors()` gave; refused where it is not of this structure or shape."""
-    kind = _CURVATURES[check_structure(structure)]
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    if sorted(tensors) == sorted(names):
-        found = kind(**tensors)
-        if found.check_shapes(classes, width):
-            return found
-    shapes = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
-    raise ShapeError(
-        f"the curvature has {shapes}",
-        expected=f"{', '.join(names)} of a head with {classes} classes and {width} features",
-        fix="fit it anew",
-    )
-
-
-def check_structure(structure: str) -> Structure:
-    """A structure by its name."""
+    """The curvature stored by `tensors()`; an error if structure or shapes do not match."""
     check_choice(structure, "structure", get_args(Structure))
-    return structure  # type: ignore[return-value]
+    kind = _CURVATURES[structure]
+    wanted = dict(zip((field.name for field in fields(kind)), kind.shapes(classes, width), strict=True))  # type: ignore[arg-type]
+    found = {name: tuple(getattr(tensor, "shape", ())) for name, tensor in tensors.items()}
+    if found != wanted:
+        raise ShapeError(f"the curvature has the shapes {found}", expected=f"{wanted}", fix="fit it again")
+    return kind(**tensors)
 
 
 def draw(samples: int, classes: int, *, seed: int, like: Tensor) -> Tensor:
-    """Standard normal numbers, `(samples, classes)`; shared by all inputs, so that a row alone gets what it gets in a batch."""
+    """Standard normal numbers, `(samples, classes)`; shared by all inputs, so a prediction does not depend on its batch."""
     generator = torch.Generator().manual_seed(check_seed(seed))
     return torch.randn(samples, classes, generator=generator).to(like)
 
@@ -252,14 +226,19 @@ def log_mean_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1).logsumexp(1) - math.log(logits.shape[1])
 
 
+def row_size(full: bool, classes: int, width: int) -> int:
+    """How many numbers one row needs in computing its part of the curvature, or S."""
+    return classes * classes * width if full else classes + width
+
+
 def blocks(rows: int, each: int) -> Iterator[slice]:
-    """Slices over the rows, so that `each` numbers a row stay within a few times 32 MiB."""
+    """Slices over the rows that bound the memory at `each` numbers per row."""
     size = max(1, _BLOCK // max(1, each))
     for start in range(0, rows, size):
         yield slice(start, start + size)
 
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a matrix that has no negative ones but for rounding."""
+    """Eigenvalues and eigenvectors of a positive semi-definite matrix; rounding below zero is clipped."""
     values, vectors = torch.linalg.eigh(matrix)
     return values.clamp(min=0), vectors

@@ -1,9 +1,9 @@
-"""The family of rules that tuning searches: what the rules of this library span between steady and calibrated.
+"""The family of rules that tuning searches: it spans the trade-off between few drops and good calibration.
 
-The plain product hardly ever drops and is far too unsure of itself; at its calibrated temperature it is as sure as it should
-be and drops often. Between them lies the path T^s with s from 0 to 1, and beside it other activations and weights, caching on
-top, temperature-scaled softmaxes, and the fitted product with more or less weight on steadiness. All that must be
-fitted is fitted here, on rows that take no part in the choice.
+The plain product rarely drops and is underconfident; at its calibrated temperature it drops often. The path T^s with s from
+0 to 1 leads from one to the other. The family also has other activations and weights, caching on top, temperature-scaled
+softmaxes, and the fitted product with various penalties on drops. Everything that needs fitting is fitted here, on rows that
+take no part in the choice.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from anytime.combine import (
 from anytime.errors import LabelError
 
 PENALTIES = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0)
-"""λ: how much a drop of 1 weighs against a nat in fitting the product."""
+"""λ: the cost of a drop of 1 in nats, in fitting the product."""
 STEPS = (0.25, 0.5, 0.75, 1.0, 1.25)
-"""s: how far to go from temperature 1 to the calibrated one, and beyond it."""
-_FREE, _FREE_FROM = 0.03, 10.0
-"""Under a high penalty the small drops, which are many, outweigh the large ones unless they are free."""
+"""s: from temperature 1 (0) to the calibrated one (1), and beyond it."""
+_IGNORED, _IGNORED_FROM = 0.03, 10.0
+"""From this penalty on, also ignore drops up to 0.03: small drops are many and would outweigh the large ones."""
 _CLIPS = (0.25, 0.5, 1.0)
 _GATES = (0.0625, 0.125, 0.25)
-"""Limits and thresholds as parts of a usual largest logit: networks differ in their scale."""
+"""Limits and thresholds as fractions of a typical largest logit, since networks differ in scale."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rule of the family: `name` is short enough for a table, `family` says which part it belongs to."""
+    """One rule of the family: a `name` short enough for a table, and the `family` (part of the whole) it belongs to."""
 
     name: str
     family: str
@@ -70,15 +70,15 @@ def members(logits: Tensor, labels: Tensor, *, penalties: tuple[float, ...] = PE
             name = f"product({shown})" if shown else "product"
             yield from _tempered(name, Product(activation, weights[weight_name]), logits, labels)
     for penalty in penalties:
-        for free in (0.0, _FREE) if penalty >= _FREE_FROM else (0.0,):
-            fitted = fit_product(logits, labels, penalty=penalty, ignored=free).rule
-            name = f"fitted product, λ = {penalty:g}" + (f" above {free:g}" if free else "")
+        for ignored in (0.0, _IGNORED) if penalty >= _IGNORED_FROM else (0.0,):
+            fitted = fit_product(logits, labels, penalty=penalty, ignored=ignored).rule
+            name = f"fitted product, λ = {penalty:g}" + (f" above {ignored:g}" if ignored else "")
             yield Member(name, "fitted product", fitted)
             yield Member(f"cached {name}", "fitted product", Cached(fitted))
 
 
 def _scaled(logits: Tensor, labels: Tensor) -> Iterator[Member]:
-    """The softmaxes at their temperatures, latest and cached."""
+    """Temperature-scaled softmaxes, latest and cached."""
     full = fit_temperature(logits, labels).temperatures
     for step in (0.5, 1.0):
         temperatures = _along(full, step)
@@ -87,10 +87,10 @@ def _scaled(logits: Tensor, labels: Tensor) -> Iterator[Member]:
 
 
 def _tempered(name: str, product: Product, logits: Tensor, labels: Tensor) -> Iterator[Member]:
-    """A product on its way to its calibrated temperature, with and without caching on top."""
+    """A product between temperature 1 and its calibrated one and beyond, with and without caching on top."""
     try:
         full = fit_temperature(logits, labels, product).temperatures
-    except LabelError:  # it rules every label out at some exit: no temperature helps
+    except LabelError:  # at some exit no label is in the support: no temperature helps
         return
     for step in STEPS:
         tempered = Tempered(product, _along(full, step))
@@ -102,7 +102,7 @@ def _activations(logits: Tensor) -> Iterator[tuple[str, Activation]]:
     yield "", ReLU()
     yield "softplus", Softplus()
     usual = float(logits[-1].amax(-1).median())
-    if usual <= 0:  # nothing to clip, and gates would shut out all
+    if usual <= 0:  # nothing to clip, and any gate would remove all classes
         return
     for part in _CLIPS:
         limit = float(f"{part * usual:.2g}")
@@ -113,7 +113,7 @@ def _activations(logits: Tensor) -> Iterator[tuple[str, Activation]]:
 
 
 def _weights(exits: int) -> dict[str, Any]:
-    """Weights by how a table names them: i/M, alike, and i/M to a power."""
+    """Weights by their name in a table: i/M, equal, and powers of i/M."""
     parts = [exit / exits for exit in range(1, exits + 1)]
     return {
         "": "linear",

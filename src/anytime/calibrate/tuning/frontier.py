@@ -1,9 +1,8 @@
-"""The frontier: every rule of the family measured on held-out rows, and which of them nothing else beats.
+"""Tuning: every rule of the family measured on held-out rows, and the Pareto set among them.
 
-Calibrated beliefs that meet new information must sometimes fall, so steadiness and calibration cannot both be had in full.
-`tune` shows what can be had: it fits the family on some of the rows, measures it on the others, and keeps the rules that no
-other beats in mean accuracy, drops, ECE and NLL at once. Asked for the least of one figure with bounds on others, a
-`Frontier` gives a rule to save.
+Calibrated beliefs sometimes drop when new information arrives, so few drops and good calibration cannot both be had in full.
+`tune` shows what is possible: it fits the family on some rows, measures it on the others, and finds the rules that no other
+dominates in mean accuracy, drops, ECE and NLL. `Frontier.choose` minimises one metric under bounds on others.
 """
 
 from __future__ import annotations
@@ -15,13 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.calibrate.certify import (
-    ChoiceCertificate,
-    Control,
-    certify_choice,
-    check_rows,
-    follow_blocks,
-)
+from anytime.calibrate.certify import ChoiceCertificate, Control, certify_choice, check_rows
+from anytime.calibrate.measure import drop_name, measure
 from anytime.calibrate.tuning.family import PENALTIES, members
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
 from anytime.checks import check_fraction, check_number, check_seed, fingerprints
@@ -29,28 +23,27 @@ from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
-from anytime.metrics import drop, ece, histogram, nll, reach
-from anytime.metrics.calibration import ECE_BINS
 
 ALLOWANCE = 0.01
-"""How much mean accuracy a wish may cost if it does not say."""
+"""The mean accuracy that an objective may cost by default."""
 FEWEST = 100
-"""Fewer rows than this say nothing about shares of a few percent."""
+"""Fewer rows cannot resolve fractions of a few percent."""
 REFERENCES = ("latest", "caching", "caching at T", "product", "fitted product, λ = 3")
-"""Candidates that any other is held against: the paper's rules, and what fitting makes of them."""
+"""Candidates to compare any other with: the paper's rules, and their fitted versions."""
 
 Progress = Callable[[int, int], None]
+Bounds = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One rule and what it does.
+    """One rule and its metrics.
 
     Attributes:
         name: Short, for tables.
-        family: Which part of the family it belongs to.
+        family: The part of the family it belongs to.
         text: The rule, as `anytime.parse_rule` reads it.
-        metrics: Means over the exits of `accuracy`, `ece` and `nll`; under `drop_0.1` the share of inputs that lose 0.1.
+        metrics: Means over the exits of `accuracy`, `ece` and `nll`; `drop_0.1` is the fraction of inputs that drop by 0.1.
     """
 
     name: str
@@ -63,25 +56,23 @@ class Candidate:
         """The rule."""
         return parse_rule(self.text)
 
-    def dominates(self, other: Candidate, figures: Sequence[str]) -> bool:
-        """Whether it is at least as good in all of these figures, and better in one."""
-        mine, theirs = ([_cost(candidate, figure) for figure in figures] for candidate in (self, other))
+    def dominates(self, other: Candidate, metrics: Sequence[str]) -> bool:
+        """Whether it is at least as good in all of these metrics, and better in one."""
+        mine, theirs = ([_cost(candidate, name) for name in metrics] for candidate in (self, other))
         return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Frontier(Fitted, kind="frontier", version=2):
-    """What `tune` found; it can be saved, and asked again later.
+    """The result of `tune`; save it to choose again later.
 
     Args:
-        exits: How many exits.
-        classes: How many classes.
-        names, families, texts: Of the candidates, one each.
-        columns: The figures of the candidates on the choosing rows, by name.
-        drops: The losses of probability that were counted; the first is the one the frontier is about.
-        strict: Whether only losses above these count.
-        fitting_rows: How many rows the family was fitted on.
-        choosing_rows: How many other rows its figures are from.
+        names, families, texts: Of the candidates.
+        columns: The metrics of the candidates on the choosing rows, by name.
+        drops: The drops that were counted; the first one defines the Pareto set.
+        strict: Whether only drops above these count.
+        fitting_rows: The number of rows the family was fitted on.
+        choosing_rows: The number of other rows that gave the metrics.
         seed: Of the split.
         seen: Fingerprints of all these rows.
     """
@@ -101,7 +92,9 @@ class Frontier(Fitted, kind="frontier", version=2):
         super().__post_init__()
         lengths = {len(values) for values in (self.names, self.families, self.texts, *self.columns.values())}
         if lengths != {len(self.names)} or "latest" not in self.names:
-            raise OptionError("a frontier with gaps", expected="all figures of all candidates", fix="tune again")
+            raise OptionError(
+                "the columns of the frontier differ in length", expected="every metric of every candidate", fix="tune again"
+            )
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -113,68 +106,56 @@ class Frontier(Fitted, kind="frontier", version=2):
 
     @property
     def objectives(self) -> tuple[str, ...]:
-        """The figures the frontier is about."""
+        """The metrics that define the Pareto set."""
         return ("accuracy", drop_name(self.drops[0]), "ece", "nll")
 
     @property
     def pareto(self) -> tuple[Candidate, ...]:
-        """The candidates that no other beats, from the steadiest to the least steady; of equals the first."""
-        kept: list[Candidate] = []
+        """The candidates that no other dominates, by increasing drops; the first of equals."""
+        kept: dict[tuple[float, ...], Candidate] = {}
         everyone = self.candidates
         for candidate in everyone:
-            values = [candidate.metrics[name] for name in self.objectives]
-            twin = any(values == [other.metrics[name] for name in self.objectives] for other in kept)
-            if not twin and not any(other.dominates(candidate, self.objectives) for other in everyone):
-                kept.append(candidate)
-        return tuple(sorted(kept, key=lambda candidate: candidate.metrics[drop_name(self.drops[0])]))
+            if not any(other.dominates(candidate, self.objectives) for other in everyone):
+                kept.setdefault(tuple(candidate.metrics[name] for name in self.objectives), candidate)
+        return tuple(sorted(kept.values(), key=lambda candidate: candidate.metrics[drop_name(self.drops[0])]))
 
     @property
     def floor(self) -> dict[str, float]:
-        """The lower bounds of a wish that names none: a point of accuracy less than the network as it is.
+        """The default lower bounds: the accuracy of the network (`latest`) minus one point.
 
-        Without it "the least ECE" is often that of a rule which knows nothing and says so.
+        Without them the rule with the smallest ECE is often one that predicts nearly nothing, with matching confidence.
         """
-        latest = self.columns["accuracy"][self.names.index("latest")]
-        return {"accuracy": latest - ALLOWANCE}
+        return {"accuracy": self.columns["accuracy"][self.names.index("latest")] - ALLOWANCE}
 
-    def table(self, *, everyone: bool = False) -> list[dict[str, str | float]]:
-        """The Pareto set, or everyone, as one record a rule."""
-        shown = self.candidates if everyone else self.pareto
-        return [{"name": one.name, "family": one.family, **one.metrics, "rule": one.text} for one in shown]
+    def table(self) -> list[dict[str, str | float]]:
+        """The Pareto set as one record per rule."""
+        return [{"name": one.name, "family": one.family, **one.metrics, "rule": one.text} for one in self.pareto]
 
-    def chain(
-        self, *, least: str = "ece", drop: float | None = None, at_least: Mapping[str, float] | None = None
-    ) -> tuple[Candidate, ...]:
-        """The candidates that trade drops for one figure: from the steadiest on, each better in it than all before.
+    def chain(self, *, least: str = "ece", drop: float | None = None, at_least: Bounds | None = None) -> tuple[Candidate, ...]:
+        """The candidates that trade drops for one metric: by increasing drops, each better in it than all before.
 
         Args:
-            least: A figure, or `error` for 1 - accuracy.
-            drop: One of `drops`; the first without.
-            at_least: Lower bounds by figure, as in `choose`.
+            least: The metric to minimise, or `error` for 1 - accuracy.
+            drop: One of `drops`; by default the first.
+            at_least: Lower bounds by metric, as in `choose`.
         """
-        share, lower = drop_name(self.drops[0] if drop is None else drop), self.floor if at_least is None else dict(at_least)
-        self._check_metrics(least, (share, *lower))
+        name, lower = drop_name(self.drops[0] if drop is None else drop), self.floor if at_least is None else at_least
+        self._check_metrics(least, (name, *lower))
         found: list[Candidate] = []
-        for one in sorted(self._within({}, lower, least), key=lambda one: (one.metrics[share], _cost(one, least))):
+        for one in sorted(self._within({}, lower, least), key=lambda one: (one.metrics[name], _cost(one, least))):
             if not found or _cost(one, least) < _cost(found[-1], least):
                 found.append(one)
         return tuple(found)
 
-    def choose(
-        self,
-        *,
-        least: str = "ece",
-        at_most: Mapping[str, float] | None = None,
-        at_least: Mapping[str, float] | None = None,
-    ) -> TunedRule:
-        """The rule with the least of one figure among those within bounds on others.
+    def choose(self, *, least: str = "ece", at_most: Bounds | None = None, at_least: Bounds | None = None) -> TunedRule:
+        """The rule that minimises one metric under bounds on others.
 
         Args:
-            least: A figure, or `error` for 1 - accuracy.
-            at_most: Upper bounds by figure, such as `{"drop_0.1": 0.01}`.
-            at_least: Lower bounds by figure, such as `{"accuracy": 0.7}`; `floor` if left out, `{}` for none.
+            least: The metric to minimise, or `error` for 1 - accuracy.
+            at_most: Upper bounds by metric, such as `{"drop_0.1": 0.01}`.
+            at_least: Lower bounds by metric, such as `{"accuracy": 0.7}`; by default `floor`, `{}` for none.
         """
-        upper, lower = dict(at_most or {}), self.floor if at_least is None else dict(at_least)
+        upper, lower = at_most or {}, self.floor if at_least is None else at_least
         self._check_metrics(least, (*upper, *lower))
         best = min(self._within(upper, lower, least), key=lambda one: _cost(one, least))
         return self.tuned(best, objective=_objective(least, upper, lower))
@@ -187,81 +168,74 @@ class Frontier(Fitted, kind="frontier", version=2):
         least: str = "ece",
         drop: float | None = None,
         at_most: float = 0.01,
-        at_least: Mapping[str, float] | None = None,
+        at_least: Bounds | None = None,
         confidence: float = 0.95,
         control: Control = "sequence",
     ) -> tuple[TunedRule | None, ChoiceCertificate]:
-        """The rule with the least of one figure among those that can be promised to let few inputs drop.
+        """The rule that minimises one metric among those with a guarantee on drops.
 
-        The candidates that best trade drops for the wished figure are put in order by the choosing rows, the safest first.
-        They are then tested on rows that the tuning has not seen, so that the promise holds after the choice.
+        The candidates that trade drops for the metric best are ordered by the choosing rows, the safest first, and tested on
+        rows that the tuning has not seen, so that the guarantee holds after the choice.
 
         Args:
             logits: `(exits, rows, classes)`, rows that the tuning has not seen; others are refused.
             labels: `(rows,)`.
-            least: A figure, or `error` for 1 - accuracy.
-            drop: One of `drops`; the first without.
-            at_most: The share of inputs that may lose so much.
-            at_least: Lower bounds on figures of the choosing rows, as in `choose`; these are not part of the promise.
-            confidence: How sure the promise should be.
+            least: The metric to minimise, or `error` for 1 - accuracy.
+            drop: One of `drops`; by default the first.
+            at_most: The fraction of inputs that may drop.
+            at_least: Lower bounds on metrics of the choosing rows, as in `choose`; not part of the guarantee.
+            confidence: Of the guarantee.
             control: See `certify_choice`.
 
         Returns:
-            The rule, None where nothing can be promised, and the certificate.
+            The rule, or None if none is certified, and the certificate.
         """
         limit = self.drops[0] if drop is None else drop
-        share, lower = drop_name(limit), self.floor if at_least is None else dict(at_least)
-        rows, known = check_rows(logits, labels)
-        self.check_fits(rows.shape[0], rows.shape[2])
-        prints = fingerprints(rows)
-        new = unseen(self.seen, prints, purpose="the certificate")
-        rows, known = rows[:, new], known[new]
+        name, lower = drop_name(limit), self.floor if at_least is None else at_least
+        rows, known, prints = self._unseen(logits, labels, "the certificate")
         chain = self.chain(least=least, drop=limit, at_least=lower)
-        hopeful = [one for one in chain if one.metrics[share] <= at_most] or chain[:1]
+        tested = [one for one in chain if one.metrics[name] <= at_most] or chain[:1]
         found = certify_choice(
             rows,
             known,
-            [one.text for one in hopeful],
+            [one.text for one in tested],
             drop=limit,
             at_most=at_most,
             confidence=confidence,
             control=control,
-            scores=[_cost(one, least) for one in hopeful],
+            scores=[_cost(one, least) for one in tested],
             strict=self.strict,
         )
-        chosen = next((one for one in hopeful if one.text == found.chosen), None)
-        objective = f"{_objective(least, {}, lower)}; promised with confidence {confidence:g}: {share} at most {at_most:g}"
-        # These rows have had their say in the choice too: a later test on them would flatter it.
+        chosen = next((one for one in tested if one.text == found.chosen), None)
+        objective = f"{_objective(least, {}, lower)}; guaranteed with confidence {confidence:g}: {name} at most {at_most:g}"
+        # These rows took part in the choice, so the rule must not be tested on them later.
         return None if chosen is None else self.tuned(chosen, objective=objective, also=prints), found
 
     def measure(self, logits: Any, labels: Any) -> tuple[Candidate, ...]:
-        """The candidates with their figures on rows that the tuning has not seen; others are refused."""
-        rows, known = check_rows(logits, labels)
-        self.check_fits(rows.shape[0], rows.shape[2])
-        new = unseen(self.seen, fingerprints(rows), purpose="measuring")
-        rows, known = rows[:, new], known[new]
-        return tuple(
-            replace(one, metrics=measure(one.rule, rows, known, drops=self.drops, strict=self.strict))
-            for one in self.candidates
-        )
+        """The candidates with their metrics on rows that the tuning has not seen; others are refused."""
+        rows, known, _ = self._unseen(logits, labels, "measuring")
+        options: dict[str, Any] = {"drops": self.drops, "strict": self.strict}
+        return tuple(replace(one, metrics=measure(one.rule, rows, known, **options)) for one in self.candidates)
 
     def recommend(self, chosen: TunedRule | None) -> str:
-        """What these rows recommend, in words, with the figures that led to it beside those of the plain rules.
+        """The recommendation in words, with the metrics of the chosen rule and of the reference rules.
 
         Args:
-            chosen: What `choose` or `choose_certified` gave; None where nothing keeps the bounds.
+            chosen: From `choose` or `choose_certified`; None if no rule satisfies the bounds.
         """
         known = {one.name: one for one in self.candidates}
-        lines = ["No rule keeps the bounds."] if chosen is None else [f"Recommended: {chosen.name}: {chosen.objective}."]
+        lines = ["No rule satisfies the bounds."] if chosen is None else [f"Recommended: {chosen.name}: {chosen.objective}."]
         shown = dict.fromkeys((*((chosen.name,) if chosen else ()), *REFERENCES))
-        figures = "; ".join(f"{name} {self._words(known[name])}" for name in shown if name in known)
-        lines.append(f"On {self.choosing_rows:,} rows: {figures}.")
+        words = "; ".join(f"{name} {self._words(known[name])}" for name in shown if name in known)
+        lines.append(f"On {self.choosing_rows:,} rows: {words}.")
         if self.classes is not None and self.classes < FEW_CLASSES and {"caching", "product"} <= known.keys():
             caching, product = (known[name].metrics for name in ("caching", "product"))
             pairs = [(caching[name], product[name]) for name in (drop_name(self.drops[0]), "ece")]
             better = {theirs < mine for theirs, mine in pairs}
             verdict = (
-                "it is the one or the other here" if len(better) > 1 else "so it is here" if True in better else "not so here"
+                "here each is better in one metric"
+                if len(better) > 1
+                else f"this {'holds' if True in better else 'does not hold'} here"
             )
             lines.append(
                 f"For fewer than {FEW_CLASSES} classes the paper advises caching over the product; {verdict}: under caching "
@@ -269,10 +243,6 @@ class Frontier(Fitted, kind="frontier", version=2):
                 f"product {100 * pairs[0][1]:.2f} % and {pairs[1][1]:.3f}."
             )
         return "\n".join(lines)
-
-    def _words(self, one: Candidate) -> str:
-        share = one.metrics[drop_name(self.drops[0])]
-        return f"{100 * one.metrics['accuracy']:.2f} % right, {100 * share:.2f} % drop, ECE {one.metrics['ece']:.3f}"
 
     def tuned(self, candidate: Candidate, *, objective: str, also: Tensor | None = None) -> TunedRule:
         """A candidate as an object to save; `also` are the fingerprints of further rows it was chosen by."""
@@ -289,26 +259,38 @@ class Frontier(Fitted, kind="frontier", version=2):
             seen=seen,
         )
 
+    def _words(self, one: Candidate) -> str:
+        drops = one.metrics[drop_name(self.drops[0])]
+        return f"{100 * one.metrics['accuracy']:.2f} % right, {100 * drops:.2f} % drop, ECE {one.metrics['ece']:.3f}"
+
+    def _unseen(self, logits: Any, labels: Any, purpose: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows that the tuning has not seen, their labels, and the fingerprints of all rows given."""
+        rows, known = check_rows(logits, labels)
+        self.check_fits(rows.shape[0], rows.shape[2])
+        prints = fingerprints(rows)
+        new = unseen(self.seen, prints, purpose=purpose)
+        return rows[:, new], known[new], prints
+
     def _check_metrics(self, least: str, bounded: Sequence[str]) -> None:
         costs = ["error", *(name for name in self.columns if name != "accuracy")]
         for name, known in ((least, costs), *((name, list(self.columns)) for name in bounded)):
             if name not in known:
                 raise OptionError(
-                    f"there is no figure {name!r} to {'have the least of' if known is costs else 'bound'}",
+                    f"there is no metric {name!r} to {'minimise' if known is costs else 'bound'}",
                     expected=f"one of {', '.join(known)}",
-                    fix="shares of drops are there for the thresholds that the tuning was given: tune(..., drops=(0.1, 0.05))",
+                    fix="for other drops, tune again with them: tune(..., drops=(0.1, 0.05))",
                 )
 
-    def _within(self, upper: Mapping[str, float], lower: Mapping[str, float], least: str) -> list[Candidate]:
-        """The candidates that keep the bounds; an error that names the nearest where none does."""
+    def _within(self, upper: Bounds, lower: Bounds, least: str) -> list[Candidate]:
+        """The candidates within the bounds; an error that names the nearest if there are none."""
         everyone = self.candidates
         found = [one for one in everyone if _miss(one, upper, lower) == 0]
         if not found:
             nearest = min(everyone, key=lambda one: _miss(one, upper, lower))
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in nearest.metrics.items())
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in nearest.metrics.items())
             raise OptionError(
-                f"none of {len(everyone)} rules fits the wish: {_objective(least, upper, lower)}",
-                expected=f"bounds that a rule can keep; the nearest is {nearest.name} with {figures}",
+                f"none of {len(everyone)} rules satisfies: {_objective(least, upper, lower)}",
+                expected=f"bounds that some rule satisfies; the nearest is {nearest.name} with {metrics}",
                 fix="loosen a bound",
             )
         return found
@@ -330,10 +312,10 @@ def tune(
     Args:
         logits: `(exits, rows, classes)`, rows that the network was not trained on, 100 or more.
         labels: `(rows,)`.
-        drops: Losses of the label's probability to count, the most important first.
-        fitting: The share of rows for fitting temperatures and powers; the others are for the figures.
-        penalties: How much drops weigh in the fitted products, one each.
-        strict: Count losses above a threshold, not at or above it.
+        drops: Drops of the label's probability to count, the most important first.
+        fitting: The fraction of rows for fitting temperatures and powers; the others give the metrics.
+        penalties: The weights of drops in the fitted products, one product each.
+        strict: Count drops above a threshold, not at or above it.
         seed: Of the split.
         progress: Called with the number of rules done and the number of rules.
     """
@@ -342,24 +324,24 @@ def tune(
     check_fraction(fitting, "fitting")
     count = rows.shape[1]
     if count < FEWEST:
-        raise LabelError(f"there are {count} rows", expected=f"at least {FEWEST}", fix="give more held-out rows")
+        raise LabelError(f"there are {count} rows", expected=f"at least {FEWEST}", fix="pass more held-out rows")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(check_seed(seed))).to(rows.device)
     cut = min(max(round(fitting * count), 1), count - 1)
     fit, choose = order[:cut], order[cut:]
     family = list(members(rows[:, fit], known[fit], penalties=tuple(penalties)))
     held, wanted = rows[:, choose].contiguous(), known[choose]
-    figures = []
-    for done, member in enumerate(family):
-        figures.append(measure(member.rule, held, wanted, drops=limits, strict=strict))
+    metrics = []
+    for done, member in enumerate(family, 1):
+        metrics.append(measure(member.rule, held, wanted, drops=limits, strict=strict))
         if progress is not None:
-            progress(done + 1, len(family))
+            progress(done, len(family))
     return Frontier(
         exits=rows.shape[0],
         classes=rows.shape[2],
         names=tuple(member.name for member in family),
         families=tuple(member.family for member in family),
         texts=tuple(repr(member.rule) for member in family),
-        columns={name: tuple(one[name] for one in figures) for name in figures[0]},
+        columns={name: tuple(one[name] for one in metrics) for name in metrics[0]},
         drops=limits,
         strict=strict,
         fitting_rows=cut,
@@ -369,48 +351,19 @@ def tune(
     )
 
 
-def measure(
-    rule: Rule[Any], logits: Tensor, labels: Tensor, *, drops: Sequence[float], strict: bool = False
-) -> dict[str, float]:
-    """Mean accuracy, ECE and NLL over the exits, and the share of inputs that lose each of `drops`, of checked rows."""
-    exits, rows, _ = logits.shape
-    right = surprise = 0.0
-    table = torch.zeros(exits, ECE_BINS, 3, dtype=torch.float64, device=logits.device)
-    fallen = torch.zeros(len(drops), dtype=torch.int64, device=logits.device)
-    for seen in follow_blocks(rule, logits, labels):
-        assert seen.correct is not None
-        assert seen.label is not None
-        right += float(seen.correct.double().sum())
-        surprise += float(nll(seen.label).double().sum())
-        table += histogram(seen.confidence, seen.correct, ECE_BINS)
-        fallen += reach(drop(seen.label_probability), drops, strict=strict)
-    shares = {drop_name(limit): share / rows for limit, share in zip(drops, fallen.tolist(), strict=True)}
-    means = {"accuracy": right / (exits * rows), "ece": float(ece(table).mean()), "nll": surprise / (exits * rows)}
-    return {**means, **shares}
+def _cost(candidate: Candidate, metric: str) -> float:
+    """A metric of which less is better."""
+    return 1 - candidate.metrics["accuracy"] if metric in ("accuracy", "error") else candidate.metrics[metric]
 
 
-def drop_name(limit: float) -> str:
-    """The name of the share of inputs that lose `limit`.
-
-    >>> drop_name(0.1)
-    'drop_0.1'
-    """
-    return f"drop_{limit:g}"
-
-
-def _cost(candidate: Candidate, figure: str) -> float:
-    """A figure of which less is better."""
-    return 1 - candidate.metrics["accuracy"] if figure in ("accuracy", "error") else candidate.metrics[figure]
-
-
-def _miss(candidate: Candidate, upper: Mapping[str, float], lower: Mapping[str, float]) -> float:
-    """By how much it misses the bounds, each in parts of the bound; 0 where it keeps them all."""
+def _miss(candidate: Candidate, upper: Bounds, lower: Bounds) -> float:
+    """The sum of relative violations of the bounds; 0 if there are none."""
     over = [(candidate.metrics[name] - bound, bound) for name, bound in upper.items()]
     under = [(bound - candidate.metrics[name], bound) for name, bound in lower.items()]
     return sum(max(miss, 0.0) / (abs(bound) or 1.0) for miss, bound in over + under)
 
 
-def _objective(least: str, upper: Mapping[str, float], lower: Mapping[str, float]) -> str:
+def _objective(least: str, upper: Bounds, lower: Bounds) -> str:
     bounds = [f"{name} at most {bound:.4g}" for name, bound in upper.items()]
     bounds += [f"{name} at least {bound:.4g}" for name, bound in lower.items()]
     return f"least {least}" + (f" with {' and '.join(bounds)}" if bounds else "")
@@ -418,10 +371,8 @@ def _objective(least: str, upper: Mapping[str, float], lower: Mapping[str, float
 
 def _check_drops(drops: float | Sequence[float]) -> tuple[float, ...]:
     limits = (float(drops),) if isinstance(drops, int | float) else tuple(float(limit) for limit in drops)
-    if not limits:
-        raise OptionError("no drops to count", expected="at least one", fix="0.1 is a usual choice")
     for limit in limits:
         check_number(limit, "drop", above=0, most=1)
-    if len({drop_name(limit) for limit in limits}) < len(limits):
-        raise OptionError(f"drops are {limits}", expected="each once", fix="leave one out")
+    if not limits or len(set(map(drop_name, limits))) < len(limits):
+        raise OptionError(f"drops are {limits}", expected="at least one drop, each once", fix="pass drops=(0.1, 0.05)")
     return limits

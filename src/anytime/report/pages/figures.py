@@ -1,4 +1,4 @@
-"""The figures of the report. A figure whose metrics are missing (no labels, no prediction sets) is left out."""
+"""The charts of the report. A chart whose metrics are missing (no labels, no prediction sets) is left out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _BY_THRESHOLD = {
 
 
 def figures(evaluation: Evaluation) -> list[Figure]:
-    """All figures of the report, in order."""
+    """All charts of the report, in order, each with its table."""
     found = [by_exit(evaluation, section, key) for section, keys in _BY_EXIT for key in keys]
     found += [by_exit(evaluation, "support", key, rules=_with_support(evaluation)) for key in _SUPPORT]
     found += [against_cost(evaluation), *(by_threshold(evaluation, key) for key in _BY_THRESHOLD)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from anytime.calibrate.tuning.frontier import drop_name
+from anytime.calibrate.measure import drop_name
 from anytime.report.numbers import exact, fraction, number, plural
 from anytime.report.pages.figure import Figure, Table
 from anytime.report.pages.template import render_page

@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from anytime.calibrate import fit_product
+from anytime.calibrate.measure import drop_name, measure
 from anytime.calibrate.tuning.family import PENALTIES
-from anytime.calibrate.tuning.frontier import ALLOWANCE, drop_name, measure
+from anytime.calibrate.tuning.frontier import ALLOWANCE
 from anytime.combine import Latest, Product, Rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.errors import LabelError
