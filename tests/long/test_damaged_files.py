@@ -286,7 +286,7 @@ def make_published(folder: Path) -> None:
 
 def read_published(folder: Path) -> None:
     run = read_run(folder)
-    for ask in (run.logits, run.indices, run.rows, lambda: run.figures()["latest"]["accuracy"], run.load):
+    for ask in (run.logits, run.indices, run.rows, run.metrics, run.accuracy, run.load):
         with contextlib.suppress(AnytimeError):
             ask()
 
