@@ -101,9 +101,7 @@ def variants(options: argparse.Namespace) -> dict[str, Hardware]:
     first = replace(best, channels_last=False)
     found = {
         "graph": best,
-        "graph, fused": replace(best, fused=True),
         "graph, streams": replace(best, streams=True),
-        "graph, fused, streams": replace(best, fused=True, streams=True),
         "graph, channels first": first,
         "graph, channels first, streams": replace(first, streams=True),
         "no graph": replace(best, graph=False),

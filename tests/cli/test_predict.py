@@ -231,7 +231,7 @@ def test_known_data_sets_have_one_number_per_channel() -> None:
         (["{run}", "{run}/pet.png", "--data", "{tmp}/odd.json"], "does not describe a data set"),
         (["{run}", "{run}/pet.png", "--data", "{tmp}/ten.json"], "has 10 classes"),
         (["{run}", "{run}/pet.png", "--calibration", "{run}/gone.json"], "there is no"),
-        (["{run}", "{run}/pet.png", "--calibration", "{run}/data.json"], "holds no fitted object"),
+        (["{run}", "{run}/pet.png", "--calibration", "{run}/data.json"], "does not hold a fitted object"),
     ],
 )
 def test_wrong_calls_are_named(folder: Path, tmp_path: Path, capsys: Captured, change: list[str], said: str) -> None:

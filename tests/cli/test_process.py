@@ -109,7 +109,7 @@ def test_a_full_memory_is_said(logits: Path, monkeypatch: pytest.MonkeyPatch, ca
 
     monkeypatch.setattr("anytime.evaluation.open_logits", full)
     assert run(["evaluate", str(logits)]) == 2
-    assert "the memory is full" in capsys.readouterr().err
+    assert "out of memory" in capsys.readouterr().err
 
 
 def test_a_bug_is_not_hidden(logits: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,6 @@ class Hardware:
         channels_last: Whether images and weights use the channels-last memory format.
         graph: Whether the step is captured as a CUDA graph.
         compile: Whether `torch.compile` fuses the forward and backward pass.
-        fused: Whether batch norm and ReLU are one operation, by Triton kernels for channels-last maps.
         streams: Whether independent parts of an MSDNet run on parallel CUDA streams.
     """
 
@@ -192,12 +191,11 @@ class Hardware:
     channels_last: bool = False
     graph: bool = False
     compile: bool = False
-    fused: bool = False
     streams: bool = False
 
     def __post_init__(self) -> None:
         check_choice(self.precision, "precision", get_args(Precision))
-        for name in ("channels_last", "graph", "compile", "fused", "streams"):
+        for name in ("channels_last", "graph", "compile", "streams"):
             check_flag(getattr(self, name), name)
         if (self.graph or self.streams) and not self.device.startswith("cuda"):
             raise OptionError(
@@ -205,10 +203,8 @@ class Hardware:
                 expected="device=cuda",
                 fix="set graph=false and streams=false",
             )
-        if self.compile and (self.streams or self.fused):
-            raise OptionError("compile is true with streams or fused", expected="one of them", fix="set compile=false")
-        if self.fused and not self.channels_last:
-            raise OptionError("fused is true without channels_last", expected="both", fix="set channels_last=true")
+        if self.compile and self.streams:
+            raise OptionError("compile and streams are true", expected="one of them", fix="set compile=false")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

@@ -187,7 +187,7 @@ def check_distributed(config: TrainConfig, hardware: Hardware, processes: int) -
             expected="processes=1: L2W differentiates through the optimizer step, which DDP does not support",
             fix="set processes=1, or use another objective",
         )
-    used = [name for name in ("graph", "compile", "fused", "streams") if getattr(hardware, name)]
+    used = [name for name in ("graph", "compile", "streams") if getattr(hardware, name)]
     if used:
         raise OptionError(
             f"{' and '.join(used)} with {processes} processes",

@@ -278,6 +278,6 @@ def _options(config: RunConfig) -> dict[str, Any]:
 def _settled(config: RunConfig) -> RunConfig:
     """Absolute paths, so that a run can be resumed from anywhere; the plain step with several processes."""
     several = config.processes > 1
-    hardware = replace(config.hardware, graph=False, fused=False, streams=False) if several else config.hardware
+    hardware = replace(config.hardware, graph=False, streams=False) if several else config.hardware
     root, init = (path if path in (None, MINILM) else str(Path(path).resolve()) for path in (config.root, config.init))
     return replace(config, root=root, init=init, hardware=hardware)

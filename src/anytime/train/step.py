@@ -20,7 +20,6 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Hardware, TrainConfig
 from anytime.train.distributed import Ranks, check_distributed, sync_norms
-from anytime.train.gpu.fused import fuse_norms
 from anytime.train.gpu.graph import Replayed, use_streams
 from anytime.train.gpu.weights import TrainedWeights, optimizer_state
 from anytime.train.objectives.losses import Objective
@@ -81,8 +80,6 @@ class TrainStep:
         _stop_counting(self.network)
         if hardware.streams:
             use_streams(self.network)
-        if hardware.fused:
-            fuse_norms(self.network)
         if ranks is not None:
             sync_norms(self.network, size)
         self._dtype = getattr(torch, hardware.precision)

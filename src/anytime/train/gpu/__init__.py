@@ -1,1 +1,1 @@
-"""Speed on a GPU: CUDA graphs, parallel branches, fused kernels, flat weights."""
+"""Speed on a GPU: CUDA graphs, parallel branches, weights in two precisions."""

@@ -128,7 +128,7 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 class L2WStep(TrainStep):
     """A training step of L2W: two optimizer steps per batch, each on a half, each after a step of the weight network.
 
-    The look-ahead differentiates through a gradient, which fused norms and streams do not support.
+    The look-ahead differentiates through a gradient, which streams do not support.
     """
 
     def __init__(
@@ -214,11 +214,11 @@ def _assigned_loss(logits: Tensor, labels: Tensor, settings: L2W) -> Tensor:
 
 
 def _check(config: TrainConfig, hardware: Hardware) -> None:
-    used = [name for name in ("compile", "fused", "streams") if getattr(hardware, name)]
+    used = [name for name in ("compile", "streams") if getattr(hardware, name)]
     if used:
         raise OptionError(
             f"objective is 'l2w' with {' and '.join(used)}",
-            expected="none of compile, fused and streams: they do not support a gradient of a gradient",
+            expected="neither compile nor streams: they do not support a gradient of a gradient",
             fix="set " + " ".join(f"{name}=false" for name in used),
         )
     if config.nesterov or config.batch % 2 or config.optimizer != "sgd":
