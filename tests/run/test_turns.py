@@ -186,7 +186,7 @@ class Simulation:
         self.runner = Runner(self.engine, engine=self.engine, clock=self, workers=1)
         self.executor = self.runner._executor
         self.executor._call = lambda idle: None  # type: ignore[method-assign]
-        self.executor._at[0] = ()
+        self.executor._at[0] = None
         self.refused, self.longest, self.exits = [0] * callers, [0] * callers, list[int]()
         for caller in range(callers):
             self._at(1e-4 * caller, lambda caller=caller: self._ask(caller))  # type: ignore[misc]
@@ -199,15 +199,14 @@ class Simulation:
         self._pass(self.time + seconds * self._draw.uniform(0.9, 1.1))
 
     def run(self, seconds: float) -> None:
-        end, last, going = self.time + seconds, tuple[Any, ...](), list[Any]()
+        end, last, more = self.time + seconds, None, False
         while self.time < end:
-            works, _ = self.executor._next(0, last, going)
-            for work in last:
-                if work not in going:
-                    work.finish()
-            last = works
-            if works:
-                going = self.executor._stages(works)
+            work, _ = self.executor._next(0, last, more)
+            if last is not None and not more:
+                last.finish()
+            last = work
+            if work is not None:
+                more = self.executor._stages(work)
             else:
                 self._pass(self._events[0][0])
         self.runner.close()

@@ -1,17 +1,15 @@
-"""Threads that take turns at the stages of all requests: the unit of work is one stage for a batch of requests.
+"""Threads that take turns at the stages of all requests: the unit of scheduling is one stage, not one request.
 
-Only as many stages run at once as gets the most done (`anytime.run.timing.pace`). The others wait, and the time they wait is
-not counted as theirs. The next stage is that of the request with the fewest exits; among equals that of a caller who was
-refused before, then of the earliest deadline. So while there are more requests than the machine can serve in full, everybody
-gets a first exit before anybody gets a second. Requests that wait for the same stage share a batch, as large as their
-deadlines allow: that takes far less time than one after the other. A single request goes on in its thread without being
-queued again: a single caller pays nothing for this.
+Only as many stages run at once as maximise throughput (`anytime.run.timing.pace`). The others wait, and their waiting time does
+not count as stage time. The next stage is that of the request with the fewest exits; ties go to a caller that was refused
+before, then to the earliest deadline. Under overload every request gets a first exit before any gets a second.
+A request that nothing else waits behind stays in its thread: a single caller pays nothing for the scheduling.
 
-A stage cannot be stopped. One that takes far longer than the next one in line would keeps its thread but not its slot:
-another thread takes over, up to `limit` threads in all.
+A stage cannot be stopped. One that takes far longer than the next stage in line keeps its thread but loses its slot: another
+thread takes over, up to `limit` threads in all.
 
-Threads fetch their work themselves, and which of them are busy is counted when it matters, never kept in a counter. So an
-exception out of a signal handler, at whatever instruction of a caller, can lose the caller's own request and nothing else.
+Threads fetch their work themselves, and busy threads are counted when needed, never kept in a counter. An exception raised by
+a signal handler, at any instruction of a caller, can therefore lose the caller's own request and nothing else.
 """
 
 from __future__ import annotations
@@ -23,13 +21,11 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from anytime.errors import StateError
 from anytime.models.modes import Modes
-from anytime.run.engines.running import Joinable, advance_together
 from anytime.run.forks import renew_in_children
 from anytime.run.timing.clock import Clock
 from anytime.run.timing.pace import Pace
@@ -42,8 +38,6 @@ _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
 _FAIR = 8
 """Every so many turns, the request without a deadline that has waited longest is next; it could wait forever otherwise."""
-_LARGEST_BATCH = 16
-"""Rows in a batch of several requests. Larger ones save no more time per row on a CPU, and all requests wait for the last."""
 _SOONEST = 1e-3
 """Seconds between two checks for stages that take too long."""
 
@@ -78,7 +72,7 @@ class Executor:
         self._lock = threading.RLock()  # garbage collection may close a runner while this thread holds it
         self._waiting: dict[Task, None] = {}
         self._look_at = _LOOK_AT
-        self._at: dict[int, tuple[Task, ...]] = {}
+        self._at: dict[int, Task | None] = {}
         self._here: set[Task] = set()
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -88,7 +82,7 @@ class Executor:
 
     def renew(self) -> None:
         """A forked process has neither the threads nor their waiters."""
-        left = [*self._waiting, *chain(*self._at.values())]
+        left = [*self._waiting, *(work for work in self._at.values() if work is not None)]
         self._reset()
         for work in left:
             work.orphan()
@@ -160,7 +154,7 @@ class Executor:
         """
         with self._lock:
             self._closed = True
-            left = [*self._waiting, *chain(*self._at.values())]
+            left = [*self._waiting, *(work for work in self._at.values() if work is not None)]
         for work in left:
             work.interrupt()
         for _ in range(2 * self._limit + len(self._started)):  # more than there can be threads
@@ -174,11 +168,11 @@ class Executor:
     # Under the lock.
 
     def _idle(self) -> int:
-        return sum(not works for works in self._at.values())
+        return sum(work is None for work in self._at.values())
 
     def _busy(self, now: float, patience: float) -> int:
         """How many slots are taken by stages worth waiting for."""
-        threads = sum(any(work.holds(now, patience) for work in works) for works in self._at.values())
+        threads = sum(work is not None and work.holds(now, patience) for work in self._at.values())
         return threads + sum(work.at_work and work.holds(now, patience) for work in self._here)
 
     def _admits(self, work: Task) -> bool:
@@ -199,35 +193,16 @@ class Executor:
         self._look_at = max(_LOOK_AT, 2 * (len(self._waiting) - len(expired)))
         return expired
 
-    def _pick(self, now: float) -> tuple[Task, ...]:
-        """The batch to run next, if a slot is free."""
+    def _pick(self, now: float) -> Task | None:
+        """The request to run next, if a slot is free."""
         if not self._waiting:
-            return ()
-        first = choose(self._waiting, next(self._turns), now)
-        if self._busy(now, first.patience) >= self.pace.level:
-            return ()
-        batch = self._batch(first, now)
-        for work in batch:
-            del self._waiting[work]
-            work.picked = now
-        return batch
-
-    def _batch(self, first: Task, now: float) -> tuple[Task, ...]:
-        """A request and those that can share its stage: as many as all of their deadlines allow, by powers of two."""
-        group = first.group
-        if group is None or len(self._waiting) == 1:
-            return (first,)
-        same = [work for work in self._waiting if work is not first and work.exit == first.exit and work.group == group]
-        same = [first, *sorted(same, key=lambda work: work.rank(now))]
-        size = 1 << (min(len(same), _LARGEST_BATCH).bit_length() - 1)
-        while size > 1:
-            batch = same[:size]
-            rows = sum(work.rows for work in batch)
-            due = min((work.deadline for work in batch if work.deadline is not None), default=math.inf)
-            if rows <= _LARGEST_BATCH and (due == math.inf or now + first.needed(rows) <= due):
-                return tuple(batch)
-            size //= 2
-        return (first,)
+            return None
+        work = choose(self._waiting, next(self._turns), now)
+        if self._busy(now, work.patience) >= self.pace.level:
+            return None
+        del self._waiting[work]
+        work.picked = now
+        return work
 
     # Without the lock.
 
@@ -264,99 +239,82 @@ class Executor:
         with self._lock:
             if self._closed or len(self._at) >= self._limit:
                 return
-            self._at[me] = ()
+            self._at[me] = None
         try:
             self._take_turns(me)
         finally:
-            for left in self._at.pop(me, ()):  # an error of this thread itself: no caller must wait for it
+            left = self._at.pop(me, None)
+            if left is not None:  # an error of this thread itself: no caller must wait for it
                 left.interrupt()
                 left.finish()
 
     def _take_turns(self, me: int) -> None:
         wakes, own = self._wakes, Modes.now()
-        works: tuple[Task, ...] = ()
-        going: list[Task] = []
+        work: Task | None = None
+        more = False
         while True:
-            last, (works, wait) = works, self._next(me, works, going)
+            last, (work, wait) = work, self._next(me, work, more)
             # The slot is freed before the caller is notified, so that its next request finds this thread idle.
-            ended = [work for work in last if work not in going]
-            last, going = (), []  # a reference would keep the runner alive
-            while ended:
-                self._notify(ended.pop())
-            if works:
-                going = self._run(works, own)
+            if last is not None and not more:
+                self._notify(last)
+            last = None  # a reference would keep the runner alive
+            if work is not None:
+                more = self._run(work, own)
             elif self._closed:
                 return
             else:
                 with suppress(Empty):
                     wakes.get(timeout=wait)
 
-    def _next(self, me: int, last: tuple[Task, ...], going: list[Task]) -> tuple[tuple[Task, ...], float | None]:
+    def _next(self, me: int, last: Task | None, more: bool) -> tuple[Task | None, float | None]:
         """The next work of a thread, and how long to wait before checking again if no slot is free."""
         with self._lock:
             now = self._clock.now()
-            self._at[me], self._watched = (), False
+            self._at[me], self._watched = None, False
             if not self._closed:
-                if last:
-                    self._measure(last, len(going), now)
-                for work in going:
-                    work.waited = True
-                    self._waiting[work] = None
-                self._at[me] = works = self._pick(now)
-                for work in works:
-                    work.waited = work.waited and work not in last
-                if works or not self._waiting:
-                    return works, None
+                if last is not None:
+                    self._measure(last, more, now)
+                if last is not None and more:
+                    last.waited = True
+                    self._waiting[last] = None
+                self._at[me] = work = self._pick(now)
+                if work is not None:
+                    work.waited = work.waited and work is not last
+                if work is not None or not self._waiting:
+                    return work, None
                 self._watched = True
-                return (), max(min(each.patience for each in self._waiting), _SOONEST)
-        for work in going:
-            work.drop()
-            work.finish()
-        return (), None
+                return None, max(min(each.patience for each in self._waiting), _SOONEST)
+        if last is not None and more:
+            last.drop()
+            last.finish()
+        return None, None
 
-    def _measure(self, last: tuple[Task, ...], going: int, now: float) -> None:
+    def _measure(self, last: Task, more: bool, now: float) -> None:
         """Record the throughput after a stage, if all slots were in use."""
-        done = [work.done for work in last]
-        if len(self._waiting) + going + self._busy(now, math.inf) < self.pace.level:
+        done = last.done
+        if len(self._waiting) + more + self._busy(now, math.inf) < self.pace.level:
             self.pace.pause()
-        elif any(each is not None for each in done):  # a request that was given up runs nothing
-            self.pace.note(sum(each for each in done if each is not None), now)
+        elif done is not None:  # a request that was given up runs nothing
+            self.pace.note(done, now)
 
-    def _run(self, works: tuple[Task, ...], own: Modes) -> list[Task]:
-        """Run one stage, or several if no other request is active; the requests that have more to run."""
-        if works[0].modes == own:
-            return self._stages(works)
-        with works[0].modes.again():
-            return self._stages(works)
+    def _run(self, work: Task, own: Modes) -> bool:
+        """Run stages of a request until it ends or others are active, or a single one if requested; whether there are more."""
+        if work.modes == own:
+            return self._stages(work)
+        with work.modes.again():
+            return self._stages(work)
 
-    def _stages(self, works: tuple[Task, ...]) -> list[Task]:
-        if len(works) > 1:
-            self._share(works)
-            return [work for work in works if work.step() and work.turn is None]
-        (work,) = works
+    def _stages(self, work: Task) -> bool:
         more = work.step()
         if work.turn is not None:
-            return []
+            return False
         while more and not (self._waiting or self._others()):
             more = work.step()
-        return [work] if more else []
-
-    def _share(self, works: tuple[Task, ...]) -> None:
-        """Run the next stage of several requests as one batch; their steps then find its result."""
-        ready = [work for work in works if work.prepare()]
-        runs = [work.run for work in ready if isinstance(work.run, Joinable)]
-        if len(runs) < max(len(ready), 2):
-            return
-        now = self._clock.now()
-        with suppress(Exception):  # one that fails alone raises its own error in its own step
-            advance_together(runs)
-            rows = sum(work.rows for work in ready)
-            for work in ready:
-                work.shared = (rows if work is ready[0] else 0), now
+        return more
 
     def _others(self) -> bool:
         """Whether other requests are running, so that throughput is to be measured."""
-        return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(()) > 1
+        return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(None) > 1
 
     def _notify(self, work: Task) -> None:
         if work.turn is None:

@@ -326,17 +326,7 @@ class Runner:
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
         begin, combiner = _make_combiner(self._rule, engine, self._probabilities)
         return Setup(
-            engine,
-            begin,
-            combiner,
-            self._forecast,
-            self._clock,
-            policy,
-            self._sets,
-            self._generator,
-            self._prior,
-            self._grace,
-            joins=getattr(engine, "joins", False),
+            engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._generator, self._prior, self._grace
         )
 
     def renew(self) -> None:

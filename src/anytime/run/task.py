@@ -39,10 +39,7 @@ _TIMELESS = Outlook(0.0, (0.0,))
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What all requests of a runner share.
-
-    `begin` is the engine's, or one whose logits are in the combiner's format; `joins` says whether runs can share a stage.
-    """
+    """What all requests of a runner share. `begin` is the engine's, or one whose logits are in the combiner's format."""
 
     engine: Engine
     begin: Callable[[Tensor], Stages]
@@ -54,7 +51,6 @@ class Setup:
     generator: torch.Generator | None = None
     prior: Tensor | None = None
     grace: float = 0.0
-    joins: bool = False
 
 
 class _Outcome(NamedTuple):
@@ -92,8 +88,7 @@ class Task:
         self._limit, self._macs, self._mode, self._notify = limit, macs, mode, notify
         self._owner = owner  # keeps a runner without other references alive until its task ends
         self._x: Tensor | None = x
-        self._batch = self._running = len(x)
-        self._shape = tuple(x.shape[1:]), x.dtype, x.device
+        self._batch = len(x)
         self._seen: list[Tensor] = []
         self._rows: list[Stopped] = []
         self._stages: Generator[None, None, None] | None = None
@@ -107,9 +102,6 @@ class Task:
         self.waited = False  # whether it had to wait for its next stage; that time is not measured
         self.at_work = False  # whether a stage runs in the caller's own thread
         self.more = True  # whether there is another stage
-        self.run: Stages | None = None  # what the next stage runs on, once it is prepared
-        self.shared: tuple[int, float] | None = None  # a stage run with others: its rows (0 for all but one request) and start
-        self._prepared = False
         self.modes: Modes
         self.turn: threading.Lock | None = None  # if a single stage is requested: released after it, and when settled
         self._uniform = self._draw()
@@ -274,31 +266,10 @@ class Task:
 
         A first stage that is not likely to end in time comes last: it would delay the others.
         """
-        exits = self.exit
+        exits = len(self._seen) or len(self._rows)
         if self.deadline is None:
             return 0, exits, 0, math.inf, self._began
         return not exits and self.deadline - now < self._outlook.likely, exits, -self._refused, self.deadline, self._began
-
-    @property
-    def rows(self) -> int:
-        """How many rows the next stage computes."""
-        return self._running
-
-    @property
-    def exit(self) -> int:
-        """How many exits there are."""
-        return len(self._seen) or len(self._rows)
-
-    @property
-    def group(self) -> object:
-        """Requests with equal groups can share a batch: inputs of one shape and type, in the same modes of torch."""
-        return (self._shape, self.modes) if self._setup.joins and self.turn is None else None
-
-    def needed(self, rows: int) -> float:
-        """The seconds to be left for the next stage in a batch of so many rows."""
-        if self.deadline is None:
-            return 0.0
-        return self._setup.forecast.joint(self.exit, rows) + self._outlook.typical_dispatch
 
     @property
     def patience(self) -> float:
@@ -309,7 +280,7 @@ class Task:
     @property
     def done(self) -> float | None:
         """The seconds that the last stage takes at best, if known; 0 if it ended after the deadline."""
-        shortest, last = self._outlook.shortest, self.exit
+        shortest, last = self._outlook.shortest, len(self._seen) or len(self._rows)
         if not (self._ran and 0 < last <= len(shortest)):
             return None
         return shortest[last - 1] if self.deadline is None or self.ended <= self.deadline else 0.0
@@ -322,35 +293,21 @@ class Task:
         """
         return now - max(self.picked, self.ended) <= patience
 
-    def prepare(self) -> bool:
-        """Decide whether to run the next stage, and open the run; whether there is one."""
-        self._started, self._ran = True, False
-        if not self._prepared:
-            self._prepared = self._resume()
-        return self._prepared
-
     def step(self) -> bool:
         """Run the next stage, in any thread; whether there is another one."""
-        if self.prepare():
-            self._prepared = False
-            self._ran = self._resume()
-            self.more = self.more and self._reason is None
-        if not self.more:
-            self.drop()
-        return self.more
-
-    def _resume(self) -> bool:
-        """Continue to the next halt of `_run_stages`; false at the end."""
+        self._started, self._ran = True, False
         try:
             if self._stages is None:
                 self._stages = self._run_stages()
             next(self._stages)
-            return True
+            self._ran, self.more = True, self._reason is None
         except StopIteration:
             self.more = False
         except BaseException as error:  # raised where the caller waits
             self._error, self.more = error, False
-        return False
+        if not self.more:
+            self.drop()
+        return self.more
 
     def drop(self) -> None:
         """Release the memory of the stages."""
@@ -367,7 +324,7 @@ class Task:
     # The stages.
 
     def _run_stages(self) -> Generator[None, None, None]:
-        """Run the stages and publish their results; halts before each stage, once it is decided to run it, and after it."""
+        """Run one stage per iteration and publish its result."""
         setup, x, limit = self._setup, self._x, self._limit
         if x is None:  # dropped before it began
             return
@@ -386,13 +343,9 @@ class Task:
             for exit in range(limit):
                 if exit and self._stopped(exit, batch, before):
                     return
-                self.run = stages
-                yield
                 logits = stages.advance()
                 now = clock.now()
-                (rows_run, before), self.shared = self.shared or (batch, before), None
-                if rows_run:
-                    times.append((exit, rows_run, now - before))
+                times.append((exit, batch, now - before))
                 self.ended = now
                 keep: Tensor | None = None
                 if rows is None:
@@ -403,7 +356,7 @@ class Task:
                     self._reason = self._reason or self._limited()
                 elif keep is not None and self._reason is None:
                     stages.keep(keep)
-                    self._running = batch = len(keep)
+                    batch = len(keep)
                     self._outlook = self._look(batch)
                 yield
                 before = now

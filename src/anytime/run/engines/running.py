@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from copy import copy
-from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anytime.checks import as_float, as_tensor
-from anytime.combine import Prediction
 from anytime.errors import DtypeError, ShapeError, StateError
 
 T = TypeVar("T")
@@ -24,7 +19,6 @@ class Running(ABC, Generic[T]):
 
     def __init__(self, exits: int, batch: int) -> None:
         self._exits, self._seen, self._batch, self._open = exits, 0, batch, True
-        self._ready: T | None = None  # the output of the next stage, if it ran in a batch with other runs
 
     def advance(self) -> T:
         """Run the next stage and return its output: for engines the logits, `(batch, classes)`, float32, on the CPU."""
@@ -34,9 +28,7 @@ class Running(ABC, Generic[T]):
                 expected=f"at most {self._exits} stages, before close()",
                 fix="start a new run with engine.begin(x)",
             )
-        result, self._ready = self._ready, None
-        if result is None:
-            result = self._run(self._seen)
+        result = self._run(self._seen)
         self._seen += 1
         return result
 
@@ -64,46 +56,6 @@ class Running(ABC, Generic[T]):
     @abstractmethod
     def _drop(self) -> None:
         """Release the carried tensors."""
-
-
-class Joinable(Running[T]):
-    """A run that is all in its carry, so that several runs at the same exit can share one stage.
-
-    Attributes:
-        _carry: What the next stage takes: tensors or NumPy arrays, all with the batch first.
-    """
-
-    _carry: Sequence[Any]
-
-    def _select(self, rows: Tensor) -> None:
-        index = rows.numpy() if self._carry and isinstance(self._carry[0], np.ndarray) else rows
-        with torch.inference_mode():
-            self._carry = tuple(value[index] for value in self._carry)
-
-    def _drop(self) -> None:
-        self._carry = ()
-
-
-def advance_together(runs: Sequence[Joinable[Any]]) -> None:
-    """Run the next stage of several runs of one engine as one batch; the next `advance` of each returns its part.
-
-    Args:
-        runs: Open runs at the same exit, with inputs of the same shape.
-    """
-    whole = copy(runs[0])
-    ends = list(accumulate(run._batch for run in runs))
-    whole._batch = ends[-1]
-    with torch.inference_mode():
-        whole._carry = tuple(_join(parts) for parts in zip(*(run._carry for run in runs), strict=True))
-        result = whole._run(whole._seen)
-        for run, end in zip(runs, ends, strict=True):
-            rows = slice(end - run._batch, end)
-            run._carry = tuple(value[rows] for value in whole._carry)
-            run._ready = result.at(rows) if isinstance(result, Prediction) else result[rows]
-
-
-def _join(parts: Sequence[Any]) -> Any:
-    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(tuple(parts))
 
 
 def check_inputs(x: Any) -> Tensor:

@@ -203,22 +203,6 @@ class Forecast:
             window, times = self._stage(exit, batch)
             return window.slow * times
 
-    def joint(self, exit: int, rows: int) -> float:
-        """The typical seconds of a stage, counted from 0, in a batch of so many rows.
-
-        Sizes never seen are estimated from the largest smaller one, at half of the proportional time: batches pay, and how much
-        is known after the first one.
-        """
-        with self._lock:
-            self._digest()
-            known = {size: window for size, window in self._stages.get(exit, {}).items() if len(window)}
-            if rows in known or not known:
-                return known[rows].median if known else 0.0
-            below = max((size for size in known if size < rows), default=None)
-            if below is None:
-                return known[min(known)].median
-            return known[below].median * (1 + rows / below) / 2
-
     def outlook(self, exits: int, batch: int, mode: str, grace: float = 0.0) -> Outlook:
         """What to expect of the first `exits` stages, at once: between stages every microsecond counts.
 
