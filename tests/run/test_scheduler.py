@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import anytime
-from anytime.run.scheduler import POLICIES, AllExits, Batch, ExpectedGain, LeastProgress, StageTimes, latest_start, retry_after
+from anytime.run.scheduler import (
+    POLICIES,
+    AllExits,
+    ExpectedGain,
+    LeastProgress,
+    StageBatch,
+    StageTimes,
+    latest_start,
+    retry_after,
+)
 from anytime.run.simulation import LinearTimes, Load, fluid_bound, simulate
 
 MSDNET = LinearTimes(
@@ -41,8 +50,8 @@ class Checked:
 
     policy: Any
 
-    def choose(self, now: float, requests: Sequence[Any], times: StageTimes) -> Batch[Any] | None:
-        chosen: Batch[Any] | None = self.policy.choose(now, requests, times)
+    def choose(self, now: float, requests: Sequence[Any], times: StageTimes) -> StageBatch[Any] | None:
+        chosen: StageBatch[Any] | None = self.policy.choose(now, requests, times)
         if chosen is not None:
             together, waiting = chosen.requests, set(map(id, requests))
             assert 1 <= len(together) <= times.largest_batch
@@ -144,21 +153,21 @@ def test_graceful_policies_beat_an_ordinary_server_under_load(answers: dict[str,
 def test_first_stages_wait_until_they_must_run_while_others_gain() -> None:
     times = replace(MSDNET, largest_batch=4)
     improving, fresh = Waiting(deadline=1.0, exit=3, confidence=0.2), Waiting(deadline=1.0)
-    assert ExpectedGain().choose(0.0, [improving, fresh], times) == Batch(4, [improving])
+    assert ExpectedGain().choose(0.0, [improving, fresh], times) == StageBatch(4, [improving])
     fresh.deadline = times.seconds(1, 1) + 1e-6
-    assert ExpectedGain().choose(0.0, [improving, fresh], times) == Batch(1, [fresh])
+    assert ExpectedGain().choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])
 
 
 def test_the_least_confident_requests_gain_most() -> None:
     confident, uncertain = Waiting(1.0, exit=2, confidence=0.95), Waiting(1.0, exit=2, confidence=0.1)
     chosen = ExpectedGain().choose(0.0, [confident, uncertain], replace(MSDNET, largest_batch=1))
-    assert chosen == Batch(3, [uncertain])
+    assert chosen == StageBatch(3, [uncertain])
 
 
 def test_requests_of_other_shapes_are_not_batched_together() -> None:
     requests = [Waiting(1.0, group=shape) for shape in ("a", "b", "a")]
     chosen = LeastProgress().choose(0.0, requests, MSDNET)
-    assert chosen == Batch(1, [requests[0], requests[2]])
+    assert chosen == StageBatch(1, [requests[0], requests[2]])
 
 
 def test_latest_start_counts_batches_back_from_their_deadlines() -> None:

@@ -94,7 +94,7 @@ class Followed:
 
 
 @dataclass(frozen=True)
-class Request:
+class BlockTask:
     """What a pass over rows computes.
 
     Attributes:
@@ -164,7 +164,7 @@ def workers(most: int) -> Iterator[MapInOrder]:
 
 
 def calibrate_rows(
-    rows: LogitRows, request: Request, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
+    rows: LogitRows, request: BlockTask, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
 ) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
     """Read the chosen rows once: thresholds of prediction sets, log-odds `(exits, rows)` by rule, and fingerprints."""
     parts = torch.split(chosen, block)
@@ -191,7 +191,7 @@ def calibrate_rows(
 
 
 @torch.inference_mode()
-def follow_chunk(rows: LogitRows, request: Request, block: int, chunk: slice, uniform: Tensor) -> Chunk:
+def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
     """Read a chunk once, block by block, and follow its rows under each rule."""
     # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
     whole: dict[Any, Followed] = {}
@@ -211,7 +211,7 @@ def follow_chunk(rows: LogitRows, request: Request, block: int, chunk: slice, un
     return Chunk(chunk, whole, torch.cat(prints))
 
 
-def _follow(prediction: Prediction, labels: Tensor | None, request: Request, name: Any, draws: Tensor) -> Followed:
+def _follow(prediction: Prediction, labels: Tensor | None, request: BlockTask, name: Any, draws: Tensor) -> Followed:
     size = covered = None
     if request.sets is not None and labels is not None and name in request.sets.by_rule:
         ascending = sort_rows(prediction.log_probs)

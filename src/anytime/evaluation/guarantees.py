@@ -26,7 +26,7 @@ from anytime.combine import Caching, Rule
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import Chunk, LogitRows, Request, calibrate_rows
+from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows
 from anytime.evaluation.measure import (
     DEFAULT_RULES,
     Evaluation,
@@ -217,7 +217,7 @@ def _measure(
     every = {**plain, **fitted}
     combiners = {name: each.combine for name, each in every.items()}
     scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
-    request = Request(combiners, log_odds=every, fingerprints=True)
+    request = BlockTask(combiners, log_odds=every, fingerprints=True)
     prints: list[Tensor] = []
     with setup.workers() as map_in_order:
         thresholds, log_odds, calibration_prints = calibrate_rows(

@@ -25,11 +25,11 @@ from anytime.combine.named import name_of
 from anytime.conformal import Raps
 from anytime.errors import OptionError, ShapeError
 from anytime.evaluation.blocks import (
+    BlockTask,
     Chunk,
     Combine,
     LogitRows,
     MapInOrder,
-    Request,
     block_size,
     calibrate_rows,
     chunks,
@@ -123,13 +123,13 @@ def evaluate(
     setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress, block_rows)
     # Blocks are checked once, not once per rule.
     combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
-    request = Request(combiners, fingerprints=any(isinstance(each, TunedRule) for each in named.values()))
+    request = BlockTask(combiners, fingerprints=any(isinstance(each, TunedRule) for each in named.values()))
     prints: list[Tensor] = []
     with setup.workers() as map_in_order:
         chosen = _calibration_rows(samples, seed)
         if sets is not None and rows.labels is not None and len(chosen):
             calibrated, *_ = calibrate_rows(
-                rows, Request(combiners), sets, chosen, seed=seed, block=setup.block, map_in_order=map_in_order
+                rows, BlockTask(combiners), sets, chosen, seed=seed, block=setup.block, map_in_order=map_in_order
             )
             used = torch.zeros(samples, dtype=torch.bool).index_fill_(0, chosen, True)
             request = replace(request, sets=None if calibrated is None else replace(calibrated, used=used))
@@ -170,7 +170,7 @@ class Setup:
         return workers(len(self.chunks))
 
     def measure(
-        self, request: Request, shown: Sequence[str], map_in_order: MapInOrder, on_chunk: Callable[[Chunk], None]
+        self, request: BlockTask, shown: Sequence[str], map_in_order: MapInOrder, on_chunk: Callable[[Chunk], None]
     ) -> tuple[Evaluation, dict[Any, RuleMetrics]]:
         """Read all rows once: the evaluation of the rules `shown`, and the metrics of all rules.
 

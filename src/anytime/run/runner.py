@@ -3,6 +3,8 @@
 With a time budget the stages run in the runner's threads, and the caller waits for them or for its deadline, whichever comes
 first. Without one they run in the caller's own thread, which is the fastest. If there are more requests than the machine can
 run at once, they take turns, stage by stage.
+
+This file is over 400 lines until the scheduler takes over the parts that decide when a stage runs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from anytime.run.executor import Executor
 from anytime.run.export.loading import ExportedModel, load_exported
 from anytime.run.export.rule_graph import ByGraph, by_graph
 from anytime.run.forks import renew_in_children
-from anytime.run.task import Setup, Task, limit_exits
+from anytime.run.task import RunSetup, Task, limit_exits
 from anytime.run.timing.clock import Clock, MonotonicClock
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.pace import Pace
@@ -144,7 +146,7 @@ class Runner:
         self._clock = clock or MonotonicClock()
         self._generator, self._seed = torch.Generator().manual_seed(seed), seed
         self._profile, self._engine, self._probabilities = known, engine, probabilities
-        self._setup: Setup | None = None
+        self._setup: RunSetup | None = None
         self._making = threading.Lock()
         self._preempt, self._grace = preempt, seconds(grace)
         self._executor, self._workers = Executor(workers, self._clock), workers
@@ -308,14 +310,14 @@ class Runner:
         else:
             task.refuse()
 
-    def _ready(self, example: Tensor | None) -> Setup:
+    def _ready(self, example: Tensor | None) -> RunSetup:
         """What all requests share; made by the first of them if the engine needs inputs."""
         with self._making:
             if self._setup is None:
                 self._setup = self._make_setup(example)
             return self._setup
 
-    def _make_setup(self, example: Tensor | None) -> Setup:
+    def _make_setup(self, example: Tensor | None) -> RunSetup:
         engine = self._engine
         if isinstance(engine, str):
             engine = make_engine(self._model, engine, example=example, threads=self._threads.wanted)
@@ -325,7 +327,7 @@ class Runner:
         self._executor.pace = Pace(_count_slots(engine, self._workers, self._threads.wanted))
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
         begin, combiner = _make_combiner(self._rule, engine, self._probabilities)
-        return Setup(
+        return RunSetup(
             engine, begin, combiner, self._forecast, self._clock, policy, self._sets, self._generator, self._prior, self._grace
         )
 

@@ -25,13 +25,13 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 __all__ = [
     "POLICIES",
     "AllExits",
-    "Batch",
     "EarliestDeadline",
     "ExpectedGain",
     "LeastProgress",
     "Request",
     "SchedulingPolicy",
     "SlackFit",
+    "StageBatch",
     "StageTimes",
     "retry_after",
 ]
@@ -76,7 +76,7 @@ class StageTimes(Protocol):
         ...
 
 
-class Batch(NamedTuple, Generic[R]):
+class StageBatch(NamedTuple, Generic[R]):
     """What to run next.
 
     Attributes:
@@ -93,7 +93,7 @@ class Batch(NamedTuple, Generic[R]):
 class SchedulingPolicy(Protocol):
     """Chooses the next batch."""
 
-    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> Batch[R] | None:
+    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch; None if no stage of any request would end in time.
 
         Args:
@@ -128,7 +128,7 @@ def retry_after(
 class LeastProgress:
     """The requests with the fewest exits first, ties by deadline."""
 
-    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> Batch[R] | None:
+    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
         ready = [request for request in requests if _fits(now, request, times)]
         if not ready:
@@ -141,7 +141,7 @@ class LeastProgress:
 class EarliestDeadline:
     """The request whose deadline is next, with others at the same exit."""
 
-    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> Batch[R] | None:
+    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
         ready = [request for request in requests if _fits(now, request, times)]
         return _batch(now, min(ready, key=lambda request: request.deadline), ready, times) if ready else None
@@ -159,18 +159,18 @@ class AllExits:
     batched: bool = True
     drop: bool = True
 
-    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> Batch[R] | None:
+    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch, for all stages at once."""
         size = times.largest_batch if self.batched else 1
         waiting = sorted((request for request in requests if request.exit == 0), key=lambda request: request.arrived)
         while waiting:
             together = [request for request in waiting if request.group == waiting[0].group][:size]
             if not self.drop:
-                return Batch(1, together, together[0].last)
+                return StageBatch(1, together, together[0].last)
             seconds = _through(together[0].last, len(together), times)
             in_time = [request for request in together if now + seconds + times.margin <= request.deadline]
             if in_time:
-                return Batch(1, in_time, in_time[0].last)
+                return StageBatch(1, in_time, in_time[0].last)
             waiting = waiting[1:]  # the oldest cannot end in time, whatever its company
         return None
 
@@ -182,7 +182,7 @@ class SlackFit:
     A batch as large as possible first, then as deep as fits: with little slack, many requests get few exits.
     """
 
-    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> Batch[R] | None:
+    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch, for as many stages as fit."""
         waiting = sorted((request for request in requests if request.exit == 0), key=lambda request: request.deadline)
         waiting = [request for request in waiting if _fits(now, request, times)]
@@ -193,7 +193,7 @@ class SlackFit:
         for size in range(min(len(together), times.largest_batch), 0, -1):
             depth = max((exit for exit in range(1, waiting[0].last + 1) if _through(exit, size, times) <= slack), default=0)
             if depth:
-                return Batch(1, together[:size], depth)
+                return StageBatch(1, together[:size], depth)
         return None
 
 
@@ -215,7 +215,7 @@ class ExpectedGain:
     gain: Callable[[int, float], float] = uncertainty
     reserve: float = 1.0
 
-    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> Batch[R] | None:
+    def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
         ready = [request for request in requests if _fits(now, request, times)]
         first = sorted((request for request in ready if request.exit == 0), key=lambda request: request.deadline)
@@ -229,8 +229,8 @@ class ExpectedGain:
             return _batch(now, first[0], first, times)
         return best
 
-    def _best(self, now: float, ready: list[R], times: StageTimes) -> Batch[R] | None:
-        best: Batch[R] | None = None
+    def _best(self, now: float, ready: list[R], times: StageTimes) -> StageBatch[R] | None:
+        best: StageBatch[R] | None = None
         highest = -math.inf
         groups: dict[tuple[int, object], list[R]] = {}
         for request in ready:
@@ -246,7 +246,7 @@ class ExpectedGain:
                 chosen.append(request)
                 total += value
             if chosen and (rate := total / times.seconds(exit + 1, len(chosen))) > highest:
-                highest, best = rate, Batch(exit + 1, chosen)
+                highest, best = rate, StageBatch(exit + 1, chosen)
         return best
 
 
@@ -281,7 +281,7 @@ def _through(exit: int, batch: int, times: StageTimes) -> float:
     return sum(times.seconds(stage, batch) for stage in range(1, exit + 1))
 
 
-def _batch(now: float, first: R, ready: Sequence[R], times: StageTimes) -> Batch[R]:
+def _batch(now: float, first: R, ready: Sequence[R], times: StageTimes) -> StageBatch[R]:
     """`first` and those at the same exit that can share its batch, as many as end in time."""
     stage = first.exit + 1
     others = [
@@ -294,4 +294,4 @@ def _batch(now: float, first: R, ready: Sequence[R], times: StageTimes) -> Batch
         if times.seconds(stage, len(chosen) + 1) > due:
             break
         chosen.append(request)
-    return Batch(stage, chosen)
+    return StageBatch(stage, chosen)

@@ -3,6 +3,8 @@
 After each stage the thread that ran it appends to a list, and nothing in the list ever changes; threads share nothing else. The
 first to settle the task (the thread at the end, the caller at its deadline, an interrupt) decides how many of these stages the
 answer uses.
+
+This file is over 400 lines until the scheduler takes over the parts that decide when a stage runs.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _TIMELESS = Outlook(0.0, (0.0,))
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class RunSetup:
     """What all requests of a runner share. `begin` is the engine's, or one whose logits are in the combiner's format."""
 
     engine: Engine
@@ -71,7 +73,7 @@ class Task:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: RunSetup,
         x: Tensor,
         budget: Budget,
         *,

@@ -20,7 +20,7 @@ from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
 from anytime.models.attach.places import Location, visit_places
 from anytime.models.attach.probe import Visit, check_example, evaluating, logits_of
-from anytime.models.attach.traced import Stages, Trace, UntraceableError, traced_through
+from anytime.models.attach.traced import Trace, TracedStages, UntraceableError, traced_through
 from anytime.models.base import Carry, MultiExit
 from anytime.models.modes import without_autocast
 
@@ -95,8 +95,8 @@ class AttachedExits(MultiExit):
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
         self._check_heads(visits, classes)
         self._through = tuple(names[id(part)] for part in traced_through(module, [visit.module for visit in visits]))
-        self._stages: dict[tuple[bool, ...], Stages | str] = {}  # by modes; a text says why there are none
-        self._eval_stages: Stages | None = None
+        self._stages: dict[tuple[bool, ...], TracedStages | str] = {}  # by modes; a text says why there are none
+        self._eval_stages: TracedStages | None = None
         self.method = self._choose(method, rows, [*(visit.output_then for visit in visits), seen.output])
         # The module keeps its modes.
         self.training = module.training
@@ -123,7 +123,7 @@ class AttachedExits(MultiExit):
     @property
     def staged(self) -> bool:
         """Whether the module is split into stages in its current modes."""
-        return isinstance(self._find_stages(), Stages) and super().staged
+        return isinstance(self._find_stages(), TracedStages) and super().staged
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
         """Run a stage on the values of the module, and on the logits of the exit before if the head reads them."""
@@ -168,7 +168,7 @@ class AttachedExits(MultiExit):
         through = map(self.backbone.get_submodule, self._through)
         return tuple(part.training for outer in through for part in (outer, *outer.children()))
 
-    def _find_stages(self) -> Stages | str:
+    def _find_stages(self) -> TracedStages | str:
         """The stages for the current modes, or why there are none."""
         if self._eval_stages is None:
             return "it runs in a thread"
@@ -181,7 +181,7 @@ class AttachedExits(MultiExit):
                 make_pausable(self._places())
         return self._stages[modes]
 
-    def _require_stages(self) -> Stages:
+    def _require_stages(self) -> TracedStages:
         stages = self._find_stages()
         if isinstance(stages, str):
             raise StateError(
@@ -196,7 +196,7 @@ class AttachedExits(MultiExit):
         if method != "thread":
             try:
                 with evaluating(self):
-                    stages = Stages.found(Trace(self.backbone, self._places()), self.backbone, rows, expected)
+                    stages = TracedStages.found(Trace(self.backbone, self._places()), self.backbone, rows, expected)
                     self._stages[self._modes()] = stages
                     self.train()
                     Trace(self.backbone, self._places())

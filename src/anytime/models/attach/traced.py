@@ -91,7 +91,7 @@ class _Stage:
         return tuple(values[node] for node in self.left), fx.map_arg(self.reads, values.__getitem__)
 
 
-class Stages:
+class TracedStages:
     """A trace as functions of tensors, one per stage.
 
     Args:
