@@ -255,7 +255,7 @@ def test_tokens_of_a_transformer_get_exits() -> None:
     assert attach_exits(body, [0.3, 0.7], example=tokens, classes=4).exit_names == ("1.layers.0", "1.layers.1")
 
 
-# TracedStages.
+# Stages.
 
 
 def run_stages(model: AttachedExits, x: Tensor) -> list[Tensor]:
