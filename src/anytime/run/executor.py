@@ -47,7 +47,11 @@ _PATIENCE, _STAGES = 0.05, 8
 """A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _SOONEST = 1e-3
 """Seconds between two checks for stages that take too long."""
+_HALF, _MOST, _FASTER = 0.5, 0.75, 1.3
+"""A batch takes at most half of the time allowed, so that those who come while it runs have time for theirs; or three quarters,
+if the larger batch has so many times the throughput."""
 _SHORTEST = 1e-6
+"""Seconds that a stage of unknown duration counts for."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,35 @@ class _Times:
     """
 
     def __init__(self, setup: RunSetup, rows: int, each: int) -> None:
-        self._seconds, self._each = setup.forecast.seconds, each
+        self._seconds, self._each, self._least = setup.forecast.seconds, each, 1
         self.largest_batch, self.margin = max(1, rows // each), setup.forecast.dispatch("thread", setup.grace).slow
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage for a number of requests."""
-        return max(self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
+        return max(self._seconds(stage, max(batch, self._least) * self._each), _SHORTEST)  # unknown ones count as short
+
+    def limit(self, allowed: float) -> None:
+        """Limit the batch size for requests that allow so many seconds."""
+        small, large = (self._largest(part * allowed) for part in (_HALF, _MOST))
+        faster = large * self.seconds(1, small) > _FASTER * small * self.seconds(1, large)
+        self.largest_batch = large if faster else small
+
+    def _largest(self, longest: float) -> int:
+        sizes = range(self.largest_batch, 1, -1)
+        return next((size for size in sizes if self.seconds(1, size) + self.margin <= longest), 1)
+
+    @property
+    def full(self) -> float:
+        """The seconds that the first stage of a full batch needs."""
+        return self.seconds(1, self.largest_batch) + self.margin
+
+    def only_full(self) -> _Times:
+        """The same, but smaller batches count as full ones.
+
+        If requests were admitted as long as small batches fit, they would wait until only small ones fit, which are slow.
+        """
+        self._least = self.largest_batch
+        return self
 
 
 class Executor:
@@ -309,7 +336,7 @@ class Executor:
                 task.waited = True
                 if task.parks and (retry > 0 or self._others(task, now)):
                     task.retry_after = max(retry, self.setup.forecast.shortest(1, task.rows))
-                    heapq.heappush(self._parked, (-task.refusals, task.arrived, next(self._numbers), task))
+                    heapq.heappush(self._parked, (-task.refusals, -task.arrived, next(self._numbers), task))
                 else:
                     task.reject(retry)
                     ended.append(task)
@@ -327,7 +354,7 @@ class Executor:
             return None
         ends = sorted(batch.began + batch.expected for batch in list(self._active) if now < self._lost_at(batch))
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
-        return retry_after(now, task, self._waiting, self._stage_times(task), free=slots)
+        return retry_after(now, task, self._waiting, self._stage_times(task).only_full(), free=slots)
 
     def _may_try(self, task: Task, now: float) -> bool:
         task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)
@@ -345,23 +372,28 @@ class Executor:
             self._paying = turn, setup.forecast.paying_batch(self._largest_batch) if setup.joins else 1
         waiting = [*self._waiting, *([] if task is None else [task])]
         times = _Times(setup, self._paying[1], max((one.rows for one in waiting), default=1))
-        # Those who come while a batch runs must have time for theirs.
-        longest = (min((one.deadline - one.arrived for one in waiting), default=math.inf) - times.margin) / 2
-        while times.largest_batch > 1 and times.seconds(1, times.largest_batch) > longest:
-            times.largest_batch -= 1
+        times.limit(min((one.deadline - one.arrived for one in waiting), default=math.inf))
         return times
 
     def _unpark(self, now: float) -> None:
-        """Admit parked requests as long as they fit, the most refused first."""
+        """Admit parked requests as long as they fit, the most refused first, the latest first among equals.
+
+        If more are parked than fit into a batch, those that are too urgent to wait for a full one are left behind: a batch
+        that ends in time for them would be small.
+        """
         while self._parked:
             task = self._parked[0][-1]
-            if task.settled or task.deadline <= now:  # its caller has been refused, or is about to be
-                heapq.heappop(self._parked)
-            elif self._retry_after(task, now) is None:
-                heapq.heappop(self._parked)
-                self._waiting[task] = None
-            else:
+            retry: float | None = 0.0
+            if not task.settled:
+                times = self._stage_times(task)
+                crowded = len(self._parked) > times.largest_batch
+                if not crowded or task.deadline - now >= times.full:
+                    retry = self._retry_after(task, now)
+            if retry:
                 return
+            heapq.heappop(self._parked)
+            if retry is None:
+                self._waiting[task] = None  # the others are too late: their callers are refused at their deadlines
 
     def _pick(self, now: float, ended: list[Task]) -> Batch | None:
         """The batch to run next, if a slot is free. Requests that nothing more fits for are moved to `ended`."""
