@@ -33,7 +33,7 @@ from anytime.errors import StateError
 from anytime.models.modes import Modes
 from anytime.run.batch import Batch, StageReport
 from anytime.run.forks import renew_in_children
-from anytime.run.scheduler import SchedulingPolicy, retry_after
+from anytime.run.scheduler import SchedulingPolicy, time_to_room
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
 from anytime.run.timing.clock import Clock
@@ -85,12 +85,12 @@ class _Times:
     """
 
     def __init__(self, setup: RunSetup, rows: int, each: int) -> None:
-        self._seconds, self._each, self._least = setup.forecast.seconds, each, 1
+        self._seconds, self._each = setup.forecast.seconds, each
         self.largest_batch, self.margin = max(1, rows // each), setup.forecast.dispatch("thread", setup.grace).slow
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage for a number of requests."""
-        return max(self._seconds(stage, max(batch, self._least) * self._each), _SHORTEST)  # unknown ones count as short
+        return max(self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
 
     def limit(self, allowed: float) -> None:
         """Limit the batch size for requests that allow so many seconds."""
@@ -106,14 +106,6 @@ class _Times:
     def full(self) -> float:
         """The seconds that the first stage of a full batch needs."""
         return self.seconds(1, self.largest_batch) + self.margin
-
-    def only_full(self) -> _Times:
-        """The same, but smaller batches count as full ones.
-
-        If requests were admitted as long as small batches fit, they would wait until only small ones fit, which are slow.
-        """
-        self._least = self.largest_batch
-        return self
 
 
 class Executor:
@@ -352,9 +344,10 @@ class Executor:
             return 0.0
         if task.trial or (not self._waiting and self._free(now) > 0):
             return None
-        ends = sorted(batch.began + batch.expected for batch in list(self._active) if now < self._lost_at(batch))
+        ends = sorted(max(now, one.began + one.expected) for one in list(self._active) if now < self._lost_at(one))
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
-        return retry_after(now, task, self._waiting, self._stage_times(task).only_full(), free=slots)
+        backlog = sum(one.exit < one.least for one in self._waiting)
+        return time_to_room(task, backlog, self._stage_times(task), free=slots)
 
     def _may_try(self, task: Task, now: float) -> bool:
         task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)

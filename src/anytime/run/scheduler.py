@@ -37,6 +37,7 @@ __all__ = [
     "StageBatch",
     "StageTimes",
     "retry_after",
+    "time_to_room",
 ]
 
 PATIENCE = 1.0
@@ -140,6 +141,25 @@ def retry_after(
     own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch))
     ends = list(_ends(batches, times, workers))
     missing = max(end - batch[0].deadline for end, batch in zip(ends[own:], batches[own:], strict=True))
+    return None if missing <= 0 else max(missing, times.seconds(1, 1))
+
+
+def time_to_room(request: Request, backlog: int, times: StageTimes, *, free: Sequence[float]) -> float | None:
+    """Whether there is room for a new request behind others: None, or else the seconds after which to try again.
+
+    In contrast to `retry_after` it takes the same time however many requests wait. They count as full batches: if requests were
+    admitted as long as small batches fit, they would wait until only small ones fit, which are slow.
+
+    Args:
+        request: The new request.
+        backlog: How many requests wait for mandatory stages.
+        times: How long stages take.
+        free: When each worker is free.
+    """
+    size, stages = times.largest_batch, range(1, _least(request) + 1)
+    full = sum([times.seconds(stage, size if backlog else 1) for stage in stages])
+    rounds, worker = divmod(backlog // size, len(free))
+    missing = sorted(free)[worker] + (rounds + 1) * full + times.margin - request.deadline
     return None if missing <= 0 else max(missing, times.seconds(1, 1))
 
 
