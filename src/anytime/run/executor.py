@@ -41,8 +41,8 @@ from anytime.run.timing.scheduling_hints import use_batch_scheduling
 
 _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
-_REFRESH = 8
-"""Every so many turns, the batch size that pays is determined anew."""
+_REFRESH, _EXPLORE = 8, 32
+"""Every so many turns, the batch size that pays is determined anew; and every so many times, larger ones are tried."""
 _PATIENCE, _STAGES = 0.05, 8
 """A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _SOONEST = 1e-3
@@ -146,11 +146,12 @@ class Executor:
         self._idle: set[int] = set()
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._watched = False
+        self._watched = self._called = False
         self._turn = 0
         self._numbers = itertools.count()
         self._last = 0, -math.inf  # the thread of the last request, and its time
-        self._paying = -1, 1  # the turn and the batch size that pays
+        self._known_times: tuple[object, _Times] | None = None
+        self._clean_at = _LOOK_AT
 
     def renew(self) -> None:
         """A forked process has neither the threads nor their waiters."""
@@ -282,7 +283,8 @@ class Executor:
         active = list(self._active)
         lost = sum(now >= self._lost_at(batch) for batch in active)
         if self._idle:
-            if len(active) - lost < self.slots or not self._watched:
+            if not self._called and (len(active) - lost < self.slots or not self._watched):
+                self._called = True  # a single call is enough: whoever wakes up takes all that has arrived
                 self._wakes.put(None)
         elif len(self._threads) < min(self._limit, self.slots + 1 + lost):
             # A daemon: a runner that was not closed must not keep the interpreter from ending.
@@ -359,14 +361,19 @@ class Executor:
         return bool(self._parked or self._active) or (thread != task.thread and now - at < task.budget.time)
 
     def _stage_times(self, task: Task | None = None) -> _Times:
-        """Stage times for the policy, for the requests that wait and perhaps another."""
+        """Stage times for the policy, for the requests that wait and perhaps another; kept for a few turns."""
         setup, turn = self.setup, self._turn // _REFRESH
-        if self._paying[0] != turn:
-            self._paying = turn, setup.forecast.paying_batch(self._largest_batch) if setup.joins else 1
-        waiting = [*self._waiting, *([] if task is None else [task])]
-        times = _Times(setup, self._paying[1], max((one.rows for one in waiting), default=1))
-        times.limit(min((one.deadline - one.arrived for one in waiting), default=math.inf))
-        return times
+        waiting = self._waiting if task is None else (task,)
+        allowed = min((one.deadline - one.arrived for one in waiting), default=math.inf)
+        each = max((one.rows for one in waiting), default=1)
+        key, known = (turn, round(allowed, 4), each), self._known_times
+        if known is None or known[0] != key:
+            explore = turn % _EXPLORE == 0
+            rows = self._largest_batch if explore else setup.forecast.paying_batch(self._largest_batch)
+            times = _Times(setup, rows if setup.joins else 1, each)
+            times.limit(allowed)
+            self._known_times = known = key, times
+        return known[1]
 
     def _unpark(self, now: float) -> None:
         """Admit parked requests as long as they fit, the most refused first, the latest first among equals.
@@ -374,7 +381,11 @@ class Executor:
         If more are parked than fit into a batch, those that are too urgent to wait for a full one are left behind: a batch
         that ends in time for them would be small.
         """
-        while self._parked:
+        if len(self._parked) > self._clean_at:
+            self._parked = [entry for entry in self._parked if not entry[-1].settled]
+            heapq.heapify(self._parked)
+            self._clean_at = max(_LOOK_AT, 2 * len(self._parked))
+        while self._parked and self._free(now) > 0:
             task = self._parked[0][-1]
             retry: float | None = 0.0
             if not task.settled:
@@ -453,6 +464,7 @@ class Executor:
     def _next(self, last: Batch | None, ended: list[Task]) -> tuple[Batch | None, list[Task]]:
         """The next batch of a thread, and the requests that have ended."""
         with self._lock:
+            self._called = False
             now = self._clock.now()
             if last is not None:
                 self._active.discard(last)
