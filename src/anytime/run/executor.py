@@ -348,8 +348,10 @@ class Executor:
             return None
         ends = sorted(max(now, one.began + one.expected) for one in list(self._active) if now < self._lost_at(one))
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
-        backlog = sum(one.exit < one.least for one in self._waiting)
-        return time_to_room(task, backlog, self._stage_times(task), free=slots)
+        backlog, times = sum(one.exit < one.least for one in self._waiting), self._stage_times(task)
+        if task.parks and backlog >= self.slots * times.largest_batch:
+            return times.full  # it waits outside: who comes later has more time left when there is room
+        return time_to_room(task, backlog, times, free=slots)
 
     def _may_try(self, task: Task, now: float) -> bool:
         task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)

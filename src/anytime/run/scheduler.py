@@ -40,6 +40,8 @@ __all__ = [
     "time_to_room",
 ]
 
+CAUTION = 1.2
+"""How much longer than expected the batches of a queue may take."""
 PATIENCE = 1.0
 """Seconds that a request without a deadline may wait behind others."""
 
@@ -159,7 +161,7 @@ def time_to_room(request: Request, backlog: int, times: StageTimes, *, free: Seq
     size, stages = times.largest_batch, range(1, _least(request) + 1)
     full = sum([times.seconds(stage, size if backlog else 1) for stage in stages])
     rounds, worker = divmod(backlog // size, len(free))
-    missing = sorted(free)[worker] + (rounds + 1) * full + times.margin - request.deadline
+    missing = sorted(free)[worker] + CAUTION * (rounds + 1) * full + times.margin - request.deadline
     return None if missing <= 0 else max(missing, times.seconds(1, 1))
 
 
