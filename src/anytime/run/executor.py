@@ -188,22 +188,22 @@ class Executor:
             if task.dispatch is not None and task.first_needed() > task.deadline - now and not self._may_try(task, now):
                 task.reject(0.0)
             task.waited = task.mode == "stream"  # the time until the first stage is the reader's
-            while not task.stops(self._clock.now()) and task.fits(self._clock.now()):
+            batch = Batch([task], self.setup, now)
+            while task.reason is None and (task.dispatch is None or task.fits(self._clock.now())):
                 before = task.exit
-                self._run_one(task)
+                self._run_one(task, batch)
                 if task.exit == before:
                     break
                 yield task.exit
+            batch.note_times()
         finally:
             self.withdraw(task)
             task.finish()
 
-    def _run_one(self, task: Task) -> None:
+    def _run_one(self, task: Task, batch: Batch) -> None:
         """Run one stage in the caller's thread or, if other requests wait, in a thread of the runner."""
-        now = self._clock.now()
-        batch = Batch([task], self.setup, now)
         # Without a deadline it need not wait for a slot: idle cores should be used.
-        if not self._queued() and not self._closed and (task.dispatch is None or self._free(now) > 0):
+        if not (self._queued() or self._closed) and (task.dispatch is None or self._free(self._clock.now()) > 0):
             try:
                 self._active.add(batch)
                 batch.step(waiting=0, on_stage=self.on_stage)
@@ -526,6 +526,7 @@ class Executor:
                     continue
             self._end(ended)
             ended = batch.step(waiting=self._count_queued(), on_stage=self.on_stage)
+        batch.note_times()
         return ended
 
     def _count_queued(self) -> int:
