@@ -205,7 +205,7 @@ def test_stages_up_to_the_least_exit_are_mandatory() -> None:
     needed = times.seconds(2, 1) + times.seconds(3, 1)
     for policy in (ExpectedGain(), LeastProgress()):
         fresh.deadline = needed + 1e-6
-        assert policy.choose(0.0, [improving, fresh], times) == StageBatch(2, [fresh])
+        assert policy.choose(0.0, [improving, fresh], times) == StageBatch(2, [fresh], 2)
         fresh.deadline = needed - 1e-6  # an answer is out of reach: its stages would be of no use
         assert policy.choose(0.0, [improving, fresh], times) == StageBatch(4, [improving])
     assert retry_after(0.0, Waiting(times.seconds(1, 1), least=1), [], times) is None

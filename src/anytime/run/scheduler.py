@@ -90,7 +90,8 @@ class StageBatch(NamedTuple, Generic[R]):
     Attributes:
         stage: Which stage, counted from 1.
         requests: For which requests.
-        stages: For how many stages these requests stay together; 1 for all policies that decide after every stage.
+        stages: For how many stages these requests stay together. Mandatory stages are run at once, optional ones one by one by
+            policies that decide after every stage.
     """
 
     stage: int
@@ -119,7 +120,6 @@ def retry_after(
     times: StageTimes,
     *,
     free: float | Sequence[float] = 0.0,
-    running: Iterable[StageBatch[Any]] = (),
 ) -> float | None:
     """Whether a new request can be admitted: None if its mandatory stages fit, else the seconds after which to try again.
 
@@ -132,17 +132,12 @@ def retry_after(
         waiting: The requests that wait.
         times: How long stages take.
         free: When the worker is free; for several workers one time each.
-        running: What runs, if some of it has mandatory stages to go afterwards.
     """
     workers = [max(now, each) for each in ((free,) if isinstance(free, int | float) else free)]
     mandatory = [one for one in waiting if one.deadline == math.inf or one.exit < getattr(one, "least", 1)]
     groups = _alike(min(workers), mandatory, times)
-    for one, exit in [
-        (request, request.exit),
-        *((one, batch.stage + batch.stages - 1) for batch in running for one in batch.requests),
-    ]:
-        if exit < _mandatory(one):
-            groups.setdefault((exit, _least(one), one.deadline == math.inf, one.group), []).append(one)
+    key = request.exit, _least(request), request.deadline == math.inf, request.group
+    groups.setdefault(key, []).append(request)
     batches = _in_order(groups, times)
     own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch.requests))
     ends = list(_ends(batches, times, workers))
@@ -347,8 +342,12 @@ def _in_time(now: float, ordered: list[R], last: int, times: StageTimes) -> list
 
 
 def _run_mandatory(now: float, batch: StageBatch[R], times: StageTimes) -> StageBatch[R]:
-    """The next of these stages, for as many of the requests as can end all of them in time."""
-    return StageBatch(batch.stage, _in_time(now, batch.requests, batch.stage - 1 + batch.stages, times))
+    """These stages at once, for as many requests as end in time; without a deadline, those up to the least exit or one."""
+    stage, requests, stages = batch
+    chosen = _in_time(now, requests, stage - 1 + stages, times)
+    if requests[0].deadline == math.inf:
+        stages = max(_least(requests[0]) - stage + 1, 1)
+    return StageBatch(stage, chosen, stages)
 
 
 def _run_most_urgent(

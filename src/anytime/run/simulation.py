@@ -172,10 +172,8 @@ def run_requests(
     while now < math.inf:
         while upcoming is not None and upcoming.arrived <= now:
             free = [now] * (workers - len(running)) + [end for end, *_ in running]
-            batches = [batch for _, _, batch in running]
-            wait = retry_after(now, upcoming, waiting, times, free=free, running=batches) if admission else None
-            upcoming.refused = wait is not None
-            if wait is None:
+            upcoming.refused = admission and retry_after(now, upcoming, waiting, times, free=free) is not None
+            if not upcoming.refused:
                 waiting.append(upcoming)
             upcoming = next(coming, None)
         while running and running[0][0] <= now:
