@@ -22,15 +22,18 @@ from anytime.run.scheduler import (
     StageTimes,
     retry_after,
 )
-from anytime.run.simulation import LinearTimes, Load, SimulatedRequest, draw_requests, fluid_bound, run_requests, simulate
-
-MSDNET = LinearTimes(
-    fixed=tuple(1.91e-3 * part for part in (0.22, 0.13, 0.14, 0.13, 0.13, 0.12, 0.13)),
-    per_row=tuple(2.30e-3 * part for part in (0.22, 0.13, 0.14, 0.13, 0.13, 0.12, 0.13)),
+from anytime.run.simulation import (
+    CIFAR_MSDNET,
+    LinearTimes,
+    Load,
+    SimulatedRequest,
+    draw_requests,
+    fluid_bound,
+    run_requests,
+    simulate,
 )
-"""Stage times of the CIFAR MSDNet on one core: 4.21 ms for one image, 2.54 ms per image in a batch of 8."""
-CAPACITY = 1 / sum(MSDNET.seconds(stage, 1) for stage in range(1, 8))
-"""Requests per second of a server that runs all exits for one image after the other."""
+
+MSDNET, CAPACITY = CIFAR_MSDNET, CIFAR_MSDNET.capacity
 
 
 @dataclass(eq=False)

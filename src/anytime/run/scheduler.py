@@ -69,15 +69,17 @@ R = TypeVar("R", bound=Request)
 
 
 class StageTimes(Protocol):
-    """How long stages take.
+    """How long stages take."""
 
-    Attributes:
-        largest_batch: The batch size beyond which larger batches save no more time per request.
-        margin: Seconds between the end of a stage and its answer being with the caller.
-    """
+    @property
+    def largest_batch(self) -> int:
+        """The batch size beyond which larger batches save no more time per request."""
+        ...
 
-    largest_batch: int
-    margin: float
+    @property
+    def margin(self) -> float:
+        """Seconds between the end of a stage and its answer being with the caller."""
+        ...
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage, counted from 1, for a batch."""
