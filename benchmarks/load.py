@@ -285,8 +285,8 @@ def main() -> None:
         busy = np.mean([cell["others"] for cell in cells])
         lag = max(found["sent_late_p99_ms"] for cell in cells for found in cell["servers"].values())
         print(
-            f"\nother processes used {busy:.2f} of {len(cores)} cores; load average {os.getloadavg()[0]:.1f}; 99 % of the requests "
-            f"of every row were sent at most {lag:.1f} ms after they were due"
+            f"\nother processes used {busy:.2f} of {len(cores)} cores; load average {os.getloadavg()[0]:.1f}; of every row 99 % of "
+            f"the requests were sent at most {lag:.1f} ms after they were due"
         )
     document = {"capacity": full, "accuracy": accuracy(questions), "seconds": options.seconds, "cells": cells}
     if options.json:
