@@ -63,6 +63,10 @@ class ScaledTimes:
         ratio = seconds / sum(self._profile.seconds(stage, batch) for stage in range(1, depth + 1))
         self._factor += 0.1 * (min(ratio, 5.0) - self._factor)
 
+    def forget(self) -> None:
+        """Nothing fits: expect less, or nothing would ever run again."""
+        self._factor *= 0.95
+
 
 @dataclass(eq=False, slots=True)
 class Waiting:
@@ -112,7 +116,9 @@ class Worker(threading.Thread):
                 ]
                 self._waiting = [one for one in self._waiting if one not in taken and one not in late]
             self._send([(request, None) for request in late])
-            if chosen is not None:
+            if chosen is None:
+                self._times.forget()
+            else:
                 self._run_batch(taken, chosen.stages)
 
     @torch.inference_mode()
