@@ -311,8 +311,8 @@ def main() -> None:
         busy = max(found["others"] for cell in cells for found in cell["servers"].values())
         lag = max(found["sent_late_p99_ms"] for cell in cells for found in cell["servers"].values())
         print(
-            f"\nOther processes used at most {busy:.2f} of {len(cores)} cores, load average {os.getloadavg()[0]:.1f}. In every row "
-            f"99 % of the requests were sent at most {lag:.1f} ms after they were due."
+            f"\nOther processes used at most {busy:.2f} of {len(cores)} cores, load average {os.getloadavg()[0]:.1f}. In every "
+            f"row 99 % of the requests were sent at most {lag:.1f} ms after they were due."
         )
     document = {"capacity": full, "accuracy": accuracy(questions), "seconds": options.seconds, "cells": cells}
     if options.json:
