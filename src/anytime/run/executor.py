@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -446,25 +446,25 @@ class Executor:
                 return
             self._threads.add(me)
         batch: Batch | None = None
+        ended: list[Task] = []
         try:
             own = Modes.now()
             while not self._closed or batch is not None:
-                batch, ended = self._next(batch, [])
+                batch = self._next(batch, ended)
                 # The slot is free, and the thread idle, before the callers are notified: their next requests find it so.
                 if batch is None:
                     self._sleep(me, ended)
                 else:
                     self._end(ended)
-                    self._end(self._run(batch, own), batch)
-                del ended  # a reference would keep the runner alive
+                    ended = self._run(batch, own)
         finally:
             self._threads.discard(me)
             for task in [] if batch is None else batch.running:  # an error of this thread itself: no caller must wait for it
                 task.interrupt()
                 task.finish()
 
-    def _next(self, last: Batch | None, ended: list[Task]) -> tuple[Batch | None, list[Task]]:
-        """The next batch of a thread, and the requests that have ended."""
+    def _next(self, last: Batch | None, ended: list[Task]) -> Batch | None:
+        """The next batch of a thread; requests that end are added to `ended`."""
         with self._lock:
             self._called = False
             now = self._clock.now()
@@ -477,12 +477,12 @@ class Executor:
                         task.waited = True
                         self._waiting[task] = None
             if self._closed:
-                return None, ended
+                return None
             self._take_arrivals(now, ended)
             batch = self._pick(now, ended)
             if batch is not None:
                 self._active.add(batch)
-            return batch, ended
+            return batch
 
     def _sleep(self, me: int, ended: list[Task]) -> None:
         """Wait for work; if requests wait for a slot, until a running stage loses its own."""
@@ -490,7 +490,6 @@ class Executor:
         watches = False
         try:
             self._end(ended)
-            ended.clear()
             if self._arrived or self._closed:
                 return
             active = list(self._active)
@@ -536,11 +535,10 @@ class Executor:
         """Whether a batch goes on at once: no other request waits, and all stages were requested."""
         return not (self._queued() or self._closed or batch.final) and batch.tasks[0].turn is None
 
-    def _end(self, ended: Iterable[Task], batch: Batch | None = None) -> None:
-        """Notify the callers of requests that have ended; first free the slot of a batch that has no others."""
-        if batch is not None and not batch.tasks:
-            self._active.discard(batch)
-        for task in ended:
+    def _end(self, ended: list[Task]) -> None:
+        """Notify the callers of requests that have ended. No reference is kept, since it would keep the runner alive."""
+        while ended:
+            task = ended.pop()
             if task.turn is None:
                 task.finish()
             else:
