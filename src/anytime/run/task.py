@@ -95,7 +95,7 @@ class Task:
         self._uniform = setup.draw(self._batch)
         self.dispatch = setup.forecast.dispatch(mode, setup.grace) if budget.time is not None else None
         self.modes = Modes.now()
-        self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else self
+        self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else object()
         self.run: Any = None  # what its next stage runs on
         self.started = self.ended = began
         self.waited = False  # whether it waited for its next stage; that time is not the stage's
