@@ -11,8 +11,8 @@ in turn for each number of threads, with one torch thread per stage.
 
 An answer is on time if its caller has it at most 0.5 ms after the deadline, by the caller's own clock. "Refused in a row" is
 the longest sequence of requests of one caller that were not answered on time, "longest without" the longest time that one
-caller had no answer on time, in deadlines. The ratios are the runner's answers on time per second to the rival's, and the lowest
-rate after the peak to the peak, as threads are added.
+caller had no answer on time, in deadlines. The ratios are the runner's answers on time per second to the rival's, and the
+lowest rate after the peak to the peak, as threads are added.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def main() -> None:
         print(
             f"msdnet-cifar, 100 classes, one input, {engine.name} on {options.device}, deadline {1e3 * allowed:g} ms, "
             f"{len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[0]:.1f}, {length:g} s each\n\n"
-            f"threads  {'':24}{'on time':>9}{'on time per s':>14}{'mean exit':>11}{'refused in a row':>18}{'longest without':>17}"
+            f"threads  {'':24}{'on time':>9}{'on time per s':>14}{'mean exit':>11}{'refused in a row':>18}"
+            f"{'longest without':>17}"
         )
         rates, ratios = dict[int, float](), dict[int, float]()
         for threads in options.threads:
