@@ -13,8 +13,8 @@ import torch
 
 from anytime.artifacts import seal
 from anytime.cli import run
-from anytime.cli.inputs import fit_image, read_input
-from anytime.cli.models import KNOWN, open_model
+from anytime.loading.inputs import fit_image, read_input
+from anytime.loading.models import KNOWN, open_model
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_conformal_sets

@@ -39,9 +39,9 @@ from anytime.artifacts import json_text, tensors_to_bytes, write_bundle
 from anytime.calibrate import fit_product, fit_temperature
 from anytime.checks import check_logits
 from anytime.cli.curve import write_curve
-from anytime.cli.inputs import read_array, read_texts
+from anytime.loading.inputs import read_array, read_texts
 from anytime.cli.logits import refuse_same_file
-from anytime.cli.models import read_description
+from anytime.loading.models import read_description
 from anytime.cli.rules import read_rule
 from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
