@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.arrays import open_npy, open_npz, read_npz
-from anytime.loading.models import DATA, KNOWN, Description, Opened, input_shape, input_type, reads_texts
 from anytime.data.augment import normalise
 from anytime.data.imagenet import center_crop
 from anytime.data.images import FORMATS, decode_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
+from anytime.loading.models import DATA, KNOWN, Description, Opened, input_shape, input_type, reads_texts
 from anytime.reading import is_file, open_file, parsing, read_file
 from anytime.run.export import ExportedModel
 
