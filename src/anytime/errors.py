@@ -13,6 +13,7 @@ AnytimeError
 ├── OptionError         an argument outside its range, an unknown name (also a ValueError)
 ├── StateError          a rule stepped beyond its exits, or with the state of another rule
 ├── DeadlineTooShort    not even the first exit fits; has `forecast` and `budget` (also a TimeoutError)
+├── Overloaded          it fits, but not behind the requests admitted before; has `retry_after` (also a TimeoutError)
 ├── DivergedError       training whose loss became NaN or infinite (also an ArithmeticError)
 ├── FileError           a file that cannot be used; has `path`
 │   ├── MissingFileError  (also a FileNotFoundError)
@@ -108,6 +109,16 @@ class DeadlineTooShort(AnytimeError, TimeoutError):  # noqa: N818 - reads as a s
     def __init__(self, got: str, *, expected: str, fix: str, forecast: float, budget: float) -> None:
         super().__init__(got, expected=expected, fix=fix)
         self.forecast, self.budget = forecast, budget
+
+
+class Overloaded(AnytimeError, TimeoutError):  # noqa: N818 - a state of the runner, not a mistake
+    """The first exit does not fit behind the requests that were admitted before; it may after `retry_after` seconds."""
+
+    __str__ = AnytimeError.__str__
+
+    def __init__(self, got: str, *, expected: str, fix: str, retry_after: float) -> None:
+        super().__init__(got, expected=expected, fix=fix)
+        self.retry_after = retry_after
 
 
 class DivergedError(AnytimeError, ArithmeticError):

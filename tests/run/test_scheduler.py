@@ -20,7 +20,6 @@ from anytime.run.scheduler import (
     LeastProgress,
     StageBatch,
     StageTimes,
-    latest_start,
     retry_after,
 )
 from anytime.run.simulation import LinearTimes, Load, fluid_bound, simulate
@@ -34,7 +33,7 @@ CAPACITY = 1 / sum(MSDNET.seconds(stage, 1) for stage in range(1, 8))
 """Requests per second of a server that runs all exits for one image after the other."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Waiting:
     deadline: float
     exit: int = 0
@@ -42,6 +41,7 @@ class Waiting:
     last: int = 7
     arrived: float = 0.0
     group: object = None
+    least: int = 1
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,13 @@ def test_requests_of_other_shapes_are_not_batched_together() -> None:
     assert chosen == StageBatch(1, [requests[0], requests[2]])
 
 
-def test_latest_start_counts_batches_back_from_their_deadlines() -> None:
+def test_retry_after_counts_the_batches_of_others() -> None:
     times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=2, margin=0.5)
-    requests = [Waiting(deadline) for deadline in (10.0, 10.0, 11.0)]
-    assert latest_start(requests, times) == 10.0 - 0.5 - 2.0  # the third can run after the first two
-    requests[2].deadline = 10.0
-    assert latest_start(requests, times) == 10.0 - 0.5 - 3.0
+    waiting = [Waiting(10.0), Waiting(10.0)]
+    assert retry_after(6.5, Waiting(11.0), waiting, times) is None  # it can run after the first two
+    assert retry_after(7.0, Waiting(10.0), waiting, times) == 1.0  # half a second is missing, at least a stage is waited
+    assert retry_after(7.0, Waiting(10.0), waiting, times, free=[7.0, 7.0]) is None
+    assert retry_after(7.0, Waiting(10.0), waiting, times, free=[7.0, 9.0]) == 1.0
 
 
 def test_retry_after_is_the_time_that_is_missing() -> None:
@@ -183,6 +184,37 @@ def test_retry_after_is_the_time_that_is_missing() -> None:
     waiting = [Waiting(3.0), Waiting(3.0)]
     assert retry_after(0.0, Waiting(3.0), waiting, times) is None
     assert retry_after(0.5, Waiting(3.0), waiting, times) == 1.0  # at least one stage
-    assert retry_after(0.0, Waiting(3.0), waiting, times, free=2.5) == 2.5
+    assert retry_after(0.0, Waiting(3.0), waiting, times, free=1.5) == 1.5
     waiting[0].exit = 1  # it has an answer: its next stage is optional
     assert retry_after(0.5, Waiting(3.0), waiting, times) is None
+
+
+def test_requests_that_are_too_late_already_keep_nobody_out() -> None:
+    times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=1)
+    assert retry_after(0.0, Waiting(1.5), [Waiting(0.5)] * 9, times) is None
+    assert retry_after(0.0, Waiting(3.5), [Waiting(1.2)] * 2, times) is None  # the second is late whoever comes after it
+
+
+def test_stages_up_to_the_least_exit_are_mandatory() -> None:
+    times = replace(MSDNET, largest_batch=4)
+    improving, fresh = Waiting(deadline=1.0, exit=3, confidence=0.2), Waiting(deadline=1.0, exit=1, least=3)
+    needed = times.seconds(2, 1) + times.seconds(3, 1)
+    for policy in (ExpectedGain(), LeastProgress()):
+        fresh.deadline = needed + 1e-6
+        assert policy.choose(0.0, [improving, fresh], times) == StageBatch(2, [fresh])
+        fresh.deadline = needed - 1e-6  # an answer is out of reach: its stages would be of no use
+        assert policy.choose(0.0, [improving, fresh], times) == StageBatch(4, [improving])
+    assert retry_after(0.0, Waiting(times.seconds(1, 1), least=1), [], times) is None
+    assert retry_after(0.0, Waiting(times.seconds(1, 1), least=2), [], times) is not None
+
+
+@pytest.mark.parametrize("policy", [ExpectedGain(), LeastProgress()], ids=["gain", "least-progress"])
+def test_a_request_without_a_deadline_ends_although_others_never_stop(policy: Any) -> None:
+    times = LinearTimes(fixed=(1e-3,) * 3, per_row=(1e-3,) * 3, largest_batch=4)
+    endless, now = Waiting(math.inf, last=3), 0.0
+    while endless.exit < 3:
+        others = [Waiting(now + 0.02, last=3, exit=exit, confidence=0.1) for exit in (0, 0, 0, 1, 1, 2, 2)]
+        chosen = policy.choose(now, [endless, *others], times)
+        now += times.seconds(chosen.stage, len(chosen.requests))
+        endless.exit += endless in chosen.requests
+        assert now < 1.5

@@ -1,10 +1,25 @@
-"""Answers by a deadline: budgets, forecasts, the runner and the engines below it."""
+"""Answers by a deadline: budgets, forecasts, the runner, its scheduler and the engines below it."""
 
 from anytime.run.answer import Answer, Reason
+from anytime.run.batch import StageReport
 from anytime.run.budget import Budget
+from anytime.run.executor import LoadStatus
+from anytime.run.options import RunOptions
 from anytime.run.runner import Runner
 from anytime.run.task import Task
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.profile import Profile, profile_model
 
-__all__ = ["Answer", "Budget", "Forecast", "Profile", "Reason", "Runner", "Task", "profile_model"]
+__all__ = [
+    "Answer",
+    "Budget",
+    "Forecast",
+    "LoadStatus",
+    "Profile",
+    "Reason",
+    "RunOptions",
+    "Runner",
+    "StageReport",
+    "Task",
+    "profile_model",
+]

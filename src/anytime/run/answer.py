@@ -10,9 +10,9 @@ from torch import Tensor
 from anytime.combine import Interval, Prediction
 from anytime.errors import ShapeError, StateError
 
-Reason = Literal["finished", "deadline", "forecast", "exits", "macs", "interrupted", "policy"]
+Reason = Literal["finished", "deadline", "forecast", "exits", "macs", "confidence", "interrupted", "policy"]
 """Why a request stopped: all exits were computed; the deadline passed; the next stage was not expected to end in time; the
-budget's exits or MACs are used up; it was interrupted; the policy stopped it."""
+budget's exits or MACs are used up; its confidence was reached; it was interrupted; the policy stopped it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,10 +74,13 @@ class Budget:
         until: An event, or a function that returns whether to stop. It is polled between stages, so at most the running
             stage completes afterwards.
         flops: Floating-point operations per input, in place of `macs`: twice the MACs.
+        min_exits: The fewest exits of an answer. A request that does not reach them gets none, as if they were the first exit.
+        confidence: Stop at the first exit, from `min_exits` on, at which the confidence of every input is at least this.
 
     Example:
-        >>> Budget(time="5ms") & Budget(time=0.002, exits=3)
-        Budget(time=0.002, macs=None, exits=3, until=None)
+        >>> budget = Budget(time="5ms") & Budget(time=0.002, exits=3)
+        >>> budget.time, budget.exits
+        (0.002, 3)
         >>> Budget(flops=2e9) == Budget(macs=1e9)
         True
     """
@@ -86,6 +89,8 @@ class Budget:
     macs: float | None = None
     exits: int | None = None
     until: Event | Callable[[], bool] | None = None
+    min_exits: int | None = None
+    confidence: float | None = None
 
     def __init__(
         self,
@@ -95,6 +100,8 @@ class Budget:
         until: Event | Callable[[], bool] | None = None,
         *,
         flops: float | None = None,
+        min_exits: int | None = None,
+        confidence: float | None = None,
     ) -> None:
         if macs is not None and flops is not None:
             raise OptionError("both macs and flops are given", expected="one of them", fix="pass macs only: flops / 2")
@@ -113,6 +120,8 @@ class Budget:
             "macs": macs,
             "exits": None if exits is None else check_count(exits, "exits"),
             "until": until,
+            "min_exits": None if min_exits is None else check_count(min_exits, "min_exits"),
+            "confidence": None if confidence is None else check_number(confidence, "confidence", above=0, most=1),
         }
         for name, limit in limits.items():
             object.__setattr__(self, name, limit)
@@ -130,7 +139,12 @@ class Budget:
         if other.until is not None and until is not other.until:
             until = lambda: self.happened() or other.happened()  # noqa: E731
         return Budget(
-            _smaller(self.time, other.time), _smaller(self.macs, other.macs), _smaller(self.exits, other.exits), until
+            _smaller(self.time, other.time),
+            _smaller(self.macs, other.macs),
+            _smaller(self.exits, other.exits),
+            until,
+            min_exits=max((least for least in (self.min_exits, other.min_exits) if least is not None), default=None),
+            confidence=_smaller(self.confidence, other.confidence),
         )
 
     def deadline(self, began: float) -> float | None:

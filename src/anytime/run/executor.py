@@ -1,12 +1,15 @@
-"""Threads that take turns at the stages of all requests: the unit of scheduling is one stage, not one request.
+"""Threads that run the stages of all requests: the unit of scheduling is one stage for a batch of requests.
 
-Only as many stages run at once as maximise throughput (`anytime.run.timing.pace`). The others wait, and their waiting time does
-not count as stage time. The next stage is that of the request with the fewest exits; ties go to a caller that was refused
-before, then to the earliest deadline. Under overload every request gets a first exit before any gets a second.
-A request that nothing else waits behind stays in its thread: a single caller pays nothing for the scheduling.
+No more stages run at once than there are slots: one per core, or one on a GPU. What runs next is the scheduling policy's choice
+(`anytime.run.scheduler`). A request that nothing else waits behind stays in its thread: a single caller pays nothing for the
+scheduling.
 
-A stage cannot be stopped. One that takes far longer than the next stage in line keeps its thread but loses its slot: another
-thread takes over, up to `limit` threads in all.
+A request with a deadline is admitted if its first stage fits behind those of the requests admitted before, else refused at
+once. A caller that blocks in `predict` is parked instead: it is admitted when there is room, the one that was refused most often
+first, and refused when it is too late for that.
+
+A stage cannot be stopped. One that takes far longer than expected keeps its thread but loses its slot: another thread takes
+over, up to `limit` threads in all.
 
 Threads fetch their work themselves, and busy threads are counted when needed, never kept in a counter. An exception raised by
 a signal handler, at any instruction of a caller, can therefore lose the caller's own request and nothing else.
@@ -14,38 +17,62 @@ a signal handler, at any instruction of a caller, can therefore lose the caller'
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from anytime.errors import StateError
 from anytime.models.modes import Modes
+from anytime.run.batch import Batch, StageReport
 from anytime.run.forks import renew_in_children
+from anytime.run.scheduler import SchedulingPolicy, retry_after
+from anytime.run.setup import RunSetup
+from anytime.run.task import Task
 from anytime.run.timing.clock import Clock
-from anytime.run.timing.pace import Pace
 from anytime.run.timing.scheduling_hints import use_batch_scheduling
-
-if TYPE_CHECKING:
-    from anytime.run.task import Task
 
 _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
 _FAIR = 8
 """Every so many turns, the request without a deadline that has waited longest is next; it could wait forever otherwise."""
+_PATIENCE, _STAGES = 0.01, 4
+"""A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _SOONEST = 1e-3
 """Seconds between two checks for stages that take too long."""
+
+
+@dataclass(frozen=True)
+class LoadStatus:
+    """How busy a runner is.
+
+    Attributes:
+        waiting: Requests that wait for a stage.
+        running: Requests whose stages run.
+        workers: How many stages can run at once.
+    """
+
+    waiting: int
+    running: int
+    workers: int
 
 
 class Caller(threading.local):
     """How many consecutive requests of a thread were refused."""
 
-    refused = 0
+    refusals = 0
+
+
+class _Times:
+    """Stage times as the scheduling policy reads them."""
+
+    def __init__(self, setup: RunSetup, largest_batch: int, margin: float) -> None:
+        self.seconds = setup.forecast.seconds
+        self.largest_batch, self.margin = largest_batch, margin
 
 
 class Executor:
@@ -54,15 +81,23 @@ class Executor:
     Args:
         limit: The largest number of threads, including those whose stages were given up.
         clock: The clock.
+        policy: Chooses the next batch.
+        largest_batch: The largest number of requests in a batch.
+        queue: How many requests may wait.
 
     Attributes:
-        pace: How many of them run stages at once.
-        caller: The number of consecutive requests of the calling thread that were `refused`.
+        setup: What all requests share; set before the first one.
+        slots: How many stages run at once.
+        on_stage: Called after each stage in the thread that ran it.
+        caller: The number of consecutive `refusals` of the calling thread.
     """
 
-    def __init__(self, limit: int, clock: Clock) -> None:
-        self._limit, self._clock = limit, clock
-        self.pace = Pace(limit)
+    def __init__(self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int) -> None:
+        self._limit, self._clock, self._policy, self._queue = limit, clock, policy, queue
+        self._largest_batch = largest_batch
+        self.setup: RunSetup
+        self.slots = 1
+        self.on_stage: Callable[[StageReport], None] | None = None
         self.caller = Caller()
         self._closed = False
         self._reset()
@@ -71,78 +106,111 @@ class Executor:
     def _reset(self) -> None:
         self._lock = threading.RLock()  # garbage collection may close a runner while this thread holds it
         self._waiting: dict[Task, None] = {}
+        self._parked: dict[Task, None] = {}
         self._look_at = _LOOK_AT
-        self._at: dict[int, Task | None] = {}
-        self._here: set[Task] = set()
+        self._at: dict[int, Batch | None] = {}
+        self._here: set[Batch] = set()
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._watched = False
-        self._refusal: tuple[int | None, float] = (None, -math.inf)
-        self._turns = itertools.count(1)
+        self._turn = 0
+        self._times: tuple[int, _Times] | None = None
 
     def renew(self) -> None:
         """A forked process has neither the threads nor their waiters."""
-        left = [*self._waiting, *(work for work in self._at.values() if work is not None)]
+        left = self._all()
         self._reset()
-        for work in left:
-            work.orphan()
+        for task in left:
+            task.orphan()
 
     # For callers. An exception in a signal handler may end these at any instruction.
 
-    def run(self, work: Task) -> None:
-        """Queue a request for the threads."""
-        work.modes = Modes.now()
+    def submit(self, task: Task, *, park: bool = False) -> None:
+        """Queue a request for the threads, or refuse it.
+
+        Args:
+            task: The request.
+            park: Whether a request that does not fit now waits until it does.
+        """
         with self._lock:
             if self._closed:
                 raise StateError("the runner is closed", expected="an open runner", fix="make a new Runner")
-            idle, free = self._idle(), self.pace.level - self._busy(self._clock.now(), work.patience)
-            work.waited = len(self._waiting) >= min(idle, free)
-            expired = self._expired() if len(self._waiting) >= self._look_at else []
-            self._waiting[work] = None
-            wanted = (free > 0 or not self._watched) and (idle > 0 or len(self._at) < self._limit)
+            expired = self._expired() if len(self._waiting) + len(self._parked) >= self._look_at else []
+            now = self._clock.now()
+            idle, free = self._idle(), self.slots - self._busy(now)
+            task.waited = len(self._waiting) >= min(idle, free)
+            retry = self._retry_after(task, now, free > 0)
+            if retry is None:
+                self._waiting[task] = None
+            elif park and retry > 0:
+                self._parked[task] = None
+                task.waited, task.retry_after = True, retry
+            wanted = retry is None and (free > 0 or not self._watched) and (idle > 0 or len(self._at) < self._limit)
         for each in expired:
             each.expire()
+        if retry is not None and not (park and retry > 0):
+            task.refuse(retry)
         if wanted:
             self._call(idle)
 
-    def turn(self, work: Task) -> bool:
-        """Run one stage, in the caller's thread if no other request waits; whether there is another one."""
+    def stages_here(self, task: Task) -> Iterator[int]:
+        """Run the stages of a request one by one, in the caller's thread if no other request waits; yields the exits."""
         try:
-            if self._admits(work):
-                return work.step()
+            now = self._clock.now()
+            if task.dispatch is not None and task.first_needed() > task.deadline - now and not self._may_try(task, now):
+                task.refuse(0.0)
+            task.waited = task.mode == "stream"  # the time until the first stage is the reader's
+            while not task.stops(self._clock.now()) and task.fits(self._clock.now()):
+                before = task.exit
+                self._run_one(task)
+                if task.exit == before:
+                    break
+                yield task.exit
         finally:
-            work.at_work = False  # first, before anything can be interrupted
-            self._here.discard(work)
+            self.withdraw(task)
+            task.finish()
+
+    def _run_one(self, task: Task) -> None:
+        """Run one stage in the caller's thread or, if other requests wait, in a thread of the runner."""
+        now = self._clock.now()
+        batch = Batch([task], self.setup, now)
+        try:
+            if self._admits(task, batch, now):
+                batch.step(waiting=0, on_stage=self.on_stage)
+                return
+        finally:
+            self._here.discard(batch)
             if self._waiting:
                 self._nudge()
-        work.turn = gate = threading.Lock()
+        task.turn = gate = threading.Lock()
         gate.acquire()
-        self.run(work)
-        self._clock.wait(gate, None)
-        return work.more
+        self.submit(task, park=True)
+        if not self._clock.wait(gate, task.seconds_left() if task.exit < task.least else None):
+            self.withdraw(task)
+            if self.is_running(task):
+                self._clock.wait(gate, None)
+        task.turn = None
 
-    def at_work(self) -> bool:
-        """Whether any stage is running or waiting."""
+    @property
+    def load(self) -> LoadStatus:
+        """How busy the threads are."""
         with self._lock:
-            return bool(self._waiting) or self._busy(self._clock.now(), math.inf) > 0
+            running = sum(len(batch.running) for batch in self._active())
+            return LoadStatus(len(self._waiting) + len(self._parked), running, self.slots)
 
-    def note_refusal(self, now: float) -> None:
-        """Record that a request of the calling thread was refused."""
-        self._refusal = threading.get_ident(), now
+    def is_running(self, task: Task) -> bool:
+        """Whether a stage of a request is running."""
+        with self._lock:
+            return any(task in batch.running for batch in self._active())
 
-    def refused_another(self, since: float) -> bool:
-        """Whether the last refusal was of another thread, at or after a time."""
-        thread, at = self._refusal
-        return thread != threading.get_ident() and at >= since
-
-    def withdraw(self, work: Task) -> None:
+    def withdraw(self, task: Task) -> None:
         """Remove a request from the queue."""
         with self._lock:
-            waited = work in self._waiting
-            if waited:
-                del self._waiting[work]
+            waited = task in self._waiting or task in self._parked
+            self._waiting.pop(task, None)
+            self._parked.pop(task, None)
         if waited:
-            work.drop()
+            task.drop()
         elif self._waiting:
             self._nudge()
 
@@ -154,9 +222,9 @@ class Executor:
         """
         with self._lock:
             self._closed = True
-            left = [*self._waiting, *(work for work in self._at.values() if work is not None)]
-        for work in left:
-            work.interrupt()
+            left = self._all()
+        for task in left:
+            task.interrupt()
         for _ in range(2 * self._limit + len(self._started)):  # more than there can be threads
             self._wakes.put(None)
         until = None if patience is None else time.monotonic() + patience
@@ -167,51 +235,118 @@ class Executor:
 
     # Under the lock.
 
+    def _all(self) -> list[Task]:
+        running = [task for batch in self._active() for task in batch.running]
+        return [*self._waiting, *self._parked, *running]
+
     def _idle(self) -> int:
-        return sum(work is None for work in self._at.values())
+        return sum(batch is None for batch in self._at.values())
 
-    def _busy(self, now: float, patience: float) -> int:
+    def _busy(self, now: float) -> int:
         """How many slots are taken by stages worth waiting for."""
-        threads = sum(work is not None and work.holds(now, patience) for work in self._at.values())
-        return threads + sum(work.at_work and work.holds(now, patience) for work in self._here)
+        return sum(
+            batch is not None and now - batch.began <= max(_PATIENCE, _STAGES * batch.expected)
+            for batch in (*self._at.values(), *self._here)
+        )
 
-    def _admits(self, work: Task) -> bool:
+    def _retry_after(self, task: Task, now: float, free: bool) -> float | None:
+        """None if a request is admitted; 0 if its deadline is too short in any case, else when to try again."""
+        if task.exit or (task.dispatch is None and len(self._waiting) < self._queue):
+            return None
+        if task.dispatch is None or len(self._waiting) >= self._queue:
+            return max(self.setup.forecast.seconds(1, task.rows), _SOONEST)
+        left = task.deadline - now
+        if left <= 0 or (task.first_needed() > left and not self._may_try(task, now)):
+            return 0.0
+        if task.trial or (free and not self._waiting):
+            return None
+        at = now if free else min(batch.began + batch.expected for batch in self._active())
+        return retry_after(now, task, self._waiting, self._stage_times(), free=at, workers=self.slots)
+
+    def _may_try(self, task: Task, now: float) -> bool:
+        task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)
+        return task.trial
+
+    def _active(self) -> list[Batch]:
+        return [batch for batch in (*self._at.values(), *self._here) if batch is not None]
+
+    def _stage_times(self) -> _Times:
+        """Stage times for the policy; the batch size that pays is looked up every so many turns."""
+        if self._times is None or self._times[0] != self._turn // _FAIR:
+            size = self.setup.forecast.paying_batch(self._largest_batch) if self.setup.joins else 1
+            self._times = self._turn // _FAIR, _Times(self.setup, size, self.setup.forecast.dispatch("thread", self.setup.grace).slow)
+        return self._times[1]
+
+    def _admits(self, task: Task, batch: Batch, now: float) -> bool:
         """Whether a stage may run in its caller's thread now."""
         with self._lock:
-            now = self._clock.now()
             # Without a deadline it need not wait for a slot: idle cores should be used.
-            if self._waiting or (work.deadline is not None and self._busy(now, work.patience) >= self.pace.level):
+            if self._waiting or self._closed or (task.dispatch is not None and self._busy(now) >= self.slots):
                 return False
-            work.picked, work.at_work = now, True
-            self._here.add(work)
+            self._here.add(batch)
             return True
 
     def _expired(self) -> list[Task]:
         """The expired requests in the queue, which must not fill the memory while threads hang."""
         now = self._clock.now()
-        expired = [work for work in self._waiting if work.settled or (work.deadline is not None and work.deadline < now)]
-        self._look_at = max(_LOOK_AT, 2 * (len(self._waiting) - len(expired)))
+        expired = [task for task in (*self._waiting, *self._parked) if task.settled or task.deadline < now]
+        self._look_at = max(_LOOK_AT, 2 * (len(self._waiting) + len(self._parked) - len(expired)))
         return expired
 
-    def _pick(self, now: float) -> Task | None:
-        """The request to run next, if a slot is free."""
-        if not self._waiting:
+    def _unpark(self, now: float) -> None:
+        """Admit parked requests as long as they fit, the most refused first."""
+        while self._parked:
+            task = min(self._parked, key=lambda task: (-task.refusals, task.arrived))
+            free = self._busy(now) < self.slots
+            retry = self._retry_after(task, now, free)
+            if retry == 0.0:
+                del self._parked[task]  # its caller is refused at its deadline
+                continue
+            if retry is not None:
+                return
+            del self._parked[task]
+            self._waiting[task] = None
+
+    def _pick(self, now: float, ended: list[Task]) -> Batch | None:
+        """The batch to run next, if a slot is free. Requests that nothing more fits for are moved to `ended`."""
+        if self._parked:
+            self._unpark(now)
+        trial: Task | None = None
+        for task in list(self._waiting):
+            if task.stops(now, poll=False) or not task.fits(now):
+                del self._waiting[task]
+                ended.append(task)
+            elif task.trial:
+                trial = task
+        if not self._waiting or self._busy(now) >= self.slots:
             return None
-        work = choose(self._waiting, next(self._turns), now)
-        if self._busy(now, work.patience) >= self.pace.level:
-            return None
-        del self._waiting[work]
-        work.picked = now
-        return work
+        stages, self._turn = 1, self._turn + 1
+        fair = self._turn % _FAIR == 0
+        patient = next((task for task in self._waiting if task.dispatch is None), None) if fair else None
+        if len(self._waiting) == 1:
+            tasks = list(self._waiting)
+        elif trial is not None or patient is not None:
+            tasks = [trial or patient]  # type: ignore[list-item]
+        else:
+            chosen = self._policy.choose(now, list(self._waiting), self._stage_times())
+            if chosen is None:  # the policy runs nothing more for those that have an answer
+                done = [task for task in self._waiting if task.exit >= task.least]
+                for task in done:
+                    del self._waiting[task]
+                ended += done
+                return None
+            tasks, stages = chosen.requests, chosen.stages
+        for task in tasks:
+            del self._waiting[task]
+        return Batch(tasks, self.setup, now, stages=stages, final=self._policy.decides_depth)
 
     # Without the lock.
 
     def _nudge(self) -> None:
         """Wake a thread if a slot is free while requests wait."""
         with self._lock:
-            idle, now = self._idle(), self._clock.now()
-            patience = min((work.patience for work in self._waiting), default=0.0)
-            free = self._waiting and self._busy(now, patience) < self.pace.level
+            idle = self._idle()
+            free = bool(self._waiting) and self._busy(self._clock.now()) < self.slots
             wanted = free and (idle > 0 or len(self._at) < self._limit)
         if wanted:
             self._call(idle)
@@ -244,96 +379,79 @@ class Executor:
             self._take_turns(me)
         finally:
             left = self._at.pop(me, None)
-            if left is not None:  # an error of this thread itself: no caller must wait for it
-                left.interrupt()
-                left.finish()
+            for task in [] if left is None else left.running:  # an error of this thread itself: no caller must wait for it
+                task.interrupt()
+                task.finish()
 
     def _take_turns(self, me: int) -> None:
         wakes, own = self._wakes, Modes.now()
-        work: Task | None = None
-        more = False
+        batch: Batch | None = None
+        ended: list[Task] = []
         while True:
-            last, (work, wait) = work, self._next(me, work, more)
-            # The slot is freed before the caller is notified, so that its next request finds this thread idle.
-            if last is not None and not more:
-                self._notify(last)
-            last = None  # a reference would keep the runner alive
-            if work is not None:
-                more = self._run(work, own)
+            batch, wait = self._next(me, batch, ended)
+            # The slot is freed before the callers are notified, so that their next requests find this thread idle.
+            for task in ended:
+                self._notify(task)
+            ended = []  # a reference would keep the runner alive
+            if batch is not None:
+                ended = self._run(batch, own)
             elif self._closed:
                 return
             else:
                 with suppress(Empty):
                     wakes.get(timeout=wait)
 
-    def _next(self, me: int, last: Task | None, more: bool) -> tuple[Task | None, float | None]:
-        """The next work of a thread, and how long to wait before checking again if no slot is free."""
+    def _next(self, me: int, last: Batch | None, ended: list[Task]) -> tuple[Batch | None, float | None]:
+        """The next batch of a thread, and how long to wait before checking again if no slot is free."""
         with self._lock:
             now = self._clock.now()
             self._at[me], self._watched = None, False
-            if not self._closed:
-                if last is not None:
-                    self._measure(last, more, now)
-                if last is not None and more:
-                    last.waited = True
-                    self._waiting[last] = None
-                self._at[me] = work = self._pick(now)
-                if work is not None:
-                    work.waited = work.waited and work is not last
-                if work is not None or not self._waiting:
-                    return work, None
-                self._watched = True
-                return None, max(min(each.patience for each in self._waiting), _SOONEST)
-        if last is not None and more:
-            last.drop()
-            last.finish()
-        return None, None
+            for task in last.tasks if last is not None else ():
+                if self._closed or task.turn is not None or last.final:
+                    ended.append(task)
+                else:
+                    task.waited = True
+                    self._waiting[task] = None
+            if self._closed:
+                return None, None
+            self._at[me] = batch = self._pick(now, ended)
+            if batch is not None or not self._waiting:
+                return batch, None
+            self._watched = True
+            return None, _SOONEST
 
-    def _measure(self, last: Task, more: bool, now: float) -> None:
-        """Record the throughput after a stage, if all slots were in use."""
-        done = last.done
-        if len(self._waiting) + more + self._busy(now, math.inf) < self.pace.level:
-            self.pace.pause()
-        elif done is not None:  # a request that was given up runs nothing
-            self.pace.note(done, now)
+    def _run(self, batch: Batch, own: Modes) -> list[Task]:
+        """Run a batch until it ends or others wait; the requests that have ended."""
+        modes = batch.tasks[0].modes
+        if modes == own:
+            return self._stages(batch)
+        with modes.again():
+            return self._stages(batch)
 
-    def _run(self, work: Task, own: Modes) -> bool:
-        """Run stages of a request until it ends or others are active, or a single one if requested; whether there are more."""
-        if work.modes == own:
-            return self._stages(work)
-        with work.modes.again():
-            return self._stages(work)
+    def _stages(self, batch: Batch) -> list[Task]:
+        ended = batch.step(waiting=len(self._waiting) + len(self._parked), on_stage=self.on_stage)
+        while batch.tasks and (batch.stages > 0 or self._stays(batch)):
+            if not batch.final:
+                now = self._clock.now()
+                more = [task for task in batch.tasks if task.fits(now)]
+                if len(more) < len(batch.tasks):
+                    ended += [task for task in batch.tasks if task not in more]
+                    batch.tasks = more
+                    continue
+            if ended:
+                for task in ended:
+                    self._notify(task)
+                ended = []
+            ended = batch.step(waiting=len(self._waiting) + len(self._parked), on_stage=self.on_stage)
+        return ended
 
-    def _stages(self, work: Task) -> bool:
-        more = work.step()
-        if work.turn is not None:
-            return False
-        while more and not (self._waiting or self._others()):
-            more = work.step()
-        return more
+    def _stays(self, batch: Batch) -> bool:
+        """Whether a batch goes on at once: no other request waits, and all stages were requested."""
+        return not (self._waiting or self._parked or self._closed or batch.final) and batch.tasks[0].turn is None
 
-    def _others(self) -> bool:
-        """Whether other requests are running, so that throughput is to be measured."""
-        return len(self._at) > 1 and len(self._at) - list(self._at.values()).count(None) > 1
-
-    def _notify(self, work: Task) -> None:
-        if work.turn is None:
-            work.finish()
+    def _notify(self, task: Task) -> None:
+        if task.turn is None:
+            task.finish()
         else:
             with suppress(RuntimeError):  # released already
-                work.turn.release()
-
-
-def choose(waiting: Iterable[Task], turn: int, now: float) -> Task:
-    """The request to run next: the smallest `Task.rank`, and every eighth turn one without a deadline.
-
-    Args:
-        waiting: The waiting requests, in order of arrival.
-        turn: The number of this turn.
-        now: The time.
-    """
-    if turn % _FAIR == 0:
-        for work in waiting:
-            if work.deadline is None:
-                return work
-    return min(waiting, key=lambda work: work.rank(now))
+                task.turn.release()

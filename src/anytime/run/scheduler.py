@@ -1,15 +1,16 @@
 """Which requests run which stage next: scheduling policies as pure functions, apart from threads, clocks and HTTP.
 
 The unit of work is one stage for a batch of requests that have reached the same exit. A policy sees the time, the waiting
-requests and how long stages take, and returns the next batch. The first stage of a request is mandatory: without it there is
-no answer. All later stages are optional: they improve an answer that exists. A policy that degrades gracefully runs first
-stages in time for everybody and spends the rest of the machine on later stages.
+requests and how long stages take, and returns the next batch. The stages of a request up to its least exit, usually the first,
+are mandatory: without them there is no answer. Later stages are optional: they improve an answer that exists. A policy that
+degrades gracefully runs mandatory stages in time for everybody and spends the rest of the machine on optional ones. A request
+without a deadline may wait behind others for `PATIENCE` seconds, then all its stages are urgent: it never starves.
 
-`ExpectedGain` is the default. It delays first stages as long as their deadlines allow, which makes their batches larger, and
-uses the time in between for the batch whose answers are expected to improve most per second. `LeastProgress` always advances
-the requests with the fewest exits. The others are for comparison: `EarliestDeadline` serves few requests well when there are
-too many, `SlackFit` fixes the depth of a batch when it starts, and `AllExits` is an ordinary model server with dynamic
-batching.
+`ExpectedGain` is the default. It delays mandatory stages as long as their deadlines allow, which makes their batches larger,
+and uses the time in between for the batch whose answers are expected to improve most per second. `LeastProgress` always
+advances the requests with the fewest exits. The others are for comparison: `EarliestDeadline` serves few requests well when
+there are too many, `SlackFit` fixes the depth of a batch when it starts, and `AllExits` is an ordinary model server with
+dynamic batching.
 
 Mandatory and optional parts follow imprecise computation (Yao et al., arXiv 2011.01112), SlackFit follows SuperServe (arXiv
 2312.16733). Batching by stage is also in Fluid Batching (arXiv 2209.13443) and EdgeServing (arXiv 2605.05527).
@@ -17,10 +18,12 @@ Mandatory and optional parts follow imprecise computation (Yao et al., arXiv 201
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 __all__ = [
     "POLICIES",
@@ -36,6 +39,9 @@ __all__ = [
     "retry_after",
 ]
 
+PATIENCE = 1.0
+"""Seconds that a request without a deadline may wait behind others."""
+
 
 class Request(Protocol):
     """A request, as a policy sees it.
@@ -47,6 +53,8 @@ class Request(Protocol):
         last: The last exit it may use.
         confidence: The confidence of its answer so far; 0 before the first exit.
         group: What it can share a batch with: requests of the same group have inputs of the same shape.
+
+    It may also have `least`, the first exit that is an answer to it; 1 if there is no such attribute.
     """
 
     arrived: float
@@ -105,36 +113,46 @@ class SchedulingPolicy(Protocol):
 
 
 def retry_after(
-    now: float, request: Request, waiting: Iterable[Request], times: StageTimes, *, free: float = 0.0
+    now: float, request: Request, waiting: Iterable[Request], times: StageTimes, *, free: float | Sequence[float] = 0.0
 ) -> float | None:
-    """Whether a new request can be admitted: None if its first stage fits, else the seconds after which to try again.
+    """Whether a new request can be admitted: None if its mandatory stages fit, else the seconds after which to try again.
 
-    Every admitted request gets a first exit in time. So a new one is admitted only if its first stage and those of all others
-    that wait for theirs can end in time, in batches by deadline.
+    Every admitted request gets an answer in time. So a new one is admitted only if its mandatory stages, and those of the
+    requests behind it, can end in time, in batches by deadline. Requests that are too late already do not count.
 
     Args:
         now: The time.
         request: The new request.
         waiting: The requests that wait.
         times: How long stages take.
-        free: When a worker is free.
+        free: When the worker is free; for several workers one time each.
     """
-    first = [request, *(other for other in waiting if other.exit == 0)]
-    missing = max(now, free) - latest_start(first, times)
+    workers = [max(now, each) for each in ((free,) if isinstance(free, int | float) else free)]
+    mandatory = [one for one in waiting if one.deadline == math.inf or one.exit < getattr(one, "least", 1)]
+    groups = _alike(min(workers), mandatory, times)
+    key = request.exit, _least(request), request.deadline == math.inf, request.group
+    groups.setdefault(key, []).append(request)
+    batches = _in_order(groups, times)
+    own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch))
+    ends = list(_ends(batches, times, workers))
+    missing = max(end - batch[0].deadline for end, batch in zip(ends[own:], batches[own:], strict=True))
     return None if missing <= 0 else max(missing, times.seconds(1, 1))
 
 
 @dataclass(frozen=True)
 class LeastProgress:
-    """The requests with the fewest exits first, ties by deadline."""
+    """Mandatory stages by deadline, then the requests with the fewest exits, ties by deadline."""
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
-        ready = [request for request in requests if _fits(now, request, times)]
-        if not ready:
-            return None
-        first = min(ready, key=lambda request: (request.exit, request.deadline))
-        return _batch(now, first, ready, times)
+        ready = _alike(now, requests, times)
+        urgent = {key: members for key, members in ready.items() if key[0] < key[1]}
+        for key, members in ready.items():
+            if key[2] and (overdue := [one for one in members if _urgency(one) <= now]):
+                urgent[key] = overdue
+        if urgent:
+            return _run_mandatory(now, _in_order(urgent, times)[0], times)
+        return _run_most_urgent(now, ready, times, by=lambda one: (one.exit, _urgency(one)))
 
 
 @dataclass(frozen=True)
@@ -143,8 +161,7 @@ class EarliestDeadline:
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
-        ready = [request for request in requests if _fits(now, request, times)]
-        return _batch(now, min(ready, key=lambda request: request.deadline), ready, times) if ready else None
+        return _run_most_urgent(now, _alike(now, requests, times), times, by=_urgency)
 
 
 @dataclass(frozen=True)
@@ -167,7 +184,7 @@ class AllExits:
             together = [request for request in waiting if request.group == waiting[0].group][:size]
             if not self.drop:
                 return StageBatch(1, together, together[0].last)
-            seconds = _through(together[0].last, len(together), times)
+            seconds = _through(0, together[0].last, len(together), times)
             in_time = [request for request in together if now + seconds + times.margin <= request.deadline]
             if in_time:
                 return StageBatch(1, in_time, in_time[0].last)
@@ -184,15 +201,16 @@ class SlackFit:
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch, for as many stages as fit."""
-        waiting = sorted((request for request in requests if request.exit == 0), key=lambda request: request.deadline)
-        waiting = [request for request in waiting if _fits(now, request, times)]
-        if not waiting:
+        ready = _alike(now, [request for request in requests if request.exit == 0], times)
+        if not ready:
             return None
-        slack = waiting[0].deadline - times.margin - now
-        together = [request for request in waiting if request.group == waiting[0].group]
+        together = min((sorted(members, key=_urgency) for members in ready.values()), key=lambda members: _urgency(members[0]))
+        first, least = together[0], _least(together[0])
         for size in range(min(len(together), times.largest_batch), 0, -1):
-            depth = max((exit for exit in range(1, waiting[0].last + 1) if _through(exit, size, times) <= slack), default=0)
-            if depth:
+            depth, end = 0, now + times.margin
+            while depth < first.last and (end := end + times.seconds(depth + 1, size)) <= first.deadline:
+                depth += 1
+            if depth >= least:
                 return StageBatch(1, together[:size], depth)
         return None
 
@@ -204,12 +222,13 @@ def uncertainty(exit: int, confidence: float) -> float:
 
 @dataclass(frozen=True)
 class ExpectedGain:
-    """First stages as late as their deadlines allow, later ones by expected gain per second.
+    """Mandatory stages as late as their deadlines allow, optional ones by expected gain per second.
 
     Attributes:
         gain: The expected improvement of an answer by the next stage, from the exit reached and its confidence.
-        reserve: How much earlier than necessary first stages run, in full batches of first stages. It is for requests that are
-            still to come: with 0, a burst finds no room and is refused; with 1, almost nobody is refused who could be served.
+        reserve: How much earlier than necessary mandatory stages run, in full batches of first stages. It is for requests that
+            are still to come: with 0, a burst finds no room and is refused; with 1, almost nobody is refused who could be
+            served.
     """
 
     gain: Callable[[int, float], float] = uncertainty
@@ -217,35 +236,32 @@ class ExpectedGain:
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
-        ready = [request for request in requests if _fits(now, request, times)]
-        first = sorted((request for request in ready if request.exit == 0), key=lambda request: request.deadline)
-        best = self._best(now, [request for request in ready if request.exit], times)
-        reserve = self.reserve * times.seconds(1, times.largest_batch)
-        if first and (
-            best is None
-            or len(first) >= times.largest_batch
-            or now + times.seconds(best.stage, len(best.requests)) + reserve > latest_start(first, times)
-        ):
-            return _batch(now, first[0], first, times)
-        return best
+        ready = _alike(now, requests, times)
+        best = self._best(now, _with_answers(ready), times)
+        mandatory = {key: members for key, members in ready.items() if key[0] < key[1] or key[2]}
+        if not mandatory:
+            return best
+        batches = _in_order(mandatory, times)
+        first = batches[0]
+        full = len(first) >= times.largest_batch and first[0].exit < _least(first[0])  # waiting would gain nothing
+        if best is not None and not full:
+            reserve = self.reserve * times.seconds(1, times.largest_batch)
+            ends = _ends(batches, times, [now + times.seconds(best.stage, len(best.requests)) + reserve])
+            if all(end <= _urgency(batch[0]) for end, batch in zip(ends, batches, strict=True)):
+                return best
+        return _run_mandatory(now, first, times)
 
-    def _best(self, now: float, ready: list[R], times: StageTimes) -> StageBatch[R] | None:
+    def _best(self, now: float, optional: dict[tuple[int, object], list[R]], times: StageTimes) -> StageBatch[R] | None:
+        """The batch with the highest expected gain per second."""
         best: StageBatch[R] | None = None
-        highest = -math.inf
-        groups: dict[tuple[int, object], list[R]] = {}
-        for request in ready:
-            groups.setdefault((request.exit, request.group), []).append(request)
-        for (exit, _), members in groups.items():
-            gains = [(self.gain(exit, request.confidence), request) for request in members]
-            gains.sort(key=lambda pair: (-pair[0], pair[1].deadline))
-            chosen, total, due = list[R](), 0.0, math.inf
-            for value, request in gains[: times.largest_batch]:
-                due = min(due, request.deadline)
-                if now + times.seconds(exit + 1, len(chosen) + 1) + times.margin > due:
-                    break
-                chosen.append(request)
-                total += value
-            if chosen and (rate := total / times.seconds(exit + 1, len(chosen))) > highest:
+        highest, gain, size = -math.inf, self.gain, times.largest_batch
+        for (exit, _), members in optional.items():
+            gains = [gain(exit, one.confidence) for one in members]
+            least = sorted(gains)[-size] if len(members) > size else -math.inf
+            ranked = sorted([(-gains[at], one.deadline, at) for at, one in enumerate(members) if gains[at] >= least])
+            chosen = _in_time(now, [members[at] for _, _, at in ranked[:size]], exit + 1, times)
+            rate = -sum([loss for loss, _, _ in ranked[: len(chosen)]]) / times.seconds(exit + 1, len(chosen))
+            if rate > highest:
                 highest, best = rate, StageBatch(exit + 1, chosen)
         return best
 
@@ -260,38 +276,95 @@ POLICIES: dict[str, Callable[[], SchedulingPolicy]] = {
 """Policies by name."""
 
 
-def latest_start(first: Iterable[Request], times: StageTimes) -> float:
-    """When the earliest of these first stages has to start so that all of them end in time, in batches by deadline."""
-    groups: dict[object, list[Request]] = {}
-    for request in sorted(first, key=lambda request: request.deadline):
-        groups.setdefault(request.group, []).append(request)
-    size = times.largest_batch
-    batches = [members[begin : begin + size] for members in groups.values() for begin in range(0, len(members), size)]
-    start = math.inf
-    for batch in sorted(batches, key=lambda batch: batch[0].deadline, reverse=True):
-        start = min(start, batch[0].deadline - times.margin) - times.seconds(1, len(batch))
-    return start
+_arrived, _deadline = attrgetter("arrived"), attrgetter("deadline")
+_Key = tuple[int, int, bool, object]
+"""What requests with the same stages to go have in common: exit, least exit, whether there is no deadline, group."""
 
 
-def _fits(now: float, request: Request, times: StageTimes) -> bool:
-    return now + times.seconds(request.exit + 1, 1) + times.margin <= request.deadline
+def _alike(now: float, requests: Iterable[R], times: StageTimes) -> dict[_Key, list[R]]:
+    """Requests with the same stages to go, without those that would not end in time even alone."""
+    found: dict[_Key, tuple[float, list[R]]] = {}
+    for request in requests:
+        deadline = request.deadline
+        key = request.exit, getattr(request, "least", 1), deadline == math.inf, request.group
+        known = found.get(key)
+        if known is None:
+            exit, least, _, _ = key
+            known = found[key] = now + _through(exit, max(exit + 1, least), 1, times) + times.margin, []
+        if known[0] <= deadline:
+            known[1].append(request)
+    return {key: members for key, (_, members) in found.items() if members}
 
 
-def _through(exit: int, batch: int, times: StageTimes) -> float:
-    return sum(times.seconds(stage, batch) for stage in range(1, exit + 1))
+def _with_answers(alike: dict[_Key, list[R]]) -> dict[tuple[int, object], list[R]]:
+    """Requests that have an answer, by exit and group."""
+    found: dict[tuple[int, object], list[R]] = {}
+    for (exit, least, _, group), members in alike.items():
+        if exit >= least:
+            found[exit, group] = found[exit, group] + members if (exit, group) in found else members
+    return found
 
 
-def _batch(now: float, first: R, ready: Sequence[R], times: StageTimes) -> StageBatch[R]:
-    """`first` and those at the same exit that can share its batch, as many as end in time."""
-    stage = first.exit + 1
-    others = [
-        request for request in ready if request.exit == first.exit and request.group == first.group and request is not first
-    ]
-    others.sort(key=lambda request: request.deadline)
-    chosen, due = [first], first.deadline - times.margin - now
-    for request in others[: times.largest_batch - 1]:
-        due = min(due, request.deadline - times.margin - now)
-        if times.seconds(stage, len(chosen) + 1) > due:
+def _in_order(alike: dict[_Key, list[R]], times: StageTimes) -> list[list[R]]:
+    """Batches in the order in which mandatory stages run: by deadline."""
+    batches, size = [], times.largest_batch
+    for (_, _, endless, _), members in alike.items():
+        members.sort(key=_arrived if endless else _deadline)
+        batches += [members[begin : begin + size] for begin in range(0, len(members), size)]
+    return sorted(batches, key=lambda batch: _urgency(batch[0]))
+
+
+def _ends(batches: Iterable[list[R]], times: StageTimes, free: Iterable[float]) -> Iterator[float]:
+    """When the answers to batches are with their callers, if each batch runs on the first worker that is free."""
+    workers = sorted(free)
+    for batch in batches:
+        end = workers[0] + _through(batch[0].exit, _mandatory(batch[0]), len(batch), times)
+        heapq.heapreplace(workers, end)
+        yield end + times.margin
+
+
+def _in_time(now: float, ordered: list[R], last: int, times: StageTimes) -> list[R]:
+    """As many of these requests, in this order, as can run together up to an exit and end in time; at least one."""
+    size = min(len(ordered), times.largest_batch)
+    while size > 1:
+        end = now + _through(ordered[0].exit, last, size, times) + times.margin
+        if end <= min([request.deadline for request in ordered[:size]]):
             break
-        chosen.append(request)
-    return StageBatch(stage, chosen)
+        size -= 1
+    return ordered[:size]
+
+
+def _run_mandatory(now: float, batch: list[R], times: StageTimes) -> StageBatch[R]:
+    return StageBatch(batch[0].exit + 1, _in_time(now, batch, _mandatory(batch[0]), times))
+
+
+def _run_most_urgent(
+    now: float, ready: dict[_Key, list[R]], times: StageTimes, *, by: Callable[[R], Any]
+) -> StageBatch[R] | None:
+    """The next stage of the first request by some order, and of those that can share its batch."""
+    if not ready:
+        return None
+    first = min((min(members, key=by) for members in ready.values()), key=by)
+    together = [one for key, members in ready.items() if key[::3] == (first.exit, first.group) for one in members]
+    return StageBatch(first.exit + 1, _in_time(now, sorted(together, key=by), first.exit + 1, times))
+
+
+def _through(exit: int, last: int, batch: int, times: StageTimes) -> float:
+    """The time from an exit to a later one."""
+    if last == exit + 1:
+        return times.seconds(last, batch)
+    return sum([times.seconds(stage, batch) for stage in range(exit + 1, last + 1)])
+
+
+def _least(request: Request) -> int:
+    return getattr(request, "least", 1)
+
+
+def _mandatory(request: Request) -> int:
+    """The exit up to which stages are mandatory; without a deadline a request ends after its last stage only."""
+    return request.last if request.deadline == math.inf else _least(request)
+
+
+def _urgency(request: Request) -> float:
+    """The deadline, or the end of the patience of a request without one."""
+    return request.deadline if request.deadline < math.inf else request.arrived + PATIENCE

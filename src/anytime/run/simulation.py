@@ -130,7 +130,7 @@ def simulate(
     now = 0.0
     while upcoming is not None or waiting or running:
         while upcoming is not None and upcoming.arrived <= now:
-            free = running[0][0] if len(running) >= workers else now
+            free = [now] * (workers - len(running)) + [end for end, *_ in running]
             upcoming.refused = admission and retry_after(now, upcoming, waiting, times, free=free) is not None
             if not upcoming.refused:
                 waiting.append(upcoming)

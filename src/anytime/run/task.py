@@ -1,58 +1,37 @@
 """One request: its stages are run by one thread at a time, and its best answer so far is available to any other thread.
 
-After each stage the thread that ran it appends to a list, and nothing in the list ever changes; threads share nothing else. The
+After each stage the thread that ran it appends to lists, and nothing in the lists ever changes; threads share nothing else. The
 first to settle the task (the thread at the end, the caller at its deadline, an interrupt) decides how many of these stages the
 answer uses.
-
-This file is over 400 lines until the scheduler takes over the parts that decide when a stage runs.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anytime.combine import Prediction
-from anytime.conformal import ConformalSets
-from anytime.errors import DeadlineTooShort, OptionError, StateError
+from anytime.errors import DeadlineTooShort, Overloaded, StateError
 from anytime.models.modes import Modes
-from anytime.policy import Policy, RunningBatch, Stopped
+from anytime.policy import RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.combining import Combiner
-from anytime.run.engines.base import Engine, Stages
-from anytime.run.executor import Executor
-from anytime.run.timing.clock import Clock
-from anytime.run.timing.forecast import Forecast, Outlook
+from anytime.run.engines.base import Stages
+from anytime.run.setup import RunSetup
 
-_PATIENCE = 0.01
-_STAGES = 4
-"""A request waits for another one's stage as long as so many of its own are expected to take, at least these seconds."""
-_HOLD = 0.01
-_TIMELESS = Outlook(0.0, (0.0,))
+if TYPE_CHECKING:
+    from anytime.run.executor import Executor
 
-
-@dataclass(frozen=True, eq=False)
-class RunSetup:
-    """What all requests of a runner share. `begin` is the engine's, or one whose logits are in the combiner's format."""
-
-    engine: Engine
-    begin: Callable[[Tensor], Stages]
-    combiner: Combiner
-    forecast: Forecast
-    clock: Clock
-    policy: Policy | None = None
-    sets: ConformalSets | None = None
-    generator: torch.Generator | None = None
-    prior: Tensor | None = None
-    grace: float = 0.0
+Mode = Literal["thread", "asyncio", "caller", "stream"]
+"""Where a request runs and who waits for it: in a worker thread, for a thread or an event loop; or in its caller's thread."""
+PREEMPTING: tuple[Mode, ...] = ("thread", "asyncio")
+"""Modes in which the caller has an answer at its deadline whatever is running."""
 
 
 class _Outcome(NamedTuple):
@@ -69,6 +48,16 @@ class Task:
 
     It has no lock: the first to settle it puts the outcome into a dictionary, in one step, and every waiter has a gate of its
     own. Neither a fork nor an exception in a signal handler can therefore leave it locked.
+
+    Attributes:
+        arrived: When it was made; this and the following are what `anytime.run.scheduler` reads.
+        deadline: When its answer is due; infinity for none.
+        exit: The exit it has reached; 0 before the first.
+        last: The last exit it may use.
+        least: The fewest exits of an answer.
+        confidence: The mean confidence of its answer so far; 0 while unknown.
+        group: Requests with equal groups can share a batch.
+        rows: How many rows its next stage computes.
     """
 
     def __init__(
@@ -79,51 +68,56 @@ class Task:
         *,
         executor: Executor,
         began: float,
-        limit: int,
+        last: int,
         macs: tuple[float, ...] | None,
-        mode: str = "thread",
+        mode: Mode = "thread",
         notify: Callable[[], None] | None = None,
+        on_exit: Callable[[], None] | None = None,
         owner: object = None,
     ) -> None:
-        self._setup, self._executor, self.budget, self._began = setup, executor, budget, began
-        self.deadline = budget.deadline(began)
-        self._limit, self._macs, self._mode, self._notify = limit, macs, mode, notify
+        self._setup, self._executor, self.budget, self.arrived = setup, executor, budget, began
+        deadline = budget.deadline(began)
+        self.deadline = math.inf if deadline is None else deadline
+        self.exit, self.last, self.least, self.confidence = 0, last, budget.min_exits or 1, 0.0
+        self.rows = self._batch = len(x)
+        self.mode, self._macs, self._notify, self._on_exit = mode, macs, notify, on_exit
         self._owner = owner  # keeps a runner without other references alive until its task ends
         self._x: Tensor | None = x
-        self._batch = len(x)
-        self._seen: list[Tensor] = []
-        self._rows: list[Stopped] = []
-        self._stages: Generator[None, None, None] | None = None
-        self._interrupted = self._started = self._ran = False
-        self._refused = executor.caller.refused
+        self._outputs: list[Any] = []
+        self._predictions: list[Any] = []
+        self._policy_state: tuple[RunningBatch, Any] | None = None
+        self._stopped: list[Stopped] = []
+        self._interrupted = False
         self._reason: Reason | None = None
+        self._error: BaseException | None = None
         self._outcome: dict[None, _Outcome] = {}
         self._gates: list[threading.Lock] = []
-        self._error: BaseException | None = None
-        self.ended = self.picked = began
-        self.waited = False  # whether it had to wait for its next stage; that time is not measured
-        self.at_work = False  # whether a stage runs in the caller's own thread
-        self.more = True  # whether there is another stage
-        self.modes: Modes
+        self._uniform = setup.draw(self._batch)
+        self.dispatch = setup.forecast.dispatch(mode, setup.grace) if budget.time is not None else None
+        self.modes = Modes.now()
+        self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else self
+        self.run: Stages | None = None
+        self.started = self.ended = began
+        self.waited = False  # whether it waited for its next stage; that time is not the stage's
+        self.trial = False  # whether its next stage is tried although the forecast rules it out
         self.turn: threading.Lock | None = None  # if a single stage is requested: released after it, and when settled
-        self._uniform = self._draw()
-        self._outlook = self._look(self._batch)
+        self.refusals = 0  # how many requests of its caller were refused in a row
+        self.retry_after = 0.0
 
     # Public, from any thread.
 
     def current(self) -> Answer | None:
-        """The best answer so far; None before the first exit."""
-        settled = self._outcome.get(None)
-        used = self._used()
-        if not used:
+        """The best answer so far; None before the first exit, or before `Budget.min_exits`."""
+        settled, used = self._outcome.get(None), self.used
+        if used < self.least:
             return None
-        return self._answer(used, self._reason) if settled is None else self._answer(used, settled.reason, at=settled.at)
+        return self.answer(used, self._reason) if settled is None else self.answer(used, settled.reason, at=settled.at)
 
     def interrupt(self) -> None:
         """Start no further stage and settle for the exits so far; without any, `result` waits for the running stage."""
         self._interrupted = True
-        if self._used() or not self._started:
-            self._settle("interrupted")
+        if self.exit >= self.least or not self._executor.is_running(self):
+            self.settle("interrupted")
         self._executor.withdraw(self)
 
     def result(self, timeout: float | None = None) -> Answer:
@@ -135,9 +129,9 @@ class Task:
         settled = self._outcome.get(None)
         if settled is not None:  # its time is when it was settled, not when it is fetched
             return self.collect(at=settled.at)
-        left = None if self.deadline is None else self.seconds_left()
+        left = self.seconds_left()
         shorter = timeout is not None and (left is None or timeout < left)
-        if not self._wait(timeout if shorter else left):
+        if not self.wait(timeout if shorter else left):
             if shorter:
                 raise TimeoutError(f"no answer within {timeout} s; the task continues")
             self.expire()
@@ -150,97 +144,57 @@ class Task:
         """Whether it is decided which exits the answer uses."""
         return bool(self._outcome)
 
-    def seconds_left(self) -> float:
-        """Until the caller takes the best answer so far: the deadline less the dispatch time."""
-        assert self.deadline is not None
-        return self._bounded(self.deadline - self._outlook.dispatch - self._setup.clock.now())
+    @property
+    def used(self) -> int:
+        """How many exits the answer uses, so far or for good."""
+        return self._outcome[None].used if self._outcome else self.exit
 
-    def expected(self) -> float:
-        """Seconds until the first exit's answer is expected to be delivered."""
-        return self._outlook.needed[0]
+    @property
+    def reason(self) -> Reason | None:
+        """Why it stopped; None while it may continue."""
+        return self._outcome[None].reason if self._outcome else self._reason
 
-    def fits(self) -> bool:
-        """Whether the first exit is expected in time, or should be tried."""
-        if self.deadline is None or self.expected() <= self.budget.time:
-            return True
-        setup, left = self._setup, self.budget.time
-        if left > 0 and self._contends(left):
-            self._outlook = self._outlook.under_contention(left)
-            return True
-        if left <= 0 or not setup.forecast.decline(0, self._batch, self._mode, left=left, now=setup.clock.now()):
-            return False
-        self._outlook = self._outlook.for_trial(left)
-        return True
+    @property
+    def failed(self) -> bool:
+        """Whether a stage raised an error."""
+        return self._error is not None
 
-    def _contends(self, left: float) -> bool:
-        """Whether to try because other requests compete for the same threads.
+    def seconds_left(self) -> float | None:
+        """Until the caller takes the best answer so far: the deadline less the dispatch time; None without a deadline.
 
-        Durations measured under contention are long for every request. Refusing all of them would leave none to show that the
-        durations are short again: so a request waits for its turn if the shortest first exit would fit, and is tried if
-        nothing is running because all others were refused.
+        Not negative and not longer than the whole budget, even if the clock jumps.
         """
-        at_work = self._executor.at_work()
-        if at_work and self._mode != "caller":
-            return self._outlook.shortest[0] + self._outlook.shortest_dispatch <= left
-        return not at_work and self._executor.refused_another(self._setup.clock.now() - left)
+        if self.dispatch is None:
+            return None
+        reserve = self.dispatch.slow if self.mode in PREEMPTING else self.dispatch.typical
+        if self.exit == 0:  # before the first exit there is nothing to take: a shorter reserve is better than no answer
+            reserve = min(reserve, self.budget.time / 2)
+        return min(max(self.deadline - reserve - self._setup.clock.now(), 0.0), self.budget.time)
 
-    def refuse(self, *, hold: bool = False) -> None:
-        """Settle without an answer, since the first exit is not expected in time.
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until the task is settled, at most so long; whether it is."""
+        gate = threading.Lock()
+        gate.acquire()
+        self._gates.append(gate)
+        try:
+            return self.settled or self._setup.clock.wait(gate, seconds)
+        finally:
+            self._gates.remove(gate)
 
-        Args:
-            hold: Whether to do so only after half of the time, or 10 ms: callers that retry in a loop take Python's lock from
-                the stages of others, which then are as slow as the forecast says.
-        """
-        self._executor.note_refusal(self._setup.clock.now())
-        if hold:
-            self._wait(min(self.budget.time / 2, _HOLD))
-        self._settle("forecast")
-
-    def wait(self) -> Answer:
+    def result_in_time(self) -> Answer:
         """The answer, no later than the deadline; the dispatch time is recorded."""
-        clock, left = self._setup.clock, self.seconds_left()
-        wake_up = clock.now() + left
-        if self._wait(left):
+        left = self.seconds_left()
+        wake_up = self._setup.clock.now() + (left or 0.0)
+        if self.wait(left):
             return self.collect(since=self.ended)
         self.expire()
         return self.collect(since=wake_up)
 
-    def run_in_caller(self) -> Answer:
-        """The answer, by stages in the caller's own thread as long as no other request waits."""
-        if not self.settled:
-            while self._executor.turn(self):
-                pass
-            self.finish()
-        return self.collect(since=None if self.deadline is None else self.ended)
-
     def expire(self) -> None:
         """The deadline has passed: settle for the exits so far."""
-        self._settle("deadline")
+        self.settle("deadline")
         self._interrupted = True  # not before: the thread would report that as the reason
         self._executor.withdraw(self)
-
-    def answers(self) -> Iterator[Answer]:
-        """Run the stages as `run_in_caller`, and yield an answer after each."""
-        try:
-            while not self.settled and self.more:
-                before = self._used()
-                self._executor.turn(self)
-                if self._error is not None:
-                    raise self._error
-                if self._used() > before:
-                    yield self._answer(self._used(), self._reason)
-        finally:
-            self._interrupted = True
-            self._executor.withdraw(self)
-            self.drop()
-        if not self._used():
-            self._settle("interrupted")
-            yield self._without_exit()
-
-    def finish(self) -> None:
-        """Notify the waiters; the thread is free for other work."""
-        self._x = None
-        self._settle("interrupted")
 
     def collect(self, *, since: float | None = None, at: float | None = None) -> Answer:
         """The answer of a settled task.
@@ -252,173 +206,142 @@ class Task:
         settled = self._outcome[None]
         if settled.failure is not None:
             raise settled.failure
-        caller = self._executor.caller
-        caller.refused = 0 if settled.used else caller.refused + 1
-        if not settled.used:
-            return self._without_exit()
-        answer = self._answer(settled.used, settled.reason, at=at)
-        if since is not None:
-            self._setup.forecast.note_dispatch(self._mode, self._began + answer.elapsed - since)
+        if settled.used < self.least:
+            return self._without_exit(settled.reason)
+        answer = self.answer(settled.used, settled.reason, at=at)
+        if since is not None and self.dispatch is not None:
+            self._setup.forecast.note_dispatch(self.mode, self.arrived + answer.elapsed - since)
         return answer
+
+    def answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
+        """The answer after so many exits."""
+        exit: int | Tensor = used
+        if self._stopped:
+            stopped = self._stopped[used - 1]
+            exit, prediction, source = stopped.exit.clone(), stopped.prediction.clone(), stopped.source
+        else:
+            prediction = self._predictions[used - 1]
+            if prediction is None:
+                prediction = self._setup.predict(self._outputs[:used])
+            source = torch.full((self._batch,), used) if self._setup.sets is not None else None
+        members = None if source is None else self._setup.members(source, prediction, self._uniform)
+        elapsed = max((self._setup.clock.now() if at is None else at) - self.arrived, 0.0)
+        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, members)
 
     # For the executor.
 
-    def rank(self, now: float) -> tuple[float, ...]:
-        """The sort key for the next turn, smallest first: fewest exits, then most refusals, then earliest deadline.
+    def stops(self, now: float, *, poll: bool = True) -> bool:
+        """Whether nothing more is to be run, apart from what the forecast says; records the reason.
 
-        A first stage that is not likely to end in time comes last: it would delay the others.
+        Args:
+            now: The time.
+            poll: Whether to ask the budget's `until`, a function of the caller's.
         """
-        exits = len(self._seen) or len(self._rows)
-        if self.deadline is None:
-            return 0, exits, 0, math.inf, self._began
-        return not exits and self.deadline - now < self._outlook.likely, exits, -self._refused, self.deadline, self._began
+        if self._outcome or self._reason is not None:
+            return True
+        if self._interrupted or (poll and self.budget.until is not None and self.budget.happened()):
+            self._reason = "interrupted"
+        elif self.dispatch is not None and self.deadline - now <= self._reserve():
+            self._reason = "deadline"
+        return self._reason is not None
+
+    def needed(self) -> float:
+        """The seconds to the deadline that the next stage needs in order to start."""
+        assert self.dispatch is not None
+        forecast, stage, rows = self._setup.forecast, self.exit + 1, self.rows
+        typical = forecast.seconds(stage, rows) + self.dispatch.slow
+        if self.mode in PREEMPTING:
+            return typical
+        return max(typical, forecast.slow(stage, rows) + self.dispatch.typical - self._setup.grace)
+
+    def fits(self, now: float) -> bool:
+        """Whether the next stage is expected to end in time, or is to be tried; records the reason if not."""
+        if self.dispatch is None or self.trial or self.needed() <= self.deadline - now:
+            return True
+        self.trial = now < self.deadline and self._setup.forecast.decline(self.exit + 1, self.rows, self.mode, now)
+        if not self.trial:
+            self._reason = self._reason or "forecast"
+        return self.trial
+
+    def open(self) -> Stages:
+        """Its run, alone."""
+        if self.run is None:
+            assert self._x is not None
+            self.run = self._setup.begin(self._x)
+        return self.run
 
     @property
-    def patience(self) -> float:
-        """How many seconds to wait for another request's running stage."""
-        needed = self._outlook.needed
-        return max(_PATIENCE, _STAGES * needed[min(self._used(), len(needed) - 1)])
+    def inputs(self) -> Tensor:
+        """Its inputs, before the first stage."""
+        assert self._x is not None
+        return self._x
 
     @property
-    def done(self) -> float | None:
-        """The seconds that the last stage takes at best, if known; 0 if it ended after the deadline."""
-        shortest, last = self._outlook.shortest, len(self._seen) or len(self._rows)
-        if not (self._ran and 0 < last <= len(shortest)):
-            return None
-        return shortest[last - 1] if self.deadline is None or self.ended <= self.deadline else 0.0
+    def outputs(self) -> list[Any]:
+        """What its stages returned so far."""
+        return self._outputs
 
-    def holds(self, now: float, patience: float) -> bool:
-        """Whether its running stage is worth waiting for.
+    def needs_prediction(self) -> bool:
+        """Whether whether to stop depends on the prediction after each stage."""
+        return self.budget.confidence is not None
 
-        This includes requests that were given up: they still use the processor, and another stage beside them would make both
-        so slow that they are given up as well.
+    def take(self, output: Any, prediction: Any, confidence: Sequence[float] | None, run: Stages, now: float) -> bool:
+        """Publish the output of the next stage; whether there is another stage.
+
+        Args:
+            output: The stage's output for its rows.
+            prediction: The combined prediction, if it is known already.
+            confidence: The confidence of each row, likewise.
+            run: What the next stage runs on.
+            now: When the stage ended.
         """
-        return now - max(self.picked, self.ended) <= patience
+        self.run, self.ended, self.trial, exit = run, now, False, self.exit + 1
+        if self._setup.policy is not None:
+            self._apply_policy(exit, output, run)
+        else:
+            self._outputs.append(output)
+            self._predictions.append(prediction)
+        if confidence is not None:
+            self.confidence = sum(confidence) / len(confidence)
+            if self.budget.confidence is not None and exit >= self.least and min(confidence) >= self.budget.confidence:
+                self._reason = self._reason or "confidence"
+        if exit == self.last:
+            self._reason = self._reason or self._limited()
+        self.exit = exit
+        if self._on_exit is not None:
+            self._on_exit()
+        return self._reason is None
 
-    def step(self) -> bool:
-        """Run the next stage, in any thread; whether there is another one."""
-        self._started, self._ran = True, False
-        try:
-            if self._stages is None:
-                self._stages = self._run_stages()
-            next(self._stages)
-            self._ran, self.more = True, self._reason is None
-        except StopIteration:
-            self.more = False
-        except BaseException as error:  # raised where the caller waits
-            self._error, self.more = error, False
-        if not self.more:
-            self.drop()
-        return self.more
+    def fail(self, error: BaseException) -> None:
+        """End with an error, which is raised where the caller waits."""
+        self._error = error
+
+    def finish(self) -> None:
+        """Notify the waiters; the thread is free for other work."""
+        self.drop()
+        self.settle("interrupted")
 
     def drop(self) -> None:
         """Release the memory of the stages."""
-        stages, self._x = self._stages, None
-        if stages is not None:
-            with suppress(ValueError):  # a stage is running: its thread releases them afterwards
-                stages.close()
+        run, self.run, self._x = self.run, None, None
+        if run is not None:
+            run.close()
 
     def orphan(self) -> None:
         """Settle for the exits so far in a forked process, in which no thread continues it."""
         self._interrupted, self._notify = True, None  # the event loop belongs to the parent process
-        self.finish()
+        self.settle("interrupted")
 
-    # The stages.
+    def refuse(self, retry_after: float) -> None:
+        """Settle without an answer, since the first exit does not fit."""
+        self.retry_after = retry_after
+        self.settle("forecast")
 
-    def _run_stages(self) -> Generator[None, None, None]:
-        """Run one stage per iteration and publish its result."""
-        setup, x, limit = self._setup, self._x, self._limit
-        if x is None:  # dropped before it began
-            return
-        clock, policy = setup.clock, setup.policy
-        exits, batch, now = setup.engine.num_exits, self._batch, clock.now()
-        rows = None if policy is None else RunningBatch(policy, batch, exits)
-        state = None if rows is None else setup.combiner.start(exits)
-        # The wake-up is part of the first stage, waiting for a turn is not.
-        before = now if self.waited or self._mode == "stream" else self._began
-        if self._stopped(0, batch, now):
-            return
-        self.waited = False
-        times: list[tuple[int, int, float]] = []
-        stages = setup.begin(x)
-        try:
-            for exit in range(limit):
-                if exit and self._stopped(exit, batch, before):
-                    return
-                logits = stages.advance()
-                now = clock.now()
-                times.append((exit, batch, now - before))
-                self.ended = now
-                keep: Tensor | None = None
-                if rows is None:
-                    self._seen.append(logits)
-                else:
-                    state, keep = self._take(exit, logits, state, rows)
-                if exit + 1 == limit:
-                    self._reason = self._reason or self._limited()
-                elif keep is not None and self._reason is None:
-                    stages.keep(keep)
-                    batch = len(keep)
-                    self._outlook = self._look(batch)
-                yield
-                before = now
-                if self.waited or self._mode == "stream":  # the time between exits is the reader's
-                    self.waited = False
-                    self.ended = before = clock.now()
-        finally:
-            setup.forecast.note_all(times)  # all at once: between stages every microsecond counts
-            stages.close()
-
-    def _take(self, exit: int, logits: Tensor, state: Any, rows: RunningBatch) -> tuple[Any, Tensor | None]:
-        """One step under a policy: the rule's new state and the rows to continue with, if not all."""
-        setup = self._setup
-        state, prediction = setup.combiner.step(state, logits)
-        assert isinstance(prediction, Prediction)
-        if exit == 0:
-            assert setup.policy is not None
-            setup.policy.check_fits(setup.engine.num_exits, prediction.log_probs.shape[1])
-        keep, goes_on = rows.take(prediction)
-        self._rows.append(rows.stopped())
-        if not goes_on and exit + 1 < setup.engine.num_exits:
-            self._reason = self._reason or "policy"
-        return state if keep is None else state.select(keep), keep
-
-    def _stopped(self, exit: int, batch: int, now: float) -> bool:
-        """Whether to stop before the next stage; records the reason."""
-        if self._interrupted or (self.budget.until is not None and self.budget.happened()):
-            self._reason = "interrupted"
-            return True
-        if self.deadline is None:
-            return False
-        left, outlook = self.deadline - now, self._outlook
-        if left <= outlook.dispatch:
-            self._reason = "deadline"
-        elif exit == 0:
-            # Its time counts from the call, where its forecast was checked, unless it had to wait since.
-            if self.waited and left < outlook.least:
-                self._reason = "forecast"
-        elif outlook.needed[exit] > left and not self._setup.forecast.decline(exit, batch, self._mode, left=left):
-            self._reason = "forecast"
-        return self._reason is not None
-
-    def _look(self, batch: int) -> Outlook:
-        """What to expect for a batch size; nothing without a deadline."""
-        if self.deadline is None:
-            return _TIMELESS
-        return self._setup.forecast.outlook(self._limit, batch, self._mode, self._setup.grace)
-
-    def _limited(self) -> Reason:
-        if self._limit == self._setup.engine.num_exits:
-            return "finished"
-        return "exits" if self._limit == self.budget.exits else "macs"
-
-    def _settle(self, reason: Reason) -> None:
+    def settle(self, reason: Reason) -> None:
         """Decide once which exits the answer uses, and release all waiters."""
-        used = max(len(self._seen), len(self._rows))
         # Errors of a stage that was given up are ignored.
-        outcome = _Outcome(used, self._setup.clock.now(), self._reason or reason, self._error)
+        outcome = _Outcome(self.exit, self._setup.clock.now(), self._reason or reason, self._error)
         first = self._outcome.setdefault(None, outcome) is outcome
-        self.more = False
         for gate in (*self._gates, self.turn):
             with suppress(RuntimeError):  # released already
                 if gate is not None:
@@ -426,112 +349,77 @@ class Task:
         if first and self._notify is not None:
             self._notify()
 
-    def _wait(self, seconds: float | None) -> bool:
-        """Wait until the task is settled, at most so long; whether it is."""
-        gate = threading.Lock()
-        gate.acquire()
-        self._gates.append(gate)
-        try:
-            return self.settled or self._setup.clock.wait(gate, seconds)
-        finally:
-            self._gates.remove(gate)
+    # Details.
 
-    # The answer.
+    def _reserve(self) -> float:
+        assert self.dispatch is not None
+        return self.dispatch.slow if self.exit and self.mode in PREEMPTING else 0.0
 
-    def _used(self) -> int:
-        settled = self._outcome.get(None)
-        return max(len(self._seen), len(self._rows)) if settled is None else settled.used
+    def _apply_policy(self, exit: int, output: Any, run: Stages) -> None:
+        """One step under a policy: rows that stop leave the run."""
+        setup, exits = self._setup, self._setup.engine.num_exits
+        assert setup.policy is not None
+        if self._policy_state is None:
+            self._policy_state = RunningBatch(setup.policy, self._batch, exits), setup.combiner.start(exits)
+        rows, state = self._policy_state
+        state, prediction = setup.combiner.step(state, output)
+        assert isinstance(prediction, Prediction)
+        if exit == 1:
+            setup.policy.check_fits(exits, prediction.log_probs.shape[1])
+        keep, goes_on = rows.take(prediction)
+        self._stopped.append(rows.stopped())
+        if not goes_on and exit < exits:
+            self._reason = self._reason or "policy"
+        elif keep is not None and exit < self.last:
+            run.keep(keep)
+            self.rows, state = len(keep), state.select(keep)
+        self._policy_state = rows, state
 
-    def _bounded(self, left: float) -> float:
-        """Not negative and not longer than the whole budget, even if the clock jumps."""
-        return min(max(left, 0.0), self.budget.time) if self.budget.time is not None else max(left, 0.0)
+    def _limited(self) -> Reason:
+        if self.last == self._setup.engine.num_exits:
+            return "finished"
+        return "exits" if self.last == self.budget.exits else "macs"
 
-    def _answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
-        prediction = self._prediction(used)
-        members = self._sets(used, prediction)
-        return self._make(used, prediction, members, self._setup.clock.now() if at is None else at, reason)
-
-    def _prediction(self, used: int) -> Any:
-        if self._rows:
-            return self._rows[used - 1].prediction.clone()
-        return self._setup.combiner.after(self._seen[:used], self._setup.engine.num_exits)
-
-    def _make(self, used: int, prediction: Any, members: Tensor | None, now: float, reason: Reason | None) -> Answer:
-        elapsed = max(now - self._began, 0.0)
-        exit: int | Tensor = self._rows[used - 1].exit.clone() if self._rows and used else used
-        macs: float | Tensor | None = None
-        if self._macs is not None:
-            paid = (0.0, *self._macs)
-            macs = paid[exit] if isinstance(exit, int) else torch.tensor(paid, dtype=torch.float64)[exit]
-        met = None if self.budget.time is None else elapsed <= self.budget.time + self._setup.grace
-        return Answer(prediction, exit, self._setup.engine.num_exits, elapsed, met, reason, macs, members)
-
-    def _draw(self) -> Tensor | None:
-        sets = self._setup.sets
-        if sets is None or not sets.randomised:
-            return None
-        return torch.rand(self._batch, 1 if sets.shared else sets.exits, generator=self._setup.generator)
-
-    def _sets(self, used: int, prediction: Any) -> Tensor | None:
-        sets = self._setup.sets
-        if sets is None:
-            return None
-        log_probs, uniform = prediction.log_probs, self._uniform
-        source = self._rows[used - 1].source - 1 if self._rows else torch.full((self._batch,), used - 1)
-        members = torch.zeros(log_probs.shape, dtype=torch.bool)
-        for exit in sorted(set(source.tolist())):
-            rows = source == exit
-            draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit]
-            members[rows] = sets.set_at(exit + 1, log_probs[rows], draw)
-        return members
-
-    def _without_exit(self) -> Answer:
+    def _without_exit(self, reason: Reason) -> Answer:
         """The prior, or an error, if not even the first exit was reached."""
-        if self._setup.prior is not None:
-            return self._from_prior()
-        if self._why() in ("deadline", "forecast"):
-            raise self._too_short()
+        setup = self._setup
+        if setup.prior is not None:
+            prediction, members = setup.from_prior(self._batch)
+            elapsed = max(setup.clock.now() - self.arrived, 0.0)
+            return setup.answer(prediction, 0, elapsed, self.budget, reason, self._macs, members)
+        if reason in ("deadline", "forecast"):
+            raise self._overloaded() if self.retry_after else self._too_short()
         raise StateError(
             "the request was interrupted before its first exit",
             expected="an interrupt after the first exit",
-            fix="interrupt once task.current() returns an answer, or make the Runner with on_too_short='prior'",
+            fix="interrupt once task.current() returns an answer, or use RunOptions(on_too_short='prior')",
         )
 
-    def _from_prior(self) -> Answer:
-        assert self._setup.prior is not None
-        log_probs = self._setup.prior.log().expand(self._batch, -1).clone()
-        prediction = Prediction(log_probs, torch.zeros(self._batch, dtype=torch.bool))
-        members = None if self._setup.sets is None else torch.ones(log_probs.shape, dtype=torch.bool)
-        return self._make(0, prediction, members, self._setup.clock.now(), self._why())
-
-    def _why(self) -> Reason | None:
-        settled = self._outcome.get(None)
-        return self._reason if settled is None else settled.reason
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"a deadline of {1e3 * self.budget.time:.3g} ms behind the requests that were admitted before",
+            expected=f"time for the first exit behind them; it is expected in {1e3 * self.retry_after:.3g} ms",
+            fix="try again after error.retry_after seconds, allow more time, or use more cores",
+            retry_after=self.retry_after,
+        )
 
     def _too_short(self) -> DeadlineTooShort:
         # A first stage that was started and did not end took at least the whole budget.
-        expected = max(self.expected(), self.budget.time)
+        expected = max(self.first_needed(), self.budget.time)
         forecast = f"at least {1e3 * expected:.3g} ms, the forecast for the first exit"
         return DeadlineTooShort(
             f"a deadline of {1e3 * self.budget.time:.3g} ms for {self._batch} input{'s' if self._batch > 1 else ''}",
             expected=forecast if expected > self.budget.time else "more time: the first exit was not reached by then",
-            fix="allow more time, use smaller batches or a smaller network, or make the Runner with on_too_short='prior'",
+            fix="allow more time, use smaller batches or a smaller network, or use RunOptions(on_too_short='prior')",
             forecast=expected,
             budget=self.budget.time,
         )
 
-
-def limit_exits(budget: Budget, exits: int, macs: tuple[float, ...] | None) -> int:
-    """How many exits the budget allows, apart from time."""
-    limit = exits if budget.exits is None else min(budget.exits, exits)
-    if budget.macs is None:
-        return limit
-    assert macs is not None  # the runner has measured them
-    affordable = sum(each <= budget.macs for each in macs)
-    if affordable == 0:
-        raise OptionError(
-            f"a budget of {budget.macs:g} MACs",
-            expected=f"at least {macs[0]:g}, the MACs of the first exit",
-            fix=f"allow Budget(macs={macs[0]:g}) or more, or use a smaller network",
-        )
-    return min(limit, affordable)
+    def first_needed(self) -> float:
+        """The seconds in which the fewest exits of an answer are expected, without other requests."""
+        assert self.dispatch is not None
+        forecast = self._setup.forecast
+        typical = sum(forecast.seconds(stage, self._batch) for stage in range(1, self.least + 1)) + self.dispatch.slow
+        if self.mode in PREEMPTING:
+            return typical
+        return max(typical, forecast.slow(self.least, self._batch) + self.dispatch.typical - self._setup.grace)

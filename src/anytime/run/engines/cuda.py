@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import RLock
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -27,7 +27,7 @@ from anytime.models.branches import run_paths_side_by_side
 from anytime.models.modes import without_autocast
 from anytime.run.engines.folding import allow_tf32, difference, folded_copy, logits_of_stages
 from anytime.run.engines.packed import PackedMSDNet, Run, can_be_packed, run_with_torch
-from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
+from anytime.run.engines.running import Joinable, Running, as_answer, check_inputs, device_of
 from anytime.run.forks import renew_in_children
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
@@ -123,6 +123,7 @@ class CudaGraphsEngine:
     """
 
     name = "cuda-graphs"
+    joins = True
 
     def __init__(
         self,
@@ -309,12 +310,15 @@ class _Lane:
         return tuple(tensor[:rows].clone() for tensor in self._carries[exit])
 
 
-class _Run(Running[Tensor]):
-    """One run. Its carry is in the memory of the lane it owns or, without a lane, in memory of its own."""
+class _Run(Joinable[Tensor]):
+    """One run. Its carry is in the memory of the lane it owns or, without a lane, in memory of its own.
+
+    Only runs of one variant can join, since each has a carry of its own.
+    """
 
     def __init__(self, engine: CudaGraphsEngine, variant: _Variant, x: Tensor) -> None:
         super().__init__(engine.num_exits, len(x))
-        self._engine, self._variant = engine, variant
+        self._engine, self._variant, self.kind = engine, variant, variant.name
         self._fits = x.shape[1:] == engine._shape  # texts, for example, may be longer
         self._lane: _Lane | None = None
         self._carry: Carry = (x,)
@@ -361,10 +365,12 @@ class _Run(Running[Tensor]):
             self._carry, logits = self._variant.model.stage(exit, moved)
             return as_answer(logits)
 
-    def _select(self, rows: Tensor) -> None:
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
         with self._engine._lock, torch.inference_mode(), self._engine._recorder.queue(self._ready):
+            self._ready = None
             self._leave()
-            self._carry = tuple(tensor[rows.to(tensor.device)] for tensor in self._carry)
+            yield
 
     def _drop(self) -> None:
         with self._engine._lock:

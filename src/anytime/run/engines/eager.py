@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.models.modes import Modes
-from anytime.run.engines.running import Running, as_answer, check_inputs, device_of
+from anytime.run.engines.running import Joinable, Running, as_answer, check_inputs, device_of
 
 
 class EagerEngine:
@@ -44,6 +44,7 @@ class EagerEngine:
         self.num_exits = model.num_exits
         self._model = _in_eval_mode(model)
         self.device, self._dtype = device_of(model), _dtype_of(model)
+        self.joins = is_staged(self._model)
 
     def begin(self, x: Tensor) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
@@ -56,7 +57,7 @@ class EagerEngine:
         return x.to(self.device, self._dtype if x.is_floating_point() else None)
 
 
-class _ByStages(Running[Tensor]):
+class _ByStages(Joinable[Tensor]):
     def __init__(self, model: StagedModel, x: Tensor) -> None:
         super().__init__(model.num_exits, len(x))
         self._model = model
@@ -66,13 +67,6 @@ class _ByStages(Running[Tensor]):
         with torch.inference_mode():
             self._carry, logits = self._model.stage(exit, self._carry)
             return as_answer(_checked(logits, exit, self._batch))
-
-    def _select(self, rows: Tensor) -> None:
-        with torch.inference_mode():
-            self._carry = tuple(tensor[rows.to(tensor.device)] for tensor in self._carry)
-
-    def _drop(self) -> None:
-        self._carry = ()
 
 
 class _ByGenerator(Running[Tensor]):

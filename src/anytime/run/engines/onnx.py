@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from anytime.errors import DtypeError, InputError, MissingExtraError, OptionError, ShapeError
 from anytime.models.base import Carry, StagedModel
 from anytime.run.engines.folding import difference, folded_copy, on_cpu
-from anytime.run.engines.running import Running, check_inputs
+from anytime.run.engines.running import Joinable, Running, check_inputs
 
 OPSET = 18
 ONNX_TYPES = {"float32": "float", "float64": "double"}
@@ -41,6 +41,7 @@ class OnnxRuntimeEngine:
     """
 
     name = "onnxruntime"
+    joins = True
     TOLERANCE = 1e-4
     """How far its logits may differ from the model's, relative to the largest logit of an exit."""
 
@@ -59,7 +60,7 @@ class OnnxRuntimeEngine:
         return _Run(self._sessions, x)
 
 
-class _Run(Running[Any]):
+class _Run(Joinable[Any]):
     """Carries and returns NumPy arrays."""
 
     def __init__(self, sessions: Sequence[Any], x: Tensor) -> None:
@@ -77,12 +78,6 @@ class _Run(Running[Any]):
                 _explain(self._carry[0], session.get_inputs()[0], error)
             raise
         return logits
-
-    def _select(self, rows: Tensor) -> None:
-        self._carry = [value[rows.numpy()] for value in self._carry]
-
-    def _drop(self) -> None:
-        self._carry = []
 
 
 class _TensorRun(_Run):

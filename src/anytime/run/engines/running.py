@@ -1,10 +1,14 @@
-"""What all engines share: the order of the stages of a run, and the checks of inputs and rows."""
+"""What all engines share: the order of the stages of a run, runs that join and split, and the checks of inputs and rows."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,6 +60,59 @@ class Running(ABC, Generic[T]):
     @abstractmethod
     def _drop(self) -> None:
         """Release the carried tensors."""
+
+
+class Joinable(Running[T]):
+    """A run that is all in its carry, so that runs at the same exit can share a batch and part again.
+
+    Attributes:
+        kind: Runs of one engine can join if their kinds are equal.
+    """
+
+    kind: object = None
+    _carry: Sequence[Any]
+    """What the next stage reads: tensors or NumPy arrays, all with the batch first."""
+
+    def join(self, others: Sequence[Self]) -> Self:
+        """One run with the rows of this one and then of the others, which stay as they are."""
+        runs = (self, *others)
+        carries = []
+        for run in runs:
+            with run._moving():
+                carries.append(run._carry)
+        with self._moving():
+            return self._like([_join(parts) for parts in zip(*carries, strict=True)], sum(run._batch for run in runs))
+
+    def split(self, sizes: Sequence[int]) -> list[Self]:
+        """One run per part of so many rows each, in their order; this one is not used afterwards."""
+        parts, begin = [], 0
+        with self._moving():
+            for size in sizes:
+                parts.append(self._like([value[begin : begin + size] for value in self._carry], size))
+                begin += size
+        return parts
+
+    def _like(self, carry: Sequence[Any], batch: int) -> Self:
+        run = copy(self)
+        run._carry, run._batch = tuple(carry), batch
+        return run
+
+    def _moving(self) -> AbstractContextManager[Any]:
+        """Inside, the carry is complete and may be copied."""
+        return torch.inference_mode()
+
+    def _select(self, rows: Tensor) -> None:
+        with self._moving():
+            self._carry = tuple(
+                value[rows.numpy() if isinstance(value, np.ndarray) else rows.to(value.device)] for value in self._carry
+            )
+
+    def _drop(self) -> None:
+        self._carry = ()
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(tuple(parts))
 
 
 def check_inputs(x: Any) -> Tensor:

@@ -20,7 +20,7 @@ from anytime.combine.base import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.run.engines.folding import on_cpu
 from anytime.run.engines.onnx import ONNX_TYPES, make_session
-from anytime.run.engines.running import Running, check_inputs
+from anytime.run.engines.running import Joinable, check_inputs
 from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
 from anytime.run.export.onnx_safety import safe_onnx
 
@@ -46,6 +46,7 @@ class ExportedModel:
     """
 
     name = "exported"
+    joins = True
 
     def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path) -> None:
         self.description = description
@@ -92,20 +93,20 @@ def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
     )
 
 
-class ExportedRun(Running[Prediction]):
+class ExportedRun(Joinable[Prediction]):
     """One batch of inputs on its way through exported stages."""
 
     def __init__(self, stages: Sequence[Stage], x: Tensor, classes: int, path: Path) -> None:
         super().__init__(len(stages), len(x))
         self._stages, self._classes, self._path = stages, classes, path
-        self._values: Sequence[Tensor] = [x]
+        self._carry = (x,)
 
     def _run(self, exit: int) -> Prediction:
         try:
-            _, log_probs, fell_back, labels, *values = self._stages[exit](self._values)
+            _, log_probs, fell_back, labels, *values = self._stages[exit](self._carry)
         except Exception as error:  # the runtimes have no common type of error
             raise InputError(
-                f"stage {exit + 1} of {self._exits} failed on values of shape {tuple(self._values[0].shape)}: "
+                f"stage {exit + 1} of {self._exits} failed on values of shape {tuple(self._carry[0].shape)}: "
                 f"{_first_line(error)}",
                 expected="inputs like the example of the export: for a text model, token ids of its vocabulary",
                 fix="check the range and the length of the inputs; if they are right, export the model again",
@@ -121,14 +122,8 @@ class ExportedRun(Running[Prediction]):
                 fix="export the model again",
                 path=self._path,
             )
-        self._values = values
+        self._carry = values
         return Prediction(log_probs, fell_back, labels)
-
-    def _select(self, rows: Tensor) -> None:
-        self._values = [value[rows] for value in self._values]
-
-    def _drop(self) -> None:
-        self._values = []
 
 
 def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False) -> ExportedModel:

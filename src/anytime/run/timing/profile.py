@@ -94,7 +94,7 @@ class Profile(Fitted, kind="profile"):
         for batch, stages in zip(self.batch_sizes, self.stage_seconds.tolist(), strict=True):
             for exit, (median, _, high, _) in enumerate(stages):
                 # The high ones come last, so that they leave the window last.
-                forecast.seed(exit, batch, [median] * (_SEEDS - _HIGH_SEEDS) + [high] * _HIGH_SEEDS)
+                forecast.seed(exit + 1, batch, [median] * (_SEEDS - _HIGH_SEEDS) + [high] * _HIGH_SEEDS)
 
     def check_engine(self, name: str) -> None:
         """Refuse an engine other than the one that was measured."""

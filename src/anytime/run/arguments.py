@@ -1,0 +1,157 @@
+"""The arguments of a runner: checked, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.checks import check_costs
+from anytime.combine import Intersection, Rule, parse_rule
+from anytime.errors import OptionError
+from anytime.models import MultiExit, measure_cost
+from anytime.models.base import ExitModel
+from anytime.policy import FittedPolicy, Policy
+from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
+from anytime.run.engines import ENGINES, Engine
+from anytime.run.engines.onnx import OnnxRuntimeEngine
+from anytime.run.export.loading import ExportedModel
+from anytime.run.export.rule_graph import ByGraph, by_graph
+from anytime.run.timing.profile import Profile, count_cores
+
+
+def count_slots(engine: Engine, workers: int, threads: int | None) -> int:
+    """How many stages can run at once: one on a GPU, else one per `threads` cores."""
+    device = getattr(engine, "device", None)
+    if device is not None and device.type != "cpu":
+        return 1
+    return max(1, min(workers, count_cores() // (threads or torch.get_num_threads())))
+
+
+def make_combiner(
+    rule: Rule[Any] | Intersection, engine: Engine, probabilities: bool
+) -> tuple[Callable[[Tensor], Any], Combiner]:
+    """How to start a run, and what combines its outputs."""
+    if isinstance(engine, ExportedModel):
+        return engine.begin, AsGiven()
+    if isinstance(rule, Intersection):
+        return engine.begin, ByIntersection(rule)
+    if isinstance(engine, OnnxRuntimeEngine) and not probabilities:
+        combiner = by_graph(rule, engine.num_exits, engine.classes)
+        return engine.begin_arrays if isinstance(combiner, ByGraph) else engine.begin, combiner
+    return engine.begin, ByRule(rule, probabilities=probabilities)
+
+
+def count_exits(model: Any, engine: str | Engine) -> int:
+    """The number of exits of a model that an engine can run."""
+    exits = getattr(model, "num_exits", None)
+    if not isinstance(exits, int) or not (isinstance(model, ExitModel) or hasattr(model, "begin")):
+        raise OptionError(
+            f"the model is a {type(model).__name__}",
+            expected="a model with num_exits and exits(x), or an engine",
+            fix="add exits to a network with anytime.models.attach_exits, or combine several in anytime.models.Ensemble",
+        )
+    if engine not in (*ENGINES, "auto") if isinstance(engine, str) else not hasattr(engine, "begin"):
+        names = ", ".join(ENGINES)
+        raise OptionError(f"engine is {engine!r}", expected=f"an engine, auto, or one of {names}", fix="use 'auto'")
+    if not isinstance(engine, str) and engine.num_exits != exits:
+        raise OptionError(
+            f"the engine has {engine.num_exits} exits and the model {exits}",
+            expected="an engine for this model",
+            fix="pass the engine as both: Runner(engine, engine=engine)",
+        )
+    return exits
+
+
+def count_classes(model: Any, *fitted: Any) -> int | None:
+    """The number of classes, from what was fitted or from the model, if known."""
+    known = [each.classes for each in fitted if each is not None and each.classes is not None]
+    own = getattr(getattr(model, "config", model), "classes", None)
+    return known[0] if known else own if isinstance(own, int) else None
+
+
+def rule_inside(model: ExportedModel, rule: Any, calibration: Any) -> Rule[Any]:
+    """The rule of exported stages; another rule, or a calibration that would change it, is refused."""
+    inside = parse_rule(model.rule)
+    if choose_rule(inside if rule is None else rule, calibration)[0] != inside:
+        raise OptionError(
+            f"the exported stages contain the rule {model.rule}",
+            expected="no other rule, and no calibration that changes it; prediction sets for it are accepted",
+            fix="export the model again with the rule you need",
+        )
+    return inside
+
+
+def check_profile(profile: Any) -> Profile | None:
+    """A profile, given as such or as its file."""
+    known = Profile.load(profile) if isinstance(profile, str | Path) else profile
+    if not (known is None or isinstance(known, Profile)):
+        raise OptionError(
+            f"profile is {profile!r}",
+            expected="a Profile, or its file",
+            fix="measure one: anytime profile, or anytime.run.profile_model",
+        )
+    return known
+
+
+def check_policy(policy: Any, rule: Any) -> Policy | FittedPolicy | None:
+    """A policy for classes, fitted or not."""
+    if policy is None:
+        return None
+    if not isinstance(policy, Policy | FittedPolicy):
+        raise OptionError(f"policy is {policy!r}", expected="a policy of anytime.policy", fix="pass e.g. Confidence(0.9)")
+    if isinstance(rule, Intersection):
+        raise OptionError(
+            "a policy was given for a regression",
+            expected="a classification, whose probabilities it reads",
+            fix="omit policy; Budget(exits=...) limits the exits of a regression",
+        )
+    return policy
+
+
+def make_prior(on_too_short: str, prior: Any, rule: Any, classes: int | None) -> Tensor | None:
+    """The class probabilities to answer with if nothing was computed; None to raise an error."""
+    if on_too_short == "raise":
+        return None
+    if isinstance(rule, Intersection):
+        raise OptionError(
+            "on_too_short='prior' was given for a regression", expected="a classification", fix="use on_too_short='raise'"
+        )
+    if prior is None:
+        if classes is None:
+            raise OptionError(
+                "the number of classes is unknown", expected="a prior", fix="pass prior=torch.full((classes,), 1 / classes)"
+            )
+        return torch.full((classes,), 1 / classes)
+    given = torch.as_tensor(prior, dtype=torch.float32)
+    if given.ndim != 1 or bool((given < 0).any()) or not abs(float(given.sum()) - 1) < 1e-3:
+        raise OptionError(
+            f"prior is {prior!r}",
+            expected="one probability per class, with sum 1",
+            fix="divide by the sum: prior / prior.sum(); omit it for the uniform one",
+        )
+    if classes is not None and len(given) != classes:
+        raise OptionError(
+            f"the prior has {len(given)} classes", expected=f"{classes}, as the model", fix="pass one number per class"
+        )
+    return given
+
+
+def make_macs(macs: Any, profile: Profile | None, exits: int) -> tuple[float, ...] | None:
+    """MACs per input up to each exit, if known."""
+    given = macs if macs is not None else None if profile is None else profile.macs
+    return None if given is None else tuple(check_costs(given, exits=exits).tolist())
+
+
+def measure_macs(model: Any, example: Tensor) -> tuple[float, ...]:
+    """MACs per input up to each exit, counted in a forward pass."""
+    if not isinstance(model, MultiExit):
+        raise OptionError(
+            f"a budget in MACs was given for a {type(model).__name__}, whose MACs are unknown",
+            expected="the MACs up to each exit",
+            fix="pass macs=[...] to the Runner: multiply-accumulates per input up to each exit",
+        )
+    return tuple(float(macs) for macs in measure_cost(model, example).macs)

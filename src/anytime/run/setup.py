@@ -1,0 +1,118 @@
+"""What all requests of a runner share, and how an `Answer` is made from a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.combine import Prediction
+from anytime.conformal import ConformalSets
+from anytime.errors import AnytimeError, OptionError
+from anytime.policy import Policy
+from anytime.run.answer import Answer, Reason
+from anytime.run.budget import Budget
+from anytime.run.combining import Combiner
+from anytime.run.engines.base import Engine, Stages
+from anytime.run.timing.clock import Clock
+from anytime.run.timing.forecast import Forecast
+
+
+@dataclass(frozen=True, eq=False)
+class RunSetup:
+    """What all requests of a runner share. `begin` is the engine's, or one whose logits are in the combiner's format."""
+
+    engine: Engine
+    begin: Callable[[Tensor], Stages]
+    combiner: Combiner
+    forecast: Forecast
+    clock: Clock
+    policy: Policy | None = None
+    sets: ConformalSets | None = None
+    generator: torch.Generator | None = None
+    prior: Tensor | None = None
+    grace: float = 0.0
+
+    @property
+    def joins(self) -> bool:
+        """Whether runs of different requests can share a batch."""
+        return bool(getattr(self.engine, "joins", False))
+
+    def predict(self, outputs: Sequence[Any]) -> Any:
+        """The combined prediction after these outputs of the first exits."""
+        return self.combiner.after(outputs, self.engine.num_exits)
+
+    def predict_or_none(self, outputs: Sequence[Any]) -> Any:
+        """As `predict` for the rows of several requests; None if one of them is invalid, so that each is combined alone."""
+        try:
+            return self.predict(outputs)
+        except AnytimeError:
+            return None
+
+    def draw(self, batch: int) -> Tensor | None:
+        """Random numbers for randomised prediction sets."""
+        if self.sets is None or not self.sets.randomised:
+            return None
+        return torch.rand(batch, 1 if self.sets.shared else self.sets.exits, generator=self.generator)
+
+    def members(self, source: Tensor, prediction: Prediction, uniform: Tensor | None) -> Tensor | None:
+        """The prediction sets of inputs whose predictions come from the exits `source`, counted from 1."""
+        sets = self.sets
+        if sets is None:
+            return None
+        members = torch.zeros(prediction.log_probs.shape, dtype=torch.bool)
+        for exit in sorted(set(source.tolist())):
+            rows = source == exit
+            draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit - 1]
+            members[rows] = sets.set_at(exit, prediction.log_probs[rows], draw)
+        return members
+
+    def from_prior(self, batch: int) -> tuple[Prediction, Tensor | None]:
+        """The prior for each input, and prediction sets of all classes."""
+        assert self.prior is not None
+        log_probs = self.prior.log().expand(batch, -1).clone()
+        members = None if self.sets is None else torch.ones(log_probs.shape, dtype=torch.bool)
+        return Prediction(log_probs, torch.zeros(batch, dtype=torch.bool)), members
+
+    def answer(
+        self,
+        prediction: Any,
+        exit: int | Tensor,
+        elapsed: float,
+        budget: Budget,
+        reason: Reason | None,
+        macs: Sequence[float] | None,
+        members: Tensor | None,
+    ) -> Answer:
+        """The answer for a prediction at an exit, or at one exit per input."""
+        paid: float | Tensor | None = None
+        if macs is not None:
+            up_to = (0.0, *macs)
+            paid = up_to[exit] if isinstance(exit, int) else torch.tensor(up_to, dtype=torch.float64)[exit]
+        met = None if budget.time is None else elapsed <= budget.time + self.grace
+        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, members)
+
+
+def limit_exits(budget: Budget, exits: int, macs: tuple[float, ...] | None) -> int:
+    """How many exits the budget allows, apart from time."""
+    limit = exits if budget.exits is None else min(budget.exits, exits)
+    if budget.macs is not None:
+        assert macs is not None  # the runner has measured them
+        affordable = sum(each <= budget.macs for each in macs)
+        if affordable == 0:
+            raise OptionError(
+                f"a budget of {budget.macs:g} MACs",
+                expected=f"at least {macs[0]:g}, the MACs of the first exit",
+                fix=f"allow Budget(macs={macs[0]:g}) or more, or use a smaller network",
+            )
+        limit = min(limit, affordable)
+    if budget.min_exits is not None and budget.min_exits > limit:
+        raise OptionError(
+            f"min_exits is {budget.min_exits}",
+            expected=f"at most {limit}: the exits of the model, and what the budget's exits and MACs allow",
+            fix="ask for fewer exits, or allow more",
+        )
+    return limit
