@@ -31,7 +31,7 @@ def main() -> None:
     torch.manual_seed(0)
     parts = {name: doubled(part) for name, part in load_digits(channels=1, seed=0).items()}
     model = ResNet(NETWORK)
-    fit(model, parts["train"], TrainConfig(epochs=20, batch=32, lr=0.1, schedule="cosine", augment=False, seed=0))
+    fit(model, parts["train"], TrainConfig(epochs=20, batch=32, lr=0.02, schedule="cosine", augment=False, seed=0))
     model.eval()
     val, test = parts["val"], parts["test"]
     print(evaluate(ExitEvaluation(model, test).logits(), test.labels).rules["product"].accuracy)

@@ -54,7 +54,7 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
     return batch, None if (height, width) == shape[1:] else size
 
 
-def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: int) -> tuple[Tensor, tuple[int, int]]:
+def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tuple[Tensor, tuple[int, int]]:
     """The image in an open file as a batch of one, and its width and height.
 
     Args:
