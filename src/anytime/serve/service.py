@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anytime.data.images import pillow
 from anytime.data.text import load_tokenizer
-from anytime.errors import FewClassesWarning, InputError, MissingExtraError, OptionError
+from anytime.errors import AnytimeError, FewClassesWarning, InputError, OptionError
 from anytime.fitted import Fitted
 from anytime.loading.inputs import image_batch
 from anytime.loading.models import Description, Opened, input_shape, input_type, make_example, open_any, reads_texts
@@ -33,6 +32,7 @@ from anytime.serve.oip import TYPES, Array, TensorSpec
 
 INPUT = "input"
 _TORCH_TYPES = {torch.from_numpy(np.empty(0, known)).dtype: name for name, known in TYPES.items()}
+_DOT = b"GIF87a\x01\x00\x01\x00\x80\x00\x00\x00\x00\x00\xff\xff\xff,\x00\x00\x00\x00\x01\x00\x01\x00\x00\x02\x02D\x01\x00;"
 _PARAMETERS = ("timeout", "min_exit", "max_exit", "target_confidence", "set")
 
 
@@ -236,15 +236,16 @@ def open_service(
         runner = Runner(
             opened.model, rule, engine, calibration=tuple(fitted) or None, profile=profile, example=example, options=options
         )
-    with suppress(MissingExtraError):  # its first import takes longer than most deadlines
-        pillow()
     try:
         runner.warm_up(example)
         sets = runner.predict(example).prediction_set is not None
+        service = Service(_address(opened.name if name is None else name), opened, runner, sets, deadline, longest)
+        with suppress(AnytimeError):  # a model without images; the first image takes longer than most deadlines
+            service.image(_DOT, 1)
     except BaseException:
         runner.close()
         raise
-    return Service(_address(opened.name if name is None else name), opened, runner, sets, deadline, longest)
+    return service
 
 
 def _address(name: str) -> str:
