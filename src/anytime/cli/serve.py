@@ -85,25 +85,25 @@ def serve(
     check_exposure(host, token, insecure=insecure)
     options = RunOptions(schedule=policy, workers=workers, threads=threads, queue=max_queue)
     seconds_left, drained = seconds(deadline), seconds(drain)
-    listening = server.listen(host, port)
-    logs.set_up()
-    print("anytime: building the engine and measuring the stages ...", file=sys.stderr)
-    service = server.open_service(
-        model,
-        deadline=seconds_left,
-        longest=max(limits.deadline_seconds, seconds_left),
-        name=name,
-        rule=rule,
-        calibration=[anytime.load(path) for path in calibration or ()],
-        data=data,
-        engine=engine,
-        profile=profile,
-        options=options,
-        trust=trust,
-    )
-    app = server.make_app(service, limits=limits, host=host, allowed=allowed_host or (), token=token)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-    print(f"{service.name}: {service.exits} exits, rule {service.runner.rule!r}, engine {service.runner.engine.name}")
-    print(f"listening on {address}", flush=True)
-    server.run(server.make_server(app, limits, drain=drained), listening)
+    with server.listen(host, port) as listening:
+        logs.set_up()
+        print("anytime: building the engine and measuring the stages ...", file=sys.stderr)
+        service = server.open_service(
+            model,
+            deadline=seconds_left,
+            longest=max(limits.deadline_seconds, seconds_left),
+            name=name,
+            rule=rule,
+            calibration=[anytime.load(path) for path in calibration or ()],
+            data=data,
+            engine=engine,
+            profile=profile,
+            options=options,
+            trust=trust,
+        )
+        app = server.make_app(service, limits=limits, host=host, allowed=allowed_host or (), token=token)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        print(f"{service.name}: {service.exits} exits, rule {service.runner.rule!r}, engine {service.runner.engine.name}")
+        print(f"listening on {address}", flush=True)
+        server.run(server.make_server(app, limits, drain=drained), listening)
     return 0
