@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import anytime
-from anytime.errors import DeadlineTooShort
+from anytime.errors import DeadlineTooShort, Overloaded
 from anytime.models import create
 from anytime.run import Runner
 from anytime.run.budget import seconds
@@ -67,7 +67,7 @@ def ask_runner(runner: Runner) -> Ask:
     def ask(x: Tensor, allowed: float) -> int:
         try:
             answer = runner.predict(x, deadline=allowed)
-        except DeadlineTooShort:
+        except (DeadlineTooShort, Overloaded):
             return 0
         assert isinstance(answer.exit, int)
         return answer.exit

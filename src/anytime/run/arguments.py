@@ -20,15 +20,7 @@ from anytime.run.engines import ENGINES, Engine
 from anytime.run.engines.onnx import OnnxRuntimeEngine
 from anytime.run.export.loading import ExportedModel
 from anytime.run.export.rule_graph import ByGraph, by_graph
-from anytime.run.timing.profile import Profile, count_cores
-
-
-def count_slots(engine: Engine, workers: int, threads: int | None) -> int:
-    """How many stages can run at once: one on a GPU, else one per `threads` cores."""
-    device = getattr(engine, "device", None)
-    if device is not None and device.type != "cpu":
-        return 1
-    return max(1, min(workers, count_cores() // (threads or torch.get_num_threads())))
+from anytime.run.timing.profile import Profile
 
 
 def make_combiner(

@@ -78,11 +78,10 @@ class Batch:
         expected: How many seconds it is expected to take.
     """
 
-    def __init__(
-        self, tasks: Sequence[Task], setup: RunSetup, now: float, *, stages: int = 1, final: bool = False
-    ) -> None:
+    def __init__(self, tasks: Sequence[Task], setup: RunSetup, now: float, *, stages: int = 1, final: bool = False) -> None:
         self.tasks, self.stages, self.final, self.began, self._setup = list(tasks), stages, final, now, setup
         self.running = self.tasks
+        self._took: float | None = None
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
     def step(self, *, waiting: int, on_stage: Callable[[StageReport], None] | None = None) -> list[Task]:
@@ -107,7 +106,7 @@ class Batch:
 
     def _advance(self, live: list[Task], ended: list[Task], *, contended: bool) -> None:
         """Run a stage for all of them; if a joint one fails, for each alone, so that only the culprit fails."""
-        self._took: float | None = None
+        self._took = None
         try:
             run, order = self._joined(live)
             output = run.advance()

@@ -1,27 +1,30 @@
 """Threads that run the stages of all requests: the unit of scheduling is one stage for a batch of requests.
 
-No more stages run at once than there are slots: one per core, or one on a GPU. What runs next is the scheduling policy's choice
+No more stages run at once than there are slots (`anytime.run.timing.slots`). What runs next is the scheduling policy's choice
 (`anytime.run.scheduler`). A request that nothing else waits behind stays in its thread: a single caller pays nothing for the
 scheduling.
 
 A request with a deadline is admitted if its first stage fits behind those of the requests admitted before, else refused at
-once. A caller that blocks in `predict` is parked instead: it is admitted when there is room, the one that was refused most often
-first, and refused when it is too late for that.
+once. A caller that blocks in `predict` is parked instead: it is admitted when there is room, the one that was refused most
+often first, and refused when it is too late for that.
 
 A stage cannot be stopped. One that takes far longer than expected keeps its thread but loses its slot: another thread takes
 over, up to `limit` threads in all.
 
-Threads fetch their work themselves, and busy threads are counted when needed, never kept in a counter. An exception raised by
-a signal handler, at any instruction of a caller, can therefore lose the caller's own request and nothing else.
+Callers that block take no lock: they append to a queue and wake a thread, and threads fetch their work themselves. An exception
+raised by a signal handler, at any instruction of a caller, can therefore lose the caller's own request and nothing else.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -38,12 +41,13 @@ from anytime.run.timing.scheduling_hints import use_batch_scheduling
 
 _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
-_FAIR = 8
-"""Every so many turns, the request without a deadline that has waited longest is next; it could wait forever otherwise."""
-_PATIENCE, _STAGES = 0.01, 4
+_REFRESH = 8
+"""Every so many turns, the batch size that pays is determined anew."""
+_PATIENCE, _STAGES = 0.05, 8
 """A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _SOONEST = 1e-3
 """Seconds between two checks for stages that take too long."""
+_SHORTEST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -68,11 +72,21 @@ class Caller(threading.local):
 
 
 class _Times:
-    """Stage times as the scheduling policy reads them."""
+    """Stage times as the scheduling policy reads them.
 
-    def __init__(self, setup: RunSetup, largest_batch: int, margin: float) -> None:
-        self.seconds = setup.forecast.seconds
-        self.largest_batch, self.margin = largest_batch, margin
+    Args:
+        setup: Of the runner.
+        rows: The largest batch in rows.
+        each: Rows per request.
+    """
+
+    def __init__(self, setup: RunSetup, rows: int, each: int) -> None:
+        self._seconds, self._each = setup.forecast.seconds, each
+        self.largest_batch, self.margin = max(1, rows // each), setup.forecast.dispatch("thread", setup.grace).slow
+
+    def seconds(self, stage: int, batch: int) -> float:
+        """The expected duration of a stage for a number of requests."""
+        return max(self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
 
 
 class Executor:
@@ -82,7 +96,7 @@ class Executor:
         limit: The largest number of threads, including those whose stages were given up.
         clock: The clock.
         policy: Chooses the next batch.
-        largest_batch: The largest number of requests in a batch.
+        largest_batch: The largest number of rows in a batch.
         queue: How many requests may wait.
 
     Attributes:
@@ -105,16 +119,19 @@ class Executor:
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # garbage collection may close a runner while this thread holds it
+        self._arrived: deque[Task] = deque()
         self._waiting: dict[Task, None] = {}
-        self._parked: dict[Task, None] = {}
-        self._look_at = _LOOK_AT
-        self._at: dict[int, Batch | None] = {}
-        self._here: set[Batch] = set()
+        self._parked: list[tuple[int, float, int, Task]] = []  # a heap
+        self._active: set[Batch] = set()
+        self._threads: set[int] = set()
+        self._idle: set[int] = set()
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._watched = False
         self._turn = 0
-        self._times: tuple[int, _Times] | None = None
+        self._numbers = itertools.count()
+        self._last = 0, -math.inf  # the thread of the last request, and its time
+        self._paying = -1, 1  # the turn and the batch size that pays
 
     def renew(self) -> None:
         """A forked process has neither the threads nor their waiters."""
@@ -125,40 +142,31 @@ class Executor:
 
     # For callers. An exception in a signal handler may end these at any instruction.
 
-    def submit(self, task: Task, *, park: bool = False) -> None:
-        """Queue a request for the threads, or refuse it.
+    def run(self, task: Task) -> None:
+        """Queue a request whose caller blocks. It takes no lock: callers that wait for one would slow the stages down."""
+        self._check_open()
+        task.parks, task.thread = True, threading.get_ident()
+        self._arrived.append(task)
+        if len(self._arrived) > _LOOK_AT:
+            self._forget_expired()
+        self._wake()
 
-        Args:
-            task: The request.
-            park: Whether a request that does not fit now waits until it does.
-        """
+    def submit(self, task: Task) -> None:
+        """Queue a request, or refuse it at once."""
+        self._check_open()
+        ended: list[Task] = []
         with self._lock:
-            if self._closed:
-                raise StateError("the runner is closed", expected="an open runner", fix="make a new Runner")
-            expired = self._expired() if len(self._waiting) + len(self._parked) >= self._look_at else []
-            now = self._clock.now()
-            idle, free = self._idle(), self.slots - self._busy(now)
-            task.waited = len(self._waiting) >= min(idle, free)
-            retry = self._retry_after(task, now, free > 0)
-            if retry is None:
-                self._waiting[task] = None
-            elif park and retry > 0:
-                self._parked[task] = None
-                task.waited, task.retry_after = True, retry
-            wanted = retry is None and (free > 0 or not self._watched) and (idle > 0 or len(self._at) < self._limit)
-        for each in expired:
-            each.expire()
-        if retry is not None and not (park and retry > 0):
-            task.refuse(retry)
-        if wanted:
-            self._call(idle)
+            self._arrived.append(task)
+            self._take_arrivals(self._clock.now(), ended)
+        self._end(ended)
+        self._wake()
 
     def stages_here(self, task: Task) -> Iterator[int]:
         """Run the stages of a request one by one, in the caller's thread if no other request waits; yields the exits."""
         try:
             now = self._clock.now()
             if task.dispatch is not None and task.first_needed() > task.deadline - now and not self._may_try(task, now):
-                task.refuse(0.0)
+                task.reject(0.0)
             task.waited = task.mode == "stream"  # the time until the first stage is the reader's
             while not task.stops(self._clock.now()) and task.fits(self._clock.now()):
                 before = task.exit
@@ -174,17 +182,19 @@ class Executor:
         """Run one stage in the caller's thread or, if other requests wait, in a thread of the runner."""
         now = self._clock.now()
         batch = Batch([task], self.setup, now)
-        try:
-            if self._admits(task, batch, now):
+        # Without a deadline it need not wait for a slot: idle cores should be used.
+        if not self._queued() and not self._closed and (task.dispatch is None or self._free(now) > 0):
+            try:
+                self._active.add(batch)
                 batch.step(waiting=0, on_stage=self.on_stage)
-                return
-        finally:
-            self._here.discard(batch)
-            if self._waiting:
-                self._nudge()
+            finally:
+                self._active.discard(batch)
+                if self._queued():
+                    self._wake()
+            return
         task.turn = gate = threading.Lock()
         gate.acquire()
-        self.submit(task, park=True)
+        self.run(task)
         if not self._clock.wait(gate, task.seconds_left() if task.exit < task.least else None):
             self.withdraw(task)
             if self.is_running(task):
@@ -194,25 +204,22 @@ class Executor:
     @property
     def load(self) -> LoadStatus:
         """How busy the threads are."""
-        with self._lock:
-            running = sum(len(batch.running) for batch in self._active())
-            return LoadStatus(len(self._waiting) + len(self._parked), running, self.slots)
+        running = sum(len(batch.running) for batch in list(self._active))
+        return LoadStatus(len(self._arrived) + len(self._waiting) + len(self._parked), running, self.slots)
 
     def is_running(self, task: Task) -> bool:
         """Whether a stage of a request is running."""
-        with self._lock:
-            return any(task in batch.running for batch in self._active())
+        return any(task in batch.running for batch in list(self._active))
 
     def withdraw(self, task: Task) -> None:
-        """Remove a request from the queue."""
-        with self._lock:
-            waited = task in self._waiting or task in self._parked
-            self._waiting.pop(task, None)
-            self._parked.pop(task, None)
-        if waited:
-            task.drop()
-        elif self._waiting:
-            self._nudge()
+        """Remove a request that is settled from the queue; one that is parked is removed by a thread."""
+        if task in self._waiting:
+            with self._lock:
+                waited = self._waiting.pop(task, task) is None
+            if waited:
+                task.drop()
+        if self._waiting:
+            self._wake()
 
     def close(self, *, patience: float | None = None) -> None:
         """End all threads, busy ones after their current stage.
@@ -233,84 +240,131 @@ class Executor:
             if thread is not threading.current_thread() and thread.ident is not None and not sys.is_finalizing():
                 thread.join(None if until is None else max(until - time.monotonic(), 0.0))
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("the runner is closed", expected="an open runner", fix="make a new Runner")
+
+    def _queued(self) -> bool:
+        return bool(self._waiting or self._arrived or self._parked)
+
+    def _free(self, now: float) -> int:
+        """How many slots are free; a stage that takes far too long has lost its slot."""
+        return self.slots - sum(now < self._lost_at(batch) for batch in list(self._active))
+
+    def _lost_at(self, batch: Batch) -> float:
+        return batch.began + max(_PATIENCE, _STAGES * batch.expected)
+
+    def _wake(self) -> None:
+        """Have a thread look for work: an idle one if a slot is free or nobody watches the running stages, or a new one.
+
+        Beyond one thread per slot there is one more, which watches, and one for each stage that has lost its slot.
+        """
+        now = self._clock.now()
+        active = list(self._active)
+        lost = sum(now >= self._lost_at(batch) for batch in active)
+        if self._idle:
+            if len(active) - lost < self.slots or not self._watched:
+                self._wakes.put(None)
+        elif len(self._threads) < min(self._limit, self.slots + 1 + lost):
+            # A daemon: a runner that was not closed must not keep the interpreter from ending.
+            thread = threading.Thread(target=self._serve, name="anytime-runner", daemon=True)
+            with self._lock:
+                self._started = [*(each for each in self._started if each.ident is None or each.is_alive()), thread]
+            try:
+                thread.start()
+            except RuntimeError:
+                if not self._threads:  # else the other threads do the work
+                    raise
+
+    def _forget_expired(self) -> None:
+        """Expired requests must not fill the memory while threads hang."""
+        expired: list[Task] = []
+        with self._lock:
+            now = self._clock.now()
+            for _ in range(len(self._arrived)):
+                task = self._arrived.popleft()
+                (expired if task.settled or task.deadline < now else self._arrived).append(task)
+        for task in expired:
+            task.expire()
+            task.drop()
+
     # Under the lock.
 
     def _all(self) -> list[Task]:
-        running = [task for batch in self._active() for task in batch.running]
-        return [*self._waiting, *self._parked, *running]
+        running = [task for batch in list(self._active) for task in batch.running]
+        return [*self._arrived, *self._waiting, *(task for *_, task in self._parked), *running]
 
-    def _idle(self) -> int:
-        return sum(batch is None for batch in self._at.values())
+    def _take_arrivals(self, now: float, ended: list[Task]) -> None:
+        """Admit, park or refuse the requests that have arrived."""
+        while self._arrived:
+            task = self._arrived.popleft()
+            if task.settled:
+                ended.append(task)
+                continue
+            retry = None if task.exit else self._retry_after(task, now)
+            if retry is None:
+                task.waited = task.waited or bool(self._waiting) or self._free(now) <= 0
+                self._waiting[task] = None
+            else:
+                task.waited = True
+                if task.parks and (retry > 0 or self._others(task, now)):
+                    task.retry_after = max(retry, self.setup.forecast.shortest(1, task.rows))
+                    heapq.heappush(self._parked, (-task.refusals, task.arrived, next(self._numbers), task))
+                else:
+                    task.reject(retry)
+                    ended.append(task)
+            self._last = task.thread, now
 
-    def _busy(self, now: float) -> int:
-        """How many slots are taken by stages worth waiting for."""
-        return sum(
-            batch is not None and now - batch.began <= max(_PATIENCE, _STAGES * batch.expected)
-            for batch in (*self._at.values(), *self._here)
-        )
-
-    def _retry_after(self, task: Task, now: float, free: bool) -> float | None:
+    def _retry_after(self, task: Task, now: float) -> float | None:
         """None if a request is admitted; 0 if its deadline is too short in any case, else when to try again."""
-        if task.exit or (task.dispatch is None and len(self._waiting) < self._queue):
-            return None
-        if task.dispatch is None or len(self._waiting) >= self._queue:
-            return max(self.setup.forecast.seconds(1, task.rows), _SOONEST)
+        full = len(self._waiting) >= self._queue
+        if task.dispatch is None or full:
+            return max(self.setup.forecast.seconds(1, task.rows), _SOONEST) if full else None
         left = task.deadline - now
         if left <= 0 or (task.first_needed() > left and not self._may_try(task, now)):
             return 0.0
-        if task.trial or (free and not self._waiting):
+        if task.trial or (not self._waiting and self._free(now) > 0):
             return None
-        at = now if free else min(batch.began + batch.expected for batch in self._active())
-        return retry_after(now, task, self._waiting, self._stage_times(), free=at, workers=self.slots)
+        ends = sorted(batch.began + batch.expected for batch in list(self._active) if now < self._lost_at(batch))
+        slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
+        return retry_after(now, task, self._waiting, self._stage_times(task), free=slots)
 
     def _may_try(self, task: Task, now: float) -> bool:
         task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)
         return task.trial
 
-    def _active(self) -> list[Batch]:
-        return [batch for batch in (*self._at.values(), *self._here) if batch is not None]
+    def _others(self, task: Task, now: float) -> bool:
+        """Whether other threads make requests: callers that are refused at once and ask again would slow their stages down."""
+        thread, at = self._last
+        return bool(self._parked or self._active) or (thread != task.thread and now - at < task.budget.time)
 
-    def _stage_times(self) -> _Times:
-        """Stage times for the policy; the batch size that pays is looked up every so many turns."""
-        if self._times is None or self._times[0] != self._turn // _FAIR:
-            size = self.setup.forecast.paying_batch(self._largest_batch) if self.setup.joins else 1
-            self._times = self._turn // _FAIR, _Times(self.setup, size, self.setup.forecast.dispatch("thread", self.setup.grace).slow)
-        return self._times[1]
-
-    def _admits(self, task: Task, batch: Batch, now: float) -> bool:
-        """Whether a stage may run in its caller's thread now."""
-        with self._lock:
-            # Without a deadline it need not wait for a slot: idle cores should be used.
-            if self._waiting or self._closed or (task.dispatch is not None and self._busy(now) >= self.slots):
-                return False
-            self._here.add(batch)
-            return True
-
-    def _expired(self) -> list[Task]:
-        """The expired requests in the queue, which must not fill the memory while threads hang."""
-        now = self._clock.now()
-        expired = [task for task in (*self._waiting, *self._parked) if task.settled or task.deadline < now]
-        self._look_at = max(_LOOK_AT, 2 * (len(self._waiting) + len(self._parked) - len(expired)))
-        return expired
+    def _stage_times(self, task: Task | None = None) -> _Times:
+        """Stage times for the policy, for the requests that wait and perhaps another."""
+        setup, turn = self.setup, self._turn // _REFRESH
+        if self._paying[0] != turn:
+            self._paying = turn, setup.forecast.paying_batch(self._largest_batch) if setup.joins else 1
+        waiting = [*self._waiting, *([] if task is None else [task])]
+        times = _Times(setup, self._paying[1], max((one.rows for one in waiting), default=1))
+        # Those who come while a batch runs must have time for theirs.
+        longest = (min((one.deadline - one.arrived for one in waiting), default=math.inf) - times.margin) / 2
+        while times.largest_batch > 1 and times.seconds(1, times.largest_batch) > longest:
+            times.largest_batch -= 1
+        return times
 
     def _unpark(self, now: float) -> None:
         """Admit parked requests as long as they fit, the most refused first."""
         while self._parked:
-            task = min(self._parked, key=lambda task: (-task.refusals, task.arrived))
-            free = self._busy(now) < self.slots
-            retry = self._retry_after(task, now, free)
-            if retry == 0.0:
-                del self._parked[task]  # its caller is refused at its deadline
-                continue
-            if retry is not None:
+            task = self._parked[0][-1]
+            if task.settled or task.deadline <= now:  # its caller has been refused, or is about to be
+                heapq.heappop(self._parked)
+            elif self._retry_after(task, now) is None:
+                heapq.heappop(self._parked)
+                self._waiting[task] = None
+            else:
                 return
-            del self._parked[task]
-            self._waiting[task] = None
 
     def _pick(self, now: float, ended: list[Task]) -> Batch | None:
         """The batch to run next, if a slot is free. Requests that nothing more fits for are moved to `ended`."""
-        if self._parked:
-            self._unpark(now)
         trial: Task | None = None
         for task in list(self._waiting):
             if task.stops(now, poll=False) or not task.fits(now):
@@ -318,17 +372,21 @@ class Executor:
                 ended.append(task)
             elif task.trial:
                 trial = task
-        if not self._waiting or self._busy(now) >= self.slots:
+        self._unpark(now)
+        if not self._waiting or self._free(now) <= 0:
             return None
         stages, self._turn = 1, self._turn + 1
-        fair = self._turn % _FAIR == 0
-        patient = next((task for task in self._waiting if task.dispatch is None), None) if fair else None
-        if len(self._waiting) == 1:
-            tasks = list(self._waiting)
-        elif trial is not None or patient is not None:
-            tasks = [trial or patient]  # type: ignore[list-item]
+        if trial is not None or len(self._waiting) == 1:
+            tasks = [trial or next(iter(self._waiting))]
         else:
-            chosen = self._policy.choose(now, list(self._waiting), self._stage_times())
+            try:
+                chosen = self._policy.choose(now, list(self._waiting), self._stage_times())
+            except Exception as error:  # a policy of the user's
+                for task in self._waiting:
+                    task.fail(error)
+                ended += self._waiting
+                self._waiting.clear()
+                return None
             if chosen is None:  # the policy runs nothing more for those that have an answer
                 done = [task for task in self._waiting if task.exit >= task.least]
                 for task in done:
@@ -338,33 +396,7 @@ class Executor:
             tasks, stages = chosen.requests, chosen.stages
         for task in tasks:
             del self._waiting[task]
-        return Batch(tasks, self.setup, now, stages=stages, final=self._policy.decides_depth)
-
-    # Without the lock.
-
-    def _nudge(self) -> None:
-        """Wake a thread if a slot is free while requests wait."""
-        with self._lock:
-            idle = self._idle()
-            free = bool(self._waiting) and self._busy(self._clock.now()) < self.slots
-            wanted = free and (idle > 0 or len(self._at) < self._limit)
-        if wanted:
-            self._call(idle)
-
-    def _call(self, idle: int) -> None:
-        """Have a thread look for work: an idle one, or a new one, which registers itself or ends at once."""
-        if idle:
-            self._wakes.put(None)
-            return
-        # A daemon: a runner that was not closed must not keep the interpreter from ending.
-        thread = threading.Thread(target=self._serve, name="anytime-runner", daemon=True)
-        with self._lock:
-            self._started = [*(each for each in self._started if each.ident is None or each.is_alive()), thread]
-        try:
-            thread.start()
-        except RuntimeError:
-            if not self._at:  # else the other threads do the work
-                raise
+        return Batch(tasks, self.setup, now, stages=stages, final=getattr(self._policy, "decides_depth", False))
 
     # The threads.
 
@@ -372,53 +404,68 @@ class Executor:
         use_batch_scheduling()
         me = threading.get_ident()
         with self._lock:
-            if self._closed or len(self._at) >= self._limit:
+            if self._closed or len(self._threads) >= self._limit:
                 return
-            self._at[me] = None
+            self._threads.add(me)
+        batch: Batch | None = None
         try:
-            self._take_turns(me)
+            own = Modes.now()
+            while not self._closed or batch is not None:
+                batch, ended = self._next(batch, [])
+                # The slot is free, and the thread idle, before the callers are notified: their next requests find it so.
+                if batch is None:
+                    self._sleep(me, ended)
+                else:
+                    self._end(ended)
+                    self._end(self._run(batch, own), batch)
+                del ended  # a reference would keep the runner alive
         finally:
-            left = self._at.pop(me, None)
-            for task in [] if left is None else left.running:  # an error of this thread itself: no caller must wait for it
+            self._threads.discard(me)
+            for task in [] if batch is None else batch.running:  # an error of this thread itself: no caller must wait for it
                 task.interrupt()
                 task.finish()
 
-    def _take_turns(self, me: int) -> None:
-        wakes, own = self._wakes, Modes.now()
-        batch: Batch | None = None
-        ended: list[Task] = []
-        while True:
-            batch, wait = self._next(me, batch, ended)
-            # The slot is freed before the callers are notified, so that their next requests find this thread idle.
-            for task in ended:
-                self._notify(task)
-            ended = []  # a reference would keep the runner alive
-            if batch is not None:
-                ended = self._run(batch, own)
-            elif self._closed:
-                return
-            else:
-                with suppress(Empty):
-                    wakes.get(timeout=wait)
-
-    def _next(self, me: int, last: Batch | None, ended: list[Task]) -> tuple[Batch | None, float | None]:
-        """The next batch of a thread, and how long to wait before checking again if no slot is free."""
+    def _next(self, last: Batch | None, ended: list[Task]) -> tuple[Batch | None, list[Task]]:
+        """The next batch of a thread, and the requests that have ended."""
         with self._lock:
             now = self._clock.now()
-            self._at[me], self._watched = None, False
-            for task in last.tasks if last is not None else ():
-                if self._closed or task.turn is not None or last.final:
-                    ended.append(task)
-                else:
-                    task.waited = True
-                    self._waiting[task] = None
+            if last is not None:
+                self._active.discard(last)
+                for task in last.tasks:
+                    if self._closed or task.turn is not None or last.final:
+                        ended.append(task)
+                    else:
+                        task.waited = True
+                        self._waiting[task] = None
             if self._closed:
-                return None, None
-            self._at[me] = batch = self._pick(now, ended)
-            if batch is not None or not self._waiting:
-                return batch, None
-            self._watched = True
-            return None, _SOONEST
+                return None, ended
+            self._take_arrivals(now, ended)
+            batch = self._pick(now, ended)
+            if batch is not None:
+                self._active.add(batch)
+            return batch, ended
+
+    def _sleep(self, me: int, ended: list[Task]) -> None:
+        """Wait for work; if requests wait for a slot, until a running stage loses its own."""
+        self._idle.add(me)
+        watches = False
+        try:
+            self._end(ended)
+            ended.clear()
+            if self._arrived or self._closed:
+                return
+            active = list(self._active)
+            watches = bool(self._waiting and active) and not self._watched
+            timeout = None
+            if watches:
+                self._watched = True
+                timeout = max(min(map(self._lost_at, active)) - self._clock.now(), _SOONEST)
+            with suppress(Empty):
+                self._wakes.get(timeout=timeout)
+        finally:
+            self._idle.discard(me)
+            if watches:
+                self._watched = False
 
     def _run(self, batch: Batch, own: Modes) -> list[Task]:
         """Run a batch until it ends or others wait; the requests that have ended."""
@@ -429,7 +476,7 @@ class Executor:
             return self._stages(batch)
 
     def _stages(self, batch: Batch) -> list[Task]:
-        ended = batch.step(waiting=len(self._waiting) + len(self._parked), on_stage=self.on_stage)
+        ended = batch.step(waiting=self._count_queued(), on_stage=self.on_stage)
         while batch.tasks and (batch.stages > 0 or self._stays(batch)):
             if not batch.final:
                 now = self._clock.now()
@@ -438,20 +485,24 @@ class Executor:
                     ended += [task for task in batch.tasks if task not in more]
                     batch.tasks = more
                     continue
-            if ended:
-                for task in ended:
-                    self._notify(task)
-                ended = []
-            ended = batch.step(waiting=len(self._waiting) + len(self._parked), on_stage=self.on_stage)
+            self._end(ended)
+            ended = batch.step(waiting=self._count_queued(), on_stage=self.on_stage)
         return ended
+
+    def _count_queued(self) -> int:
+        return len(self._arrived) + len(self._waiting) + len(self._parked)
 
     def _stays(self, batch: Batch) -> bool:
         """Whether a batch goes on at once: no other request waits, and all stages were requested."""
-        return not (self._waiting or self._parked or self._closed or batch.final) and batch.tasks[0].turn is None
+        return not (self._queued() or self._closed or batch.final) and batch.tasks[0].turn is None
 
-    def _notify(self, task: Task) -> None:
-        if task.turn is None:
-            task.finish()
-        else:
-            with suppress(RuntimeError):  # released already
-                task.turn.release()
+    def _end(self, ended: Iterable[Task], batch: Batch | None = None) -> None:
+        """Notify the callers of requests that have ended; first free the slot of a batch that has no others."""
+        if batch is not None and not batch.tasks:
+            self._active.discard(batch)
+        for task in ended:
+            if task.turn is None:
+                task.finish()
+            else:
+                with suppress(RuntimeError):  # released already
+                    task.turn.release()

@@ -31,7 +31,6 @@ from anytime.run.arguments import (
     check_profile,
     count_classes,
     count_exits,
-    count_slots,
     make_combiner,
     make_macs,
     make_prior,
@@ -52,6 +51,7 @@ from anytime.run.setup import RunSetup, limit_exits
 from anytime.run.task import Mode, Task
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.profile import Profile
+from anytime.run.timing.slots import count_slots, measure_slots, most_slots
 from anytime.run.torch_threads import TorchThreads
 
 _WARM_UP = 3
@@ -178,13 +178,14 @@ class Runner:
             if in_caller:
                 for _ in self._executor.stages_here(task):
                     pass
-                answer = task.collect(since=task.ended)
+                answer = task.collect(since=task.settled_at)
             else:
-                self._executor.submit(task, park=True)
+                self._executor.run(task)
                 answer = task.result_in_time()
         except BaseException as error:  # such as Ctrl-C: no thread may start another stage
             caller.refusals += isinstance(error, TimeoutError)
-            task.interrupt()
+            if not task.settled:
+                task.interrupt()
             raise
         caller.refusals = 0
         return answer
@@ -228,8 +229,8 @@ class Runner:
             wake_up = self._clock.now() + (left or 0.0)
             with suppress(TimeoutError):
                 await asyncio.wait_for(settled.wait(), left)
-            if settled.is_set():
-                return task.collect(since=task.ended)
+            if task.settled:
+                return task.collect(since=task.settled_at)
             task.expire()
             return task.collect(since=wake_up)
         except BaseException:
@@ -269,11 +270,15 @@ class Runner:
     def warm_up(self, x: Any) -> None:
         """Build the engine from typical inputs, and run all exits a few times to measure stage times for this batch size.
 
-        If requests can share batches, one input is measured in batches up to `RunOptions.largest_batch` as well. A request with
-        a time budget never builds an engine, since that can take seconds.
+        If requests can share batches, one input is measured in batches up to `RunOptions.largest_batch` as well; if stages run
+        many operations from Python, so is how many of them are best run at once. A request with a time budget never builds an
+        engine, since that can take seconds.
         """
         inputs = check_inputs(x)
         setup = self._setup or self._ready(inputs)
+        if getattr(setup.engine, "in_python", True):
+            most = most_slots(setup.engine, self._options.workers, self._threads.wanted)
+            self._executor.slots = measure_slots(lambda: run_all(setup.engine, inputs), most)
         sizes = [len(inputs)]
         while setup.joins and len(inputs) == 1 and 2 * sizes[-1] <= self._options.largest_batch:
             sizes.append(2 * sizes[-1])

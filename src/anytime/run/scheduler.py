@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 __all__ = [
     "POLICIES",
@@ -99,7 +99,11 @@ class StageBatch(NamedTuple, Generic[R]):
 
 
 class SchedulingPolicy(Protocol):
-    """Chooses the next batch."""
+    """Chooses the next batch.
+
+    It may also have `decides_depth`, whether a request ends after the stages it was chosen for; false if there is no such
+    attribute.
+    """
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch; None if no stage of any request would end in time.
@@ -175,6 +179,7 @@ class AllExits:
 
     batched: bool = True
     drop: bool = True
+    decides_depth: ClassVar[bool] = True
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch, for all stages at once."""
@@ -198,6 +203,8 @@ class SlackFit:
 
     A batch as large as possible first, then as deep as fits: with little slack, many requests get few exits.
     """
+
+    decides_depth: ClassVar[bool] = True
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch, for as many stages as fit."""

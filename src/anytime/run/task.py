@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -96,11 +96,13 @@ class Task:
         self.dispatch = setup.forecast.dispatch(mode, setup.grace) if budget.time is not None else None
         self.modes = Modes.now()
         self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else self
-        self.run: Stages | None = None
+        self.run: Any = None  # what its next stage runs on
         self.started = self.ended = began
         self.waited = False  # whether it waited for its next stage; that time is not the stage's
         self.trial = False  # whether its next stage is tried although the forecast rules it out
         self.turn: threading.Lock | None = None  # if a single stage is requested: released after it, and when settled
+        self.parks = False  # whether it waits until it fits, rather than being refused at once
+        self.thread = 0  # of its caller, if it parks
         self.refusals = 0  # how many requests of its caller were refused in a row
         self.retry_after = 0.0
 
@@ -145,6 +147,11 @@ class Task:
         return bool(self._outcome)
 
     @property
+    def settled_at(self) -> float:
+        """When it was settled."""
+        return self._outcome[None].at
+
+    @property
     def used(self) -> int:
         """How many exits the answer uses, so far or for good."""
         return self._outcome[None].used if self._outcome else self.exit
@@ -169,7 +176,8 @@ class Task:
         reserve = self.dispatch.slow if self.mode in PREEMPTING else self.dispatch.typical
         if self.exit == 0:  # before the first exit there is nothing to take: a shorter reserve is better than no answer
             reserve = min(reserve, self.budget.time / 2)
-        return min(max(self.deadline - reserve - self._setup.clock.now(), 0.0), self.budget.time)
+        left: float = min(max(self.deadline - reserve - self._setup.clock.now(), 0.0), self.budget.time)
+        return left
 
     def wait(self, seconds: float | None) -> bool:
         """Wait until the task is settled, at most so long; whether it is."""
@@ -186,7 +194,7 @@ class Task:
         left = self.seconds_left()
         wake_up = self._setup.clock.now() + (left or 0.0)
         if self.wait(left):
-            return self.collect(since=self.ended)
+            return self.collect(since=self.settled_at)
         self.expire()
         return self.collect(since=wake_up)
 
@@ -216,6 +224,7 @@ class Task:
     def answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
         """The answer after so many exits."""
         exit: int | Tensor = used
+        source: Tensor | None
         if self._stopped:
             stopped = self._stopped[used - 1]
             exit, prediction, source = stopped.exit.clone(), stopped.prediction.clone(), stopped.source
@@ -266,9 +275,9 @@ class Task:
     def open(self) -> Stages:
         """Its run, alone."""
         if self.run is None:
-            assert self._x is not None
-            self.run = self._setup.begin(self._x)
-        return self.run
+            self.run = self._setup.begin(self.inputs)
+        run: Stages = self.run
+        return run
 
     @property
     def inputs(self) -> Tensor:
@@ -332,10 +341,9 @@ class Task:
         self._interrupted, self._notify = True, None  # the event loop belongs to the parent process
         self.settle("interrupted")
 
-    def refuse(self, retry_after: float) -> None:
-        """Settle without an answer, since the first exit does not fit."""
-        self.retry_after = retry_after
-        self.settle("forecast")
+    def reject(self, retry_after: float) -> None:
+        """Record that the first exit does not fit; `finish` follows."""
+        self.retry_after, self._reason = retry_after, "forecast"
 
     def settle(self, reason: Reason) -> None:
         """Decide once which exits the answer uses, and release all waiters."""
@@ -362,7 +370,7 @@ class Task:
         if self._policy_state is None:
             self._policy_state = RunningBatch(setup.policy, self._batch, exits), setup.combiner.start(exits)
         rows, state = self._policy_state
-        state, prediction = setup.combiner.step(state, output)
+        state, prediction = cast(Any, setup.combiner).step(state, output)
         assert isinstance(prediction, Prediction)
         if exit == 1:
             setup.policy.check_fits(exits, prediction.log_probs.shape[1])

@@ -36,6 +36,7 @@ class EagerEngine:
     """
 
     name = "eager"
+    in_python = True
     TOLERANCE = 0.0
     """The reference that other engines are compared with."""
 

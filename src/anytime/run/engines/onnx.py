@@ -42,6 +42,7 @@ class OnnxRuntimeEngine:
 
     name = "onnxruntime"
     joins = True
+    in_python = False
     TOLERANCE = 1e-4
     """How far its logits may differ from the model's, relative to the largest logit of an exit."""
 

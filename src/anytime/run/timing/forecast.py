@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from threading import RLock
 from typing import NamedTuple
 
@@ -168,14 +168,15 @@ class Forecast:
             windows = [self._stages[stage][near]] if near is not None else []
             if mode in self._dispatch:
                 windows.append(self._dispatch[mode])
-            return any([window.decline(now) for window in windows]) or not windows
+            trials = [window.decline(now) for window in windows]
+            return True in trials or not trials  # every window has been notified
 
     def paying_batch(self, most: int) -> int:
         """The smallest batch size, by its first stage, beyond which larger ones save little time per row; at most `most`.
 
         As long as a size is unknown, larger ones count as paying.
         """
-        known = self._stages.get(1, {})
+        known: Mapping[int, DurationWindow] = self._stages.get(1, {})
         sizes = sorted(size for size, window in known.items() if size <= most and len(window) > 1)
         if not sizes or sizes[-1] * 2 <= most:
             return most
