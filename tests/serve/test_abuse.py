@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -30,7 +31,7 @@ def body_of(random: random.Random) -> bytes:
     text = json.dumps({"inputs": [good]}).encode()
     kinds: list[Callable[[], bytes]] = [
         lambda: text.replace(b"0.5", random.choice([b"NaN", b"Infinity", b"-Infinity", b"1e999", b"0x1", b"null", b'"x"']), 1),
-        lambda: text.replace(b"[1, 1, 16, 16]", random.choice([b"[99999999999, 1, 16, 16]", b"[-1, 1, 16, 16]", b"[1e9]", b"[]"])),
+        lambda: text.replace(b"[1, 1, 16, 16]", random.choice([b"[99999999999, 1, 16, 16]", b"[-1, 1, 16, 16]", b"[]"])),
         lambda: text.replace(b'"name"', b'"name": "input", "name"', 1),
         lambda: b"[" * random.choice(SIZES) + b"]" * random.choice(SIZES),
         lambda: b'{"inputs": ' + b'{"a":' * random.choice(SIZES) + b"1" + b"}" * random.choice(SIZES),
@@ -56,7 +57,7 @@ def abuse(random: random.Random) -> bytes:
         lambda: head(size, b"Content-Length: %d" % (size + 1)) + body,
         lambda: head(size, b"Transfer-Encoding: chunked") + body,  # both: request smuggling
         lambda: head(None, b"Transfer-Encoding: chunked") + b"%x\r\n" % size + body + b"\r\n0\r\n\r\n",
-        lambda: head(None, b"Transfer-Encoding: chunked") + random.choice([b"zz", b"-5", b"ffffffffffffffff", b""]) + b"\r\n" + body,
+        lambda: head(None, b"Transfer-Encoding: chunked") + random.choice([b"zz", b"-5", b"f" * 16]) + b"\r\n" + body,
         lambda: head(None, b"Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n",
         lambda: head(1 << 40) + body,
         lambda: head(size, b"Content-Encoding: " + random.choice([b"gzip", b"br"])) + body,
@@ -66,7 +67,7 @@ def abuse(random: random.Random) -> bytes:
         lambda: head(size, b"Host: localhost") + body,
         lambda: head(size, b"Bad Header") + body,
         lambda: head(size, method=random.choice([b"BREW", b"post", b"P\x00ST", b"TRACE", b"CONNECT", b""])) + body,
-        lambda: head(size, path=random.choice([b"/../../etc/passwd", b"/%00", b"/" + b"a" * 9000, b"http://x/", b"*", b"/v2//"])) + body,
+        lambda: head(size, path=random.choice([b"/../../etc/passwd", b"/%00", b"/" + b"a" * 9000, b"http://x/", b"*"])) + body,
         lambda: head(size, b"Upgrade: websocket", b"Connection: Upgrade") + body,
         lambda: head(size) * random.randrange(2, 20) + body,
         lambda: bytes(random.randrange(256) for _ in range(random.choice(SIZES[:4]))),
@@ -126,8 +127,7 @@ def check(live: Any, count: int, seed: int, threads: int = 4) -> None:
 
 def memory() -> int:
     """Resident bytes of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_abuses_get_4xx_or_a_closed_connection(small: Any, digits: Any, request_of: Any) -> None:
@@ -161,7 +161,9 @@ def closed_after(connection: socket.socket, seconds: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("start", [b"", b"POST ", head(10)[:-2], head(10), head(10) + b"{"], ids=["silent", "line", "headers", "body", "part"])
+@pytest.mark.parametrize(
+    "start", [b"", b"POST ", head(10)[:-2], head(10), head(10) + b"{"], ids=["silent", "line", "headers", "body", "part"]
+)
 def test_slow_senders_are_cut_off(start: bytes, small: Any) -> None:
     with socket.create_connection(("127.0.0.1", small.port)) as connection:
         connection.sendall(start)
@@ -174,7 +176,7 @@ def test_headers_one_byte_at_a_time_are_cut_off(small: Any) -> None:
         connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
-        with pytest.raises(OSError):  # noqa: PT011
+        with pytest.raises(OSError):
             for _ in range(200):
                 connection.sendall(b"G")
                 time.sleep(0.1)
@@ -182,11 +184,11 @@ def test_headers_one_byte_at_a_time_are_cut_off(small: Any) -> None:
 
 
 def test_a_client_that_does_not_read_is_cut_off(small: Any, digits: Any, request_of: Any) -> None:
-    request = json.dumps(request_of(digits[0][:40])).encode()
+    request, idle = json.dumps(request_of(digits[0][:40])).encode(), small.tasks()
     with socket.create_connection(("127.0.0.1", small.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(1.0)
-        with pytest.raises(OSError):  # noqa: PT011 - the server stops reading, then closes
+        with pytest.raises(OSError):
             for _ in range(400):
                 connection.sendall(head(len(request)) + request)
             assert not closed_after(connection, 20.0)

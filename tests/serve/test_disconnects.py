@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,8 +95,7 @@ def leave(live: Any, request: dict[str, Any], count: int, threads: int = 8) -> N
 
 
 def memory() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def check(live: Any, request: dict[str, Any], count: int, *, most: int) -> None:

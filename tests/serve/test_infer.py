@@ -228,7 +228,13 @@ def test_the_metrics_count(live: Any, digits: Any, request_of: Any) -> None:
     httpx.post(live.url + INFER, json=request_of(digits[0][:3], max_exit=2))
     assert [value(name) - old for name, old in zip(names, before, strict=True)] == [1, 6, 1]
     text = httpx.get(f"{live.url}/metrics").text
-    for name in ("anytime_deadline_miss_total", "anytime_collapse_total", "anytime_queue", "anytime_in_flight", "anytime_running"):
+    for name in (
+        "anytime_deadline_miss_total",
+        "anytime_collapse_total",
+        "anytime_queue",
+        "anytime_in_flight",
+        "anytime_running",
+    ):
         assert f"\n{name} " in text
 
 

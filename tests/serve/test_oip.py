@@ -21,7 +21,9 @@ IMAGE = TensorSpec("input", "FP32", (-1, 2, 3))
 TEXTS = TensorSpec("input", "BYTES", (-1,))
 
 
-def read(document: Any, tail: bytes = b"", *, spec: TensorSpec = IMAGE, header: str | None = None, most: int = 100) -> InferRequest:
+def read(
+    document: Any, tail: bytes = b"", *, spec: TensorSpec = IMAGE, header: str | None = None, most: int = 100
+) -> InferRequest:
     head = document if isinstance(document, bytes) else json.dumps(document).encode()
     length = header if header is not None else str(len(head)) if tail else None
     return decode(head + tail, length, inputs=[spec], outputs=["labels", "probabilities"], most=most)
@@ -75,11 +77,12 @@ def test_responses_have_the_arrays(datatype: str, binary: bool) -> None:
 
 
 GOOD = [1.0, 2, 3, 4, 5, 6]
+VALID = json.dumps({"inputs": [tensor(GOOD)]}).encode()
 WRONG: dict[str, Any] = {
     "NaN literal": b'{"inputs": [{"name": "input", "datatype": "FP32", "shape": [1,2,3], "data": [NaN,1,1,1,1,1]}]}',
     "Infinity literal": b'{"inputs": [Infinity]}',
-    "duplicate key": b'{"inputs": [], "inputs": [{"name": "input", "datatype": "FP32", "shape": [1,2,3], "data": [1,1,1,1,1,1]}]}',
-    "duplicate inner key": b'{"inputs": [{"name": "input", "name": "input", "datatype": "FP32", "shape": [1,2,3], "data": [1,1,1,1,1,1]}]}',
+    "duplicate key": b'{"inputs": [], ' + VALID[1:],
+    "duplicate inner key": VALID.replace(b'"name"', b'"name": "input", "name"'),
     "duplicate escaped key": b'{"parameters": {"a\\u0062": 1, "ab": 2}, "inputs": []}',
     "deep": b'{"inputs": ' + b"[" * 2000 + b"]" * 2000 + b"}",
     "deep objects": b'{"inputs": ' + b'{"a":' * 100 + b"1" + b"}" * 101,

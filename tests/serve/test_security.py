@@ -30,7 +30,9 @@ def test_this_machine_needs_none(host: str) -> None:
     check_exposure(host, None, insecure=False)
 
 
-def test_the_command_refuses_before_it_loads_anything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_refuses_before_it_loads_anything(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ANYTIME_TOKEN", raising=False)
     assert run(["serve", "--host", "0.0.0.0"]) == 2
     assert "--token-file" in capsys.readouterr().err
@@ -70,7 +72,9 @@ def test_tokens_are_compared_in_constant_time() -> None:
     assert "hmac.compare_digest(_digest(" in source.read_text()
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1", "127.0.0.1:80:80"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1", "127.0.0.1:80:80"]
+)
 def test_foreign_host_headers_are_refused(host: str, live: Any) -> None:
     response = httpx.get(f"{live.url}/v2", headers={"host": host})
     assert (response.status_code, response.json()["code"]) == (400, "wrong_host")

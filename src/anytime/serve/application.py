@@ -98,20 +98,28 @@ class _Routes:
     def table(self) -> list[_Route]:
         """Path, method, endpoint and description of each route."""
         one = schema.operation
-        infer: dict[str, Any] = {"body": {_JSON: schema.REQUEST}, "refusals": _RUN}
+        service = self.service
+        outputs = [spec.name for spec in service.outputs]
+        body = schema.infer_body(service.inputs[0], outputs, service.exits, service.longest)
+        infer: dict[str, Any] = {"body": {_JSON: body}, "refusals": _RUN}
+        people_body: dict[str, Any] = {
+            "body": {_JSON: schema.record({"input": {}}), "text/plain": schema.TEXT}
+            | {kind: {**schema.TEXT, "format": "binary"} for kind in people.IMAGES},
+            "query": schema.asked_by_people(service.exits),
+            "refusals": _RUN,
+        }
         found: list[_Route] = [
             ("/", "GET", self.index, one("A page with links.", None, media="text/html")),
             ("/metrics", "GET", self.prometheus, one("Prometheus metrics.", None, media="text/plain")),
             ("/v2", "GET", self.server, one("Metadata of the server.", schema.SERVER)),
             ("/v2/health/live", "GET", self.live, one("Whether the server runs.", schema.record({"live": schema.FLAG}))),
             ("/v2/health/ready", "GET", self.ready, one("Whether it answers.", schema.record({"ready": schema.FLAG}))),
-            ("/predict", "POST", self.predict, one(
-                "An image, a text or numbers in, classes out.", schema.PEOPLE, refusals=_RUN, query=schema.ASKED_BY_PEOPLE,
-                body={_JSON: schema.record({"input": {}}), "text/plain": schema.TEXT}
-                | {kind: {**schema.TEXT, "format": "binary"} for kind in people.IMAGES},
-            )),
+            ("/predict", "POST", self.predict, one("An image, a text or numbers in, classes out.", schema.PEOPLE, **people_body)),
         ]  # fmt: skip
-        for base, path in (("/v2/models/{name}", ["name"]), ("/v2/models/{name}/versions/{version}", ["name", "version"])):
+        for base, path in (
+            ("/v2/models/{name}", {"name": service.name}),
+            ("/v2/models/{name}/versions/{version}", {"name": service.name, "version": "1"}),
+        ):
             known: dict[str, Any] = {"path": path, "refusals": (404,)}
             ready = schema.record({"name": schema.TEXT, "ready": schema.FLAG})
             found += [
@@ -121,7 +129,7 @@ class _Routes:
                     "An answer by the deadline.", schema.RESPONSE, path=path, header=oip.HEADER_LENGTH, **infer
                 )),
                 (f"{base}/infer_stream", "POST", self.infer_stream, one(
-                    "One event per exit.", None, media=EVENTS, path=path, **infer
+                    "One event per exit.", schema.EVENT, media=EVENTS, path=path, **infer
                 )),
             ]  # fmt: skip
         return found

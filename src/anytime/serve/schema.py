@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
-from anytime.serve.oip import HEADER_LENGTH
+from anytime.serve.oip import HEADER_LENGTH, TensorSpec
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -33,39 +34,14 @@ _HOW = record(
     | {"fell_back": FLAG},
     {"reason": TEXT, "set": TEXT},
 )
-_ASKED = record(
-    {},
-    {
-        "timeout": {**COUNT, "description": "Deadline in microseconds, counted from the whole request."},
-        "min_exit": {**COUNT, "description": "The fewest exits of an answer."},
-        "max_exit": COUNT,
-        "target_confidence": {**NUMBER, "exclusiveMinimum": 0, "maximum": 1},
-        "set": {**FLAG, "description": "Whether to return the prediction set."},
-        "binary_data_output": FLAG,
-    },
-)
 _OUTPUT = record({"name": TEXT, "datatype": TEXT, "shape": _SHAPE}, {"data": {"type": "array"}, "parameters": _SCALARS})
 _TENSOR = record({"name": TEXT, "datatype": TEXT, "shape": _SHAPE})
-REQUEST = record(
-    {
-        "inputs": list_of(
-            record(
-                {"name": TEXT, "datatype": TEXT, "shape": list_of({"type": "integer", "minimum": 0})},
-                {"data": {"type": "array"}, "parameters": record({}, {"binary_data_size": {"type": "integer", "minimum": 0}})},
-            )
-        )
-    },
-    {
-        "id": TEXT,
-        "parameters": _ASKED,
-        "outputs": list_of(record({"name": TEXT}, {"parameters": record({}, {"binary_data": FLAG})})),
-    },
-)
 RESPONSE = record({"model_name": TEXT, "model_version": TEXT, "parameters": _HOW, "outputs": list_of(_OUTPUT)}, {"id": TEXT})
 METADATA = record(
     {"name": TEXT, "versions": list_of(TEXT), "platform": TEXT, "inputs": list_of(_TENSOR), "outputs": list_of(_TENSOR)}
     | {"parameters": _SCALARS}
 )
+EVENT = record({"event": {"enum": ["exit", "error"]}, "data": {**TEXT, "description": "A response, or an error, as JSON."}})
 SERVER = record({"name": TEXT, "version": TEXT, "extensions": list_of(TEXT)})
 _CLASS = {"label": {"type": "integer"}, "name": TEXT, "probability": NUMBER}
 PEOPLE = record(
@@ -76,13 +52,45 @@ PEOPLE = record(
     }
 )
 PEOPLE["required"] = [name for name in PEOPLE["required"] if name not in ("reason", "set")]
-ASKED_BY_PEOPLE: dict[str, Schema] = {
-    "deadline": {**TEXT, "pattern": r"^[0-9]+(\.[0-9]+)?(us|ms|s)$", "example": "20ms"},
-    "min_exit": COUNT,
-    "max_exit": COUNT,
-    "target_confidence": {**NUMBER, "exclusiveMinimum": 0, "maximum": 1},
-    "top": {**COUNT, "maximum": 1000},
-}
+
+
+def asked(exits: int) -> dict[str, Schema]:
+    """What a request may ask for besides its deadline."""
+    exit: Schema = {**COUNT, "maximum": exits}
+    confidence = {**NUMBER, "exclusiveMinimum": 0, "maximum": 1}
+    return {"min_exit": exit, "max_exit": exit, "target_confidence": confidence}
+
+
+def asked_by_people(exits: int) -> dict[str, Schema]:
+    """The query of `/predict`."""
+    deadline = {**TEXT, "pattern": r"^[0-9]{1,9}(\.[0-9]{1,9})?(us|ms|s)$", "example": "20ms"}
+    return {"deadline": deadline, "top": {**COUNT, "maximum": 1000}, **asked(exits)}
+
+
+def infer_body(spec: TensorSpec, outputs: Iterable[str], exits: int, longest: float) -> Schema:
+    """A request for inference.
+
+    Args:
+        spec: The model's input.
+        outputs: The names of its outputs.
+        exits: Its number of exits.
+        longest: The longest deadline, in seconds.
+    """
+    example = [1 if size == -1 else size for size in spec.shape]
+    data = ["a text"] if spec.datatype == "BYTES" else [0] * prod(example)
+    sizes = [{**COUNT, "const": size} if size > 0 else COUNT for size in spec.shape]
+    shape = {"type": "array", "prefixItems": sizes, "minItems": len(sizes), "maxItems": len(sizes)}
+    described: dict[str, Schema] = {"name": {"const": spec.name}, "datatype": {"const": spec.datatype}, "shape": shape}
+    binary = record({}, {"binary_data_size": {"type": "integer", "minimum": 0}})
+    inputs = {**list_of(record(described, {"data": {"type": "array"}, "parameters": binary})), "minItems": 1, "maxItems": 1}
+    output = record({"name": {"enum": list(outputs)}}, {"parameters": record({}, {"binary_data": FLAG})})
+    timeout = {**COUNT, "maximum": round(1e6 * longest), "description": "Microseconds from the whole request to its answer."}
+    parameters = record({}, {"timeout": timeout, **asked(exits), "set": FLAG, "binary_data_output": FLAG})
+    named = {"name": spec.name, "datatype": spec.datatype, "shape": example, "data": data}
+    whole = record({"inputs": inputs}, {"id": TEXT, "parameters": parameters, "outputs": list_of(output)})
+    return {**whole, "example": {"inputs": [named]}}
+
+
 _REFUSALS = {
     400: "The request is not valid; `expected` says what would be.",
     401: "No valid token.",
@@ -104,7 +112,7 @@ def operation(
     *,
     media: str = "application/json",
     body: Mapping[str, Schema] | None = None,
-    path: Iterable[str] = (),
+    path: Mapping[str, str] | None = None,
     query: Mapping[str, Schema] | None = None,
     header: str | None = None,
     refusals: Iterable[int] = (),
@@ -116,12 +124,13 @@ def operation(
         answer: The schema of status 200, or None for text.
         media: Its media type.
         body: Schemas of the request body by media type.
-        path: Names of path parameters.
+        path: Names and only values of path parameters.
         query: Schemas of query parameters.
         header: An optional header of the request with a count.
         refusals: Further statuses; 400, 401 and 403 are always possible.
     """
-    parameters = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in path]
+    known = {name: {**TEXT, "enum": [value]} for name, value in (path or {}).items()}
+    parameters = [{"name": name, "in": "path", "required": True, "schema": schema} for name, schema in known.items()]
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in (query or {}).items()]
     parameters += [] if header is None else [{"name": header, "in": "header", "schema": {**COUNT, "minimum": 0}}]
     extra: dict[str, Any] = {"parameters": parameters} if parameters else {}
