@@ -52,7 +52,7 @@ def test_a_closed_connection_stops_the_work(path: str, slow: Any, digits: Any, r
     live.wait_until_idle(idle)
     time.sleep(0.8)  # as long as all stages would take
     assert len(ran) < 5
-    assert "anytime_in_flight 0.0" in httpx.get(f"{live.url}/metrics").text
+    assert "anytime_in_flight 0.0" in live.get("/metrics").text
 
 
 def test_an_answer_that_is_half_read_stops_the_work(slow: Any, digits: Any, request_of: Any) -> None:
@@ -106,10 +106,10 @@ def check(live: Any, request: dict[str, Any], count: int, *, most: int) -> None:
     leave(live, request, count)
     live.wait_until_idle(idle, 60)
     assert memory() - before < most
-    assert "anytime_in_flight 0.0" in httpx.get(f"{live.url}/metrics").text
+    assert "anytime_in_flight 0.0" in live.get("/metrics").text
     status = live.service.runner.load_status
     assert (status.waiting, status.running) == (0, 0)
-    assert httpx.post(f"{live.url}/v2/models/digits/infer", json=request).status_code == 200
+    assert live.post("/v2/models/digits/infer", json=request).status_code == 200
 
 
 def test_random_disconnects_leave_nothing(live: Any, digits: Any, request_of: Any) -> None:

@@ -47,8 +47,8 @@ def test_exported_stages(tmp_path: Path, serving: Any, open_folder: Any, capsys:
     with torch.inference_mode():
         wanted = anytime.Product()(network(x)).labels[1].tolist()
     request = {"inputs": [described], "parameters": {"max_exit": 2}}
-    assert labels(httpx.post(f"{live.url}/v2/models/stages/infer", json=request)) == wanted
-    refused = httpx.post(f"{live.url}/v2/models/stages/infer", json={"inputs": [described], "parameters": {"set": True}})
+    assert labels(live.post("/v2/models/stages/infer", json=request)) == wanted
+    refused = live.post("/v2/models/stages/infer", json={"inputs": [described], "parameters": {"set": True}})
     assert refused.status_code == 400  # no prediction sets
 
 
@@ -68,13 +68,13 @@ def test_text_models(tmp_path: Path, serving: Any, open_folder: Any) -> None:
     with torch.inference_mode():
         wanted = live.service.runner.rule(network(ids[:, : int(lengths.max())])).labels[-1].tolist()
     described = {"name": "input", "datatype": "BYTES", "shape": [3], "data": texts}
-    assert labels(httpx.post(f"{live.url}/v2/models/bank/infer", json={"inputs": [described]})) == wanted
-    alone = httpx.post(f"{live.url}/predict", content=texts[0].encode(), headers={"content-type": "text/plain"})
+    assert labels(live.post("/v2/models/bank/infer", json={"inputs": [described]})) == wanted
+    alone = live.post("/predict", content=texts[0].encode(), headers={"content-type": "text/plain"})
     assert alone.json()["answers"][0]["name"].startswith("intent ")
-    several = httpx.post(f"{live.url}/predict", json={"input": texts}).json()
+    several = live.post("/predict", json={"input": texts}).json()
     assert [answer["label"] for answer in several["answers"]] == wanted
     for content, kind in ((b"\xff", "text/plain"), (b"GIF87a", "image/gif"), (b'{"input": [1]}', "application/json")):
-        refused = httpx.post(f"{live.url}/predict", content=content, headers={"content-type": kind})
+        refused = live.post("/predict", content=content, headers={"content-type": kind})
         assert refused.status_code in (400, 415)
 
 
@@ -85,7 +85,7 @@ def test_published_runs(serving: Any, open_folder: Any) -> None:
     live = serving(open_folder(folder))
     x = np.zeros((1, 3, 32, 32), np.float32)
     described = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}
-    response = httpx.post(f"{live.url}/v2/models/msdnet-cifar100-seed0/infer", json={"inputs": [described]}, timeout=60)
+    response = live.post("/v2/models/msdnet-cifar100-seed0/infer", json={"inputs": [described]}, timeout=60)
     with torch.inference_mode():
         wanted = live.service.runner.rule(live.service.opened.network(torch.from_numpy(x)))
     assert labels(response) == wanted.labels[response.json()["parameters"]["exit"] - 1].tolist()

@@ -114,7 +114,7 @@ class _Routes:
             ("/v2", "GET", self.server, one("Metadata of the server.", schema.SERVER)),
             ("/v2/health/live", "GET", self.live, one("Whether the server runs.", schema.record({"live": schema.FLAG}))),
             ("/v2/health/ready", "GET", self.ready, one("Whether it answers.", schema.record({"ready": schema.FLAG}))),
-            ("/predict", "POST", self.predict, one("An image, a text or numbers in, classes out.", schema.PEOPLE, **people_body)),
+            ("/predict", "POST", self.predict, one("An image or a text in, classes out.", schema.PEOPLE, **people_body)),
         ]  # fmt: skip
         for base, path in (
             ("/v2/models/{name}", {"name": service.name}),
