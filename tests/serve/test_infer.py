@@ -250,7 +250,7 @@ def test_stages_are_spans_where_opentelemetry_is_installed(serving: Callable[...
     trace.set_tracer_provider(provider)
     live = serving()
     live.post(INFER, json=request_of(digits[0][:2], max_exit=2)).raise_for_status()
-    spans = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "anytime.stage"]
+    spans = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "stage"]
     assert [(span["stage"], span["batch"]) for span in spans] == [(1, 2), (2, 2)]
 
 

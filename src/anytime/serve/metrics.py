@@ -66,7 +66,7 @@ class Metrics:
         if self._tracer is not None:
             end = time.time_ns()
             span = self._tracer.start_span(
-                "anytime.stage",
+                "stage",
                 start_time=end - round(1e9 * report.seconds),
                 attributes={"stage": report.stage, "batch": report.batch, "waiting": report.waiting},
             )
