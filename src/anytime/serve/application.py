@@ -25,7 +25,7 @@ from anytime.run import Answer
 from anytime.serve import oip, people, schema
 from anytime.serve.limits import Admission, Disconnected, Limits
 from anytime.serve.metrics import Metrics
-from anytime.serve.problems import Problem, problem_of
+from anytime.serve.problems import Problem, closing, problem_of
 from anytime.serve.security import Guard
 from anytime.serve.service import INPUT, Service, Wanted, describe
 from anytime.serve.streams import EVENTS, EventStream, while_connected
@@ -36,7 +36,7 @@ _JSON = "application/json"
 _RUN = (404, 408, 413, 415, 422, 429, 503)
 _DECODERS = 2
 _USUAL = ("probabilities", "labels")
-_INTERNAL = Problem(500, "internal", "the server failed", fix="see its log")
+_INTERNAL = closing(Problem(500, "internal", "the server failed", fix="see its log"))
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>
 <h1>{name}</h1><p>A model with {exits} exits. <a href="/v2/models/{name}">metadata</a>, <a href="/metrics">metrics</a>,
 <a href="/openapi.json">OpenAPI</a></p></html>
