@@ -132,7 +132,7 @@ class _Routes:
                     "One event per exit.", schema.EVENT, media=EVENTS, path=path, **infer
                 )),
             ]  # fmt: skip
-        return found
+        return sorted(found, key=lambda route: "infer" not in route[0])  # they are matched in this order
 
     # Of the server and the model.
 
@@ -239,10 +239,9 @@ class _Routes:
         return answer
 
     def _encoded(self, answer: Answer, call: oip.InferRequest, wanted: Wanted, began: float) -> tuple[bytes, int | None]:
-        arrays = self.service.arrays(answer)
         chosen = call.outputs or dict.fromkeys((*_USUAL, *(["set"] if wanted.set else [])), call.binary)
         how = describe(answer, time.perf_counter() - began, with_set=wanted.set)
-        picked = {name: arrays[name] for name in chosen}
+        picked = {name: self.service.array(answer, name) for name in chosen}
         return oip.encode(picked, chosen, model=self.service.name, id=call.id, parameters=how)
 
     def _check_model(self, request: Request) -> None:

@@ -56,8 +56,9 @@ class Metrics:
     def answer(self, answer: Answer) -> None:
         """Note an answer."""
         self._exits[int(answer.exit)].inc()
-        self._misses.inc(answer.deadline_met is False)
-        self._collapses.inc(int(answer.fell_back.sum()))
+        if answer.deadline_met is False:
+            self._misses.inc()
+        self._collapses.inc(int(answer.fell_back.numpy().sum()))
 
     def stage(self, report: StageReport) -> None:
         """Note a stage, in the thread that ran it."""
