@@ -13,14 +13,14 @@ import torch
 
 from anytime.artifacts import seal
 from anytime.cli import run
-from anytime.cli.inputs import fit_image, read_input
-from anytime.cli.models import KNOWN, open_model
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_conformal_sets
 from anytime.data import load_digits
 from anytime.data.images import decode_image, read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
+from anytime.loading.inputs import fit_image, read_input
+from anytime.loading.models import KNOWN, open_model
 from anytime.models import create, load, save
 from anytime.run import Answer
 

@@ -10,7 +10,7 @@ import torch
 
 from anytime.artifacts import verify_bundle
 from anytime.cli import run
-from anytime.cli.models import input_shape, make_example, open_model_or_name
+from anytime.loading.models import input_shape, make_example, open_model_or_name
 from anytime.models import create, measure_cost, names, save
 from anytime.run import Profile, Runner
 

@@ -39,9 +39,7 @@ from anytime.artifacts import json_text, tensors_to_bytes, write_bundle
 from anytime.calibrate import fit_product, fit_temperature
 from anytime.checks import check_logits
 from anytime.cli.curve import write_curve
-from anytime.cli.inputs import read_array, read_texts
 from anytime.cli.logits import refuse_same_file
-from anytime.cli.models import read_description
 from anytime.cli.rules import read_rule
 from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
@@ -52,6 +50,8 @@ from anytime.data.text import collect_vocabulary, load_tokenizer, save_tokenizer
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import AnytimeError
 from anytime.fitted import _checksum
+from anytime.loading.inputs import read_array, read_texts
+from anytime.loading.models import read_description
 from anytime.models import create, load, save
 from anytime.models.base import MultiExit
 from anytime.models.text.pretrained import load_pretrained

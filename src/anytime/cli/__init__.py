@@ -21,6 +21,7 @@ VERBS = {
     "certify": "Bound the fraction of future inputs that get worse at later exits.",
     "train": "Train a network with exits, from a recipe, a file or flags.",
     "predict": "Run a model on an input: the answer at each exit, and the one by a deadline.",
+    "serve": "Serve a model over HTTP: everybody gets the best answer by its deadline.",
     "profile": "Measure the time and the MACs of each exit of a model on this machine.",
     "bench": "Simulate a server under load, to size a machine before buying it.",
     "reproduce": "Reproduce the paper's figures and tables, and compare them with the paper's.",

@@ -29,9 +29,9 @@ def export(
         example_size: Shape of one input, such as `3,32,32`; by default from the model's config.
     """
     from anytime.calibrate import as_rule
-    from anytime.cli.models import input_shape, make_example, open_model
     from anytime.cli.options import counts
     from anytime.cli.rules import read_rule, rule_files
+    from anytime.loading.models import input_shape, make_example, open_model
     from anytime.models import measure_cost
     from anytime.outputs import check_folder
     from anytime.run.export import export as write

@@ -73,12 +73,12 @@ def predict(
 
     import anytime
     from anytime.checks import check_count
-    from anytime.cli.inputs import read_input, short_name
-    from anytime.cli.models import Description, make_engine, open_any
     from anytime.combine import parse_rule
     from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
     from anytime.errors import FewClassesWarning
+    from anytime.loading.inputs import read_input, short_name
+    from anytime.loading.models import Description, make_engine, open_any
     from anytime.models import measure_cost
     from anytime.run import Budget
     from anytime.run.export import ExportedModel

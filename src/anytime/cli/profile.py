@@ -47,7 +47,7 @@ def profile(
         json: Print one JSON document instead of the table.
     """
     from anytime.checks import check_count
-    from anytime.cli import models
+    from anytime.loading import models
     from anytime.outputs import check_folder
     from anytime.run import profile_model
     from anytime.run.export import ExportedModel

@@ -1,4 +1,4 @@
-"""Models on the command line: in the folder of a network, of a training run or of exported stages, or by name.
+"""Models for the command line and the server: in the folder of a network, of a training run or of exported stages, or by name.
 
 A training run stores `data.json` beside its network: how images were normalised, and the names of the classes. Without it,
 or a known data set, images are refused: a network that gets pixels on another scale gives meaningless answers.

@@ -1,10 +1,10 @@
-"""Inputs of `anytime predict`: an image, an array, or texts, as the batch that a model takes."""
+"""Inputs of `anytime predict` and the server: an image, an array, or texts, as the batch that a model takes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.arrays import open_npy, open_npz, read_npz
-from anytime.cli.models import DATA, KNOWN, Description, Opened, input_shape, input_type, reads_texts
 from anytime.data.augment import normalise
 from anytime.data.imagenet import center_crop
-from anytime.data.images import read_image
+from anytime.data.images import FORMATS, decode_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
+from anytime.loading.models import DATA, KNOWN, Description, Opened, input_shape, input_type, reads_texts
 from anytime.reading import is_file, open_file, parsing, read_file
 from anytime.run.export import ExportedModel
 
@@ -48,20 +48,34 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
         return _as_tokens(read_array(path), opened.model), None
     if path.suffix.lower() in (".npy", ".npz"):
         return _as_batch(read_array(path), shape, opened), None
+    with open_file(path, expected=f"an image: {', '.join(FORMATS)}") as file:
+        batch, (width, height) = image_batch(file, path.name, opened)
+    size = f"{path.name} is {width} × {height}: scaled and cropped to {shape[2]} × {shape[1]}"
+    return batch, None if (height, width) == shape[1:] else size
+
+
+def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tuple[Tensor, tuple[int, int]]:
+    """The image in an open file as a batch of one, and its width and height.
+
+    Args:
+        file: The file.
+        name: Its name in errors.
+        opened: The model.
+        limits: `most`, the largest number of pixels.
+    """
+    shape = input_shape(opened.model)
     if len(shape) != 3:
         raise FormatError(
-            f"{path} looks like an image, and {opened.name} takes {shape[0]} numbers",
+            f"{name} looks like an image, and {opened.name} takes {shape[0]} numbers",
             expected=f".npy or .npz of shape {shape} or (batch, {shape[0]})",
             fix="save the numbers with numpy.save",
-            path=path,
+            path=name,
         )
-    description = _needed(opened, path.name)
-    image = read_image(path, mode="RGB" if shape[0] == 3 else "L")
+    description = _needed(opened, name)
+    image = decode_image(file, name, mode="RGB" if shape[0] == 3 else "L", **limits)
     fitted = fit_image(image, shape[1], like=description.name)
     pixels = torch.from_numpy(np.asarray(fitted, dtype=np.uint8).copy()).view(shape[1], shape[2], shape[0])
-    size = f"{path.name} is {image.width} × {image.height}: scaled and cropped to {shape[2]} × {shape[1]}"
-    note = None if image.size == fitted.size else size
-    return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), note
+    return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), image.size
 
 
 def _truncated(opened: Opened, texts: list[str]) -> str | None:

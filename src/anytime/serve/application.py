@@ -1,0 +1,283 @@
+"""The routes: health, metadata, inference, event streams, a page for people, metrics.
+
+An ASGI application around one `Service`. Which request runs when is the business of the service's runner; reading, limits,
+security, protocol and metrics are that of the other modules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from html import escape
+from typing import Any, TypeVar, cast
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from anytime import __version__
+from anytime.errors import AnytimeError
+from anytime.run import Answer
+from anytime.serve import oip, people, schema
+from anytime.serve.limits import Admission, Disconnected, Limits
+from anytime.serve.metrics import Metrics
+from anytime.serve.problems import Problem, closing, problem_of
+from anytime.serve.security import Guard
+from anytime.serve.service import INPUT, Service, Wanted, describe
+from anytime.serve.streams import EVENTS, EventStream, while_connected
+
+T = TypeVar("T")
+_Route = tuple[str, str, Callable[[Request], Any], dict[str, Any]]
+_JSON = "application/json"
+_RUN = (404, 408, 413, 415, 422, 429, 503)
+_DECODERS = 2
+_USUAL = ("probabilities", "labels")
+_INTERNAL = closing(Problem(500, "internal", "the server failed", fix="see its log"))
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>
+<h1>{name}</h1><p>A model with {exits} exits. <a href="/v2/models/{name}">metadata</a>, <a href="/metrics">metrics</a>,
+<a href="/openapi.json">OpenAPI</a></p></html>
+"""
+_PAGE_HEADERS = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'", "referrer-policy": "no-referrer"}
+
+
+def make_app(
+    service: Service,
+    *,
+    limits: Limits | None = None,
+    host: str = "127.0.0.1",
+    allowed: Sequence[str] = (),
+    token: str | None = None,
+) -> FastAPI:
+    """The application for one model.
+
+    Args:
+        service: The model. It is closed when the application ends.
+        limits: What requests may take.
+        host: The address that the server listens to.
+        allowed: Further names that the Host header may have.
+        token: The token that every caller needs, if any.
+    """
+    routes = _Routes(service, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.runner.close)
+        routes.decoders.shutdown(wait=False)
+
+    app = FastAPI(
+        title="anytime",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # Swagger's page loads scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.add_middleware(Guard, host=host, allowed=allowed, token=token)
+    app.add_exception_handler(Problem, lambda request, error: _refusal(cast(Problem, error)))
+    app.add_exception_handler(Disconnected, lambda request, error: Response(status_code=499))  # nobody reads it
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, lambda request, error: _refusal(_INTERNAL))
+    for path, method, endpoint, described in routes.table():
+        app.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
+    return app
+
+
+class _Routes:
+    def __init__(self, service: Service, limits: Limits) -> None:
+        self.service, self.limits, self.admission = service, limits, Admission(limits)
+        self.decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        runner = service.runner
+        self.metrics = Metrics(exits=service.exits, load=lambda: runner.load_status, in_flight=lambda: self.admission.in_flight)
+        runner.on_stage = self.metrics.stage
+
+    def table(self) -> list[_Route]:
+        """Path, method, endpoint and description of each route."""
+        one = schema.operation
+        service = self.service
+        outputs = [spec.name for spec in service.outputs]
+        body = schema.infer_body(service.inputs[0], outputs, service.exits, service.longest)
+        infer: dict[str, Any] = {"body": {_JSON: body}, "refusals": _RUN}
+        people_body: dict[str, Any] = {
+            "body": {_JSON: schema.record({"input": {}}), "text/plain": schema.TEXT}
+            | {kind: {**schema.TEXT, "format": "binary"} for kind in people.IMAGES},
+            "query": schema.asked_by_people(service.exits),
+            "refusals": _RUN,
+        }
+        found: list[_Route] = [
+            ("/", "GET", self.index, one("A page with links.", None, media="text/html")),
+            ("/metrics", "GET", self.prometheus, one("Prometheus metrics.", None, media="text/plain")),
+            ("/v2", "GET", self.server, one("Metadata of the server.", schema.SERVER)),
+            ("/v2/health/live", "GET", self.live, one("Whether the server runs.", schema.record({"live": schema.FLAG}))),
+            ("/v2/health/ready", "GET", self.ready, one("Whether it answers.", schema.record({"ready": schema.FLAG}))),
+            ("/predict", "POST", self.predict, one("An image or a text in, classes out.", schema.PEOPLE, **people_body)),
+        ]  # fmt: skip
+        for base, path in (
+            ("/v2/models/{name}", {"name": service.name}),
+            ("/v2/models/{name}/versions/{version}", {"name": service.name, "version": "1"}),
+        ):
+            known: dict[str, Any] = {"path": path, "refusals": (404,)}
+            ready = schema.record({"name": schema.TEXT, "ready": schema.FLAG})
+            found += [
+                (base, "GET", self.model, one("Metadata of the model.", schema.METADATA, **known)),
+                (f"{base}/ready", "GET", self.model_ready, one("Whether the model answers.", ready, **known)),
+                (f"{base}/infer", "POST", self.infer, one(
+                    "An answer by the deadline.", schema.RESPONSE, path=path, header=oip.HEADER_LENGTH, **infer
+                )),
+                (f"{base}/infer_stream", "POST", self.infer_stream, one(
+                    "One event per exit.", schema.EVENT, media=EVENTS, path=path, **infer
+                )),
+            ]  # fmt: skip
+        return sorted(found, key=lambda route: "infer" not in route[0])  # they are matched in this order
+
+    # Of the server and the model.
+
+    async def index(self, request: Request) -> Response:
+        page = _PAGE.format(name=escape(self.service.name), exits=self.service.exits)
+        return Response(page, media_type="text/html", headers=_PAGE_HEADERS)
+
+    async def prometheus(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def server(self, request: Request) -> Response:
+        return _json({"name": "anytime", "version": __version__, "extensions": ["binary_tensor_data", "infer_stream"]})
+
+    async def live(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        return _json({"ready": True})
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request)
+        return _json(self.service.metadata())
+
+    async def model_ready(self, request: Request) -> Response:
+        self._check_model(request)
+        return _json({"name": self.service.name, "ready": True})
+
+    # Of inference.
+
+    async def infer(self, request: Request) -> Response:
+        with self._noting("infer"), self.admission.request() as add:
+            call, wanted, began = await self._read(request, add)
+            x = await self._batch(call.inputs[INPUT])
+            answer = await while_connected(request.receive, self._answer(x, wanted, began))
+            body, length = self._encoded(answer, call, wanted, began)
+            if length is None:
+                return Response(body, media_type=_JSON)
+            return Response(body, media_type="application/octet-stream", headers={oip.HEADER_LENGTH: str(length)})
+
+    async def infer_stream(self, request: Request) -> Response:
+        with ExitStack() as stack:
+            stack.enter_context(self._noting("infer_stream"))
+            add = stack.enter_context(self.admission.request(stream=True))
+            call, wanted, began = await self._read(request, add)
+            if call.binary or any((call.outputs or {}).values()):
+                raise Problem(400, "invalid_request", "binary data in an event stream", fix="request JSON outputs")
+            x = await self._batch(call.inputs[INPUT])
+            budget = wanted.budget(time.perf_counter() - began)
+            answers: Any = self.service.runner.stream_async(x, budget=budget)
+            # The first exit decides the status: a request that is refused gets no stream.
+            first = await while_connected(request.receive, anext(answers))
+
+            async def events() -> AsyncGenerator[bytes, None]:
+                answer = first
+                yield self._encoded(answer, call, wanted, began)[0]
+                async for answer in answers:
+                    yield self._encoded(answer, call, wanted, began)[0]
+                self.metrics.answer(answer)
+
+            return EventStream(events(), answers, stack.pop_all())
+
+    async def predict(self, request: Request) -> Response:
+        with self._noting("predict"), self.admission.request() as add:
+            parameters, top = people.read_query(request.query_params.multi_items())
+            wanted = self.service.wanted(parameters)
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            body = await self.admission.read(request.receive, request.headers, add)
+            began = time.perf_counter()
+            given = people.read_input(kind, body, self.service.inputs[0], self.limits.elements)
+            x = await (self._batch(given) if kind not in people.IMAGES else self._in_thread(self._image, given))
+            answer = await while_connected(request.receive, self._answer(x, wanted, began))
+            how = describe(answer, time.perf_counter() - began, with_set=False)
+            return _json(people.document(answer, self.service.name, self.service.word, top, how))
+
+    async def _read(self, request: Request, add: Callable[[int], None]) -> tuple[oip.InferRequest, Wanted, float]:
+        """The request, what its parameters ask for, and when all of it had arrived."""
+        self._check_model(request)
+        body = await self.admission.read(request.receive, request.headers, add)
+        began = time.perf_counter()
+        call = oip.decode(
+            body,
+            request.headers.get(oip.HEADER_LENGTH),
+            inputs=self.service.inputs,
+            outputs=(spec.name for spec in self.service.outputs),
+            most=self.limits.elements,
+        )
+        return call, self.service.wanted(call.parameters), began
+
+    async def _batch(self, given: oip.Array) -> Tensor:
+        if isinstance(given, list):  # a tokenizer takes a while
+            return await self._in_thread(self.service.batch, given, self.limits.batch)
+        return self.service.batch(given, self.limits.batch)
+
+    def _image(self, data: bytes) -> Tensor:
+        return self.service.image(data, self.limits.pixels)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
+
+    async def _answer(self, x: Tensor, wanted: Wanted, began: float) -> Answer:
+        budget = wanted.budget(time.perf_counter() - began)
+        answer = await self.service.runner.predict_async(x, budget=budget)
+        self.metrics.answer(answer)
+        return answer
+
+    def _encoded(self, answer: Answer, call: oip.InferRequest, wanted: Wanted, began: float) -> tuple[bytes, int | None]:
+        chosen = call.outputs or dict.fromkeys((*_USUAL, *(["set"] if wanted.set else [])), call.binary)
+        how = describe(answer, time.perf_counter() - began, with_set=wanted.set)
+        picked = {name: self.service.array(answer, name) for name in chosen}
+        return oip.encode(picked, chosen, model=self.service.name, id=call.id, parameters=how)
+
+    def _check_model(self, request: Request) -> None:
+        name, version = request.path_params["name"], request.path_params.get("version", "1")
+        if (name, version) != (self.service.name, "1"):
+            raise Problem(404, "not_found", "there is no such model", expected=self.service.name, fix="see GET /")
+
+    @contextmanager
+    def _noting(self, endpoint: str) -> Iterator[None]:
+        """Measure a request and how it ended; errors of this library become answers."""
+        began, outcome = time.perf_counter(), "failed"
+        try:
+            yield
+            outcome = "answered"
+        except Disconnected:
+            outcome = "disconnected"
+            raise
+        except Problem as problem:
+            outcome = problem.code
+            raise
+        except AnytimeError as error:
+            answered = problem_of(error)
+            outcome = answered.code
+            raise answered from None
+        finally:
+            self.metrics.request(endpoint, outcome, time.perf_counter() - began)
+
+
+def _json(document: Any) -> Response:
+    return Response(orjson.dumps(document), media_type=_JSON)
+
+
+def _refusal(problem: Problem) -> Response:
+    return Response(problem.body(), problem.status, problem.headers, _JSON)
+
+
+def _http_error(request: Request, error: HTTPException) -> Response:
+    code = error.detail.lower().replace(" ", "_")
+    return _refusal(Problem(error.status_code, code, error.detail, headers=error.headers, fix="see GET /openapi.json"))
