@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 torch.set_num_threads(int(os.environ.get("ANYTIME_TEST_THREADS", "1")))
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
