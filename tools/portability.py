@@ -32,6 +32,7 @@ NOT_NUMERIC = (
     *("api", "attacks", "cli", "data", "fault", "long", "report"),
     *("models/test_cost.py", "reproduce/test_publish.py", "train/test_benchmark.py"),
     *("train/test_recipes.py", "train/test_text_entry.py", "test_documentation.py"),
+    *("test_arrays.py", "test_artifacts.py", "test_distribution_name.py", "test_reading.py"),
 )
 """What compares no floating-point results under tests/; a new folder or file is numeric until it is named here."""
 BUILD = ROOT / "build" / "portability"
@@ -164,7 +165,7 @@ def _try(name: str, tests: list[str], limit: float) -> Result:
 def numeric_tests() -> list[str]:
     """Test files that compare floating-point results, and the source, for the examples in its docstrings."""
     others = [TESTS / name for name in NOT_NUMERIC]
-    files = sorted(TESTS.rglob("test_*.py"))
+    files = sorted(TESTS.rglob("test_*.py"), reverse=True)  # training takes longest and begins first
     return [str(file.relative_to(ROOT)) for file in files if not any(map(file.is_relative_to, others))] + ["src"]
 
 
@@ -177,6 +178,7 @@ def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out, _pytest([*tests, "--timeout", f"{limit:g}"], variables) as process:
         timer = Timer(limit, _end, [process])
+        timer.daemon = True  # does not outlive Ctrl-C
         timer.start()
         for line in process.stdout or ():
             out.write(line)
@@ -199,7 +201,7 @@ def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -
 @contextmanager
 def _pytest(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """Pytest and its workers as a process group of their own, which is gone afterwards."""
-    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]
+    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
     command = [sys.executable, "-m", "pytest", "-m", "not long", "-vv", "--tb=short", "-p", "no:cacheprovider", *workers]
     process = subprocess.Popen(
         [*command, *arguments],
@@ -226,6 +228,8 @@ def _missing(setting: Setting) -> str | None:
     """Why this machine cannot have a setting."""
     if setting.misaligned and (sys.platform != "linux" or shutil.which("cc") is None):
         return "this needs Linux and a C compiler"
+    if setting.variables.get("ATEN_CPU_CAPABILITY") == _instructions().lower():
+        return "plain is the same on this processor"
     if setting.processors and _instructions() not in setting.processors:
         return f"the processor has {_instructions()}, not {' or '.join(setting.processors)}"
     return None
