@@ -171,7 +171,7 @@ def numeric_tests() -> list[str]:
 
 def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -> Result:
     """Run the tests in a few processes; print each failed one at once, as a command that runs it again."""
-    result = Result(tests)
+    result, crashed = Result(tests), False
     began = time.monotonic()
     prefix = "".join(f"{key}={shlex.quote(value)} " for key, value in SETTINGS[name].variables.items())
     log = BUILD / f"{name}.log"
@@ -182,6 +182,7 @@ def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -
         timer.start()
         for line in process.stdout or ():
             out.write(line)
+            crashed = crashed or "worker restarting disabled" in line
             if found := re.match(r"\[gw\d+\].*? (PASSED|FAILED|ERROR|SKIPPED) (.+?)\s*$", line):
                 outcome, test = found.groups()
                 result.passed += outcome == "PASSED"
@@ -192,7 +193,7 @@ def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -
         code = process.wait()
         timer.cancel()
     result.seconds = round(time.monotonic() - began)
-    result.ended = code == 0 or (code == 1 and bool(result.failed))
+    result.ended = code == 0 or (code == 1 and bool(result.failed) and not crashed)
     if not result.ended:
         _say(name, f"pytest ended with {code} after {result.seconds} s; its output is in {log}")
     return result
@@ -200,8 +201,8 @@ def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -
 
 @contextmanager
 def _pytest(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Pytest and its workers as a process group of their own, which is gone afterwards."""
-    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    """Pytest and its workers as a process group of their own, which is gone afterwards; a crash ends it."""
+    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
     command = [sys.executable, "-m", "pytest", "-m", "not long", "-vv", "--tb=short", "-p", "no:cacheprovider", *workers]
     process = subprocess.Popen(
         [*command, *arguments],
