@@ -29,13 +29,14 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,8 +126,19 @@ def find_port(name: str, process: subprocess.Popen[str]) -> int:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("listening on"):
-            return int(line.rsplit(":", 1)[1])
+            port = int(line.rsplit(":", 1)[1])
+            wait_for(port)
+            return port
     raise RuntimeError(f"the server {name} ended with code {process.wait()}")
+
+
+def wait_for(port: int) -> None:
+    """Wait until a server accepts connections."""
+    for _ in range(1000):
+        with suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        time.sleep(0.02)
 
 
 class Others:
