@@ -117,7 +117,10 @@ def command(*arguments: str, environment: dict[str, str] | None = None) -> Itera
 
 
 def test_sigterm_answers_what_is_in_flight() -> None:
-    with command("--deadline", "30s") as (process, address), httpx.Client(base_url=address, timeout=30) as client:
+    with (
+        command("--deadline", "30s", "--log-level", "debug") as (process, address),
+        httpx.Client(base_url=address, timeout=30) as client,
+    ):
         assert client.get("/v2/health/ready").status_code == 200
         request = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [32, 1, 16, 16], "data": [0.1] * 8192}]}
         found: list[httpx.Response] = []
@@ -138,6 +141,10 @@ def test_sigterm_answers_what_is_in_flight() -> None:
         assert found
         assert all(response.status_code == 200 for response in found)
         assert process.wait(30) == 0
+        assert process.stderr is not None
+        lines = [json.loads(line) for line in process.stderr if line.startswith("{")]
+        assert [line["message"] for line in lines if line["level"] == "info"] == ["ready", "closing"]
+        assert {"endpoint": "infer", "outcome": "answered", "level": "debug"}.items() <= lines[1].items()
 
 
 def test_a_token_from_the_environment_and_ctrl_c() -> None:

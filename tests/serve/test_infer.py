@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from anytime.errors import DeadlineTooShort, Overloaded
+from anytime.run import RunOptions
 
 INFER = "/v2/models/digits/infer"
 
@@ -186,6 +188,33 @@ def test_an_overload_says_when_to_come_back(live: Any, digits: Any, request_of: 
     assert response.status_code == 429
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("2", "1235")
     assert response.json()["retry_after_ms"] == 1235
+
+
+def test_more_than_fits_is_refused_at_once(
+    serving: Callable[..., Any], open_folder: Any, digits: Any, offline: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stages of 50 ms and one worker, thirty requests cannot all have a first exit within 400 ms."""
+    from anytime.models.resnet import ResNet
+
+    stage = ResNet.stage
+
+    def slowly(self: Any, exit: int, carry: Any) -> Any:
+        time.sleep(0.05)
+        return stage(self, exit, carry)
+
+    monkeypatch.setattr(ResNet, "stage", slowly)
+    live = serving(open_folder(options=RunOptions(workers=1, largest_batch=1)))
+    with ThreadPoolExecutor(30) as pool:
+        asked = [pool.submit(live.post, INFER, json=request_of(digits[0][row : row + 1], timeout=400_000)) for row in range(30)]
+        found = [each.result() for each in asked]
+    assert {response.status_code for response in found} <= {200, 429, 422}
+    refused = [response for response in found if response.status_code == 429]
+    assert refused
+    assert all(int(response.headers["retry-after-ms"]) >= 1 for response in refused)
+    for row, response in enumerate(found):
+        if response.status_code == 200:
+            exit = response.json()["parameters"]["exit"]
+            np.testing.assert_allclose(numbers(response.json(), "probabilities")[0], offline.probs[exit - 1, row], atol=1e-4)
 
 
 def test_a_failure_has_no_internals(live: Any, digits: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ security, protocol and metrics are that of the other modules.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from anytime.serve.service import INPUT, Service, Wanted, describe
 from anytime.serve.streams import EVENTS, EventStream, while_connected
 
 T = TypeVar("T")
+_logger = logging.getLogger("anytime.serve")
 _Route = tuple[str, str, Callable[[Request], Any], dict[str, Any]]
 _JSON = "application/json"
 _RUN = (404, 408, 413, 415, 422, 429, 503)
@@ -65,7 +67,9 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        _logger.info("ready", extra={"model": service.name, "exits": service.exits, "engine": service.runner.engine.name})
         yield
+        _logger.info("closing")
         await asyncio.to_thread(service.runner.close)
         routes.decoders.shutdown(wait=False)
 
@@ -267,7 +271,10 @@ class _Routes:
             outcome = answered.code
             raise answered from None
         finally:
-            self.metrics.request(endpoint, outcome, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.metrics.request(endpoint, outcome, seconds)
+            if _logger.isEnabledFor(logging.DEBUG):
+                _logger.debug("request", extra={"endpoint": endpoint, "outcome": outcome, "seconds": round(seconds, 6)})
 
 
 def _json(document: Any) -> Response:
