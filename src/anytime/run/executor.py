@@ -317,12 +317,15 @@ class Executor:
 
     def _take_arrivals(self, now: float, ended: list[Task]) -> None:
         """Admit, park or refuse the requests that have arrived."""
+        crowd = bool(self._parked) or len(self._arrived) > 1
         while self._arrived:
             task = self._arrived.popleft()
             if task.settled:
                 ended.append(task)
                 continue
             retry = None if task.exit else self._retry_after(task, now)
+            if retry is None and crowd and task.parks and task.dispatch is not None and not (task.exit or task.trial):
+                retry = self.setup.forecast.seconds(1, task.rows) + _SHORTEST  # `_unpark` chooses among all of them
             if retry is None:
                 task.waited = task.waited or bool(self._waiting) or self._free(now) <= 0
                 self._waiting[task] = None
