@@ -82,11 +82,12 @@ class _Times:
         setup: Of the runner.
         rows: The largest batch in rows.
         each: Rows per request.
+        margin: Seconds between the end of a stage and its answer being with the caller.
     """
 
-    def __init__(self, setup: RunSetup, rows: int, each: int) -> None:
+    def __init__(self, setup: RunSetup, rows: int, each: int, margin: float) -> None:
         self._seconds, self._each = setup.forecast.seconds, each
-        self.largest_batch, self.margin = max(1, rows // each), setup.forecast.dispatch("thread", setup.grace).slow
+        self.largest_batch, self.margin = max(1, rows // each), margin
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage for a number of requests."""
@@ -117,6 +118,7 @@ class Executor:
         policy: Chooses the next batch.
         largest_batch: The largest number of rows in a batch.
         queue: How many requests may wait.
+        nice: How much lower the priority of the threads is.
 
     Attributes:
         setup: What all requests share; set before the first one.
@@ -125,8 +127,10 @@ class Executor:
         caller: The number of consecutive `refusals` of the calling thread.
     """
 
-    def __init__(self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int) -> None:
-        self._limit, self._clock, self._policy, self._queue = limit, clock, policy, queue
+    def __init__(
+        self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int, nice: int = 0
+    ) -> None:
+        self._limit, self._clock, self._policy, self._queue, self._nice = limit, clock, policy, queue, nice
         self._largest_batch = largest_batch
         self.setup: RunSetup
         self.slots = 1
@@ -346,7 +350,9 @@ class Executor:
             return max(self.setup.forecast.seconds(1, task.rows), _SOONEST) if full else None
         left = task.deadline - now
         if left <= 0 or (task.first_needed() > left and not self._may_try(task, now)):
-            return 0.0
+            # Durations that were measured under load rule it out: that is no reason to say that it never fits.
+            busy = bool(self._waiting or self._active) and self.setup.forecast.shortest(1, task.rows) < task.budget.time
+            return max(task.first_needed() - left, _SOONEST) if busy else 0.0
         if task.trial or (not self._waiting and self._free(now) > 0):
             return None
         ends = sorted(max(now, one.began + one.expected) for one in list(self._active) if now < self._lost_at(one))
@@ -375,7 +381,8 @@ class Executor:
         if known is None or known[0] != key:
             explore = turn % _EXPLORE == 0
             rows = self._largest_batch if explore else setup.forecast.paying_batch(self._largest_batch)
-            times = _Times(setup, rows if setup.joins else 1, each)
+            margin = max((one.dispatch.slow for one in waiting if one.dispatch is not None), default=0.0)
+            times = _Times(setup, rows if setup.joins else 1, each, margin)
             times.limit(allowed)
             self._known_times = known = key, times
         return known[1]
@@ -393,7 +400,7 @@ class Executor:
         while self._parked and self._free(now) > 0:
             task = self._parked[0][-1]
             retry: float | None = 0.0
-            if not task.settled:
+            if not task.settled and task.first_needed() <= task.deadline - now:
                 times = self._stage_times(task)
                 crowded = len(self._parked) > times.largest_batch
                 if not crowded or task.deadline - now >= times.full:
@@ -442,7 +449,7 @@ class Executor:
     # The threads.
 
     def _serve(self) -> None:
-        use_batch_scheduling()
+        use_batch_scheduling(self._nice)
         me = threading.get_ident()
         with self._lock:
             if self._closed or len(self._threads) >= self._limit:

@@ -138,7 +138,12 @@ class Runner:
         self._setup: RunSetup | None = None
         self._making = threading.Lock()
         self._executor = Executor(
-            options.workers, self._clock, options.policy, largest_batch=options.largest_batch, queue=options.queue
+            options.workers,
+            self._clock,
+            options.policy,
+            largest_batch=options.largest_batch,
+            queue=options.queue,
+            nice=options.nice,
         )
         self._threads = TorchThreads(options.threads)
         # Ends the threads if close is not called, and at the end of the interpreter.

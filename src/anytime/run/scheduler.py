@@ -264,7 +264,7 @@ class ExpectedGain:
     """
 
     gain: Callable[[int, float], float] = uncertainty
-    reserve: float = 1.0
+    reserve: float = math.inf
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""

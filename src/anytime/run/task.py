@@ -93,7 +93,7 @@ class Task:
         self._outcome: dict[None, _Outcome] = {}
         self._gates: list[threading.Lock] = []
         self._uniform = setup.draw(self._batch)
-        self.dispatch = setup.forecast.dispatch(mode, setup.grace) if budget.time is not None else None
+        self.dispatch = None if budget.time is None else setup.forecast.dispatch(mode, setup.grace, budget.time / 2)
         self.modes = Modes.now()
         # Not the task itself: a reference cycle would keep the runner alive until the next garbage collection.
         self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else object()
@@ -174,9 +174,10 @@ class Task:
         """
         if self.dispatch is None:
             return None
-        reserve = self.dispatch.slow if self.mode in PREEMPTING else self.dispatch.typical
-        if self.exit == 0:  # before the first exit there is nothing to take: a shorter reserve is better than no answer
-            reserve = min(reserve, self.budget.time / 2)
+        # An event loop has many requests that end at their deadlines.
+        reserve = self.dispatch.rare if self.mode == "asyncio" else self.dispatch.slow
+        if self.mode not in PREEMPTING:
+            reserve = self.dispatch.typical
         left: float = min(max(self.deadline - reserve - self._setup.clock.now(), 0.0), self.budget.time)
         return left
 

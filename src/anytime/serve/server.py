@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from anytime.errors import OptionError
+from anytime.run.timing.scheduling_hints import request_prompt_wakeups
 from anytime.serve.limits import Limits
 from anytime.serve.problems import Problem
 
@@ -130,6 +131,7 @@ def run(server: uvicorn.Server, listening: socket.socket) -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda number, frame: None)
+    request_prompt_wakeups()  # on a busy core the event loop runs before the stages
     gc.collect()
     gc.freeze()  # a full collection of everything that torch has loaded takes a tenth of a second
     server.run(sockets=[listening])

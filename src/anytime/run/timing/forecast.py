@@ -21,8 +21,8 @@ from typing import NamedTuple
 from anytime.checks import check_count, check_number
 from anytime.run.forks import renew_in_children
 
-SLOW_DISPATCH = 0.95
-"""The quantile of dispatch times that counts as slow. Rare, unpredictable spikes must not rule out every stage."""
+SLOW_DISPATCH, RARE_DISPATCH = 0.95, 0.99
+"""The quantiles of dispatch times that count as slow and as rare. Rare, unpredictable spikes must not rule out every stage."""
 _TRY_EVERY = 100
 _STALE = 1.0
 """Seconds of nothing but refusals after which a trial follows."""
@@ -75,6 +75,10 @@ class DurationWindow:
         self._recent, self._ordered, self.median, self.slow, self.shortest = recent, ordered, median, slow, ordered[0]
         self._declined, self._since, self._on_trial = 0, math.inf, False
 
+    def at(self, quantile: float) -> float:
+        """A quantile of the durations; 0 if there are none."""
+        return self._ordered[math.ceil(quantile * len(self._ordered)) - 1] if self._ordered else 0.0
+
     def decline(self, now: float) -> bool:
         """Record that these durations rule something out; whether to try it anyway."""
         self._declined, self._since = self._declined + 1, min(self._since, now)
@@ -94,10 +98,12 @@ class Dispatch(NamedTuple):
     Attributes:
         typical: The median.
         slow: A high quantile, less the part of the grace period that it may use.
+        rare: A very high one, likewise.
     """
 
     typical: float = 0.0
     slow: float = 0.0
+    rare: float = 0.0
 
 
 class Forecast:
@@ -158,10 +164,17 @@ class Forecast:
         """The duration of a stage at best; 0 if unknown."""
         return self._at(stage, batch, "shortest")
 
-    def dispatch(self, mode: str, grace: float = 0.0) -> Dispatch:
-        """How long it takes to dispatch an answer in an execution mode."""
+    def dispatch(self, mode: str, grace: float = 0.0, longest: float = math.inf) -> Dispatch:
+        """How long it takes to dispatch an answer in an execution mode.
+
+        Args:
+            mode: The execution mode.
+            grace: Seconds after the deadline in which an answer is not yet late.
+            longest: Longer times are not expected: what was measured under an overload must not refuse everything after it.
+        """
         window = self._dispatch.get(mode, _UNKNOWN)
-        return Dispatch(window.median, max(window.slow - grace, 0.0))
+        slow, rare = (min(max(each - grace, 0.0), longest) for each in (window.slow, window.at(RARE_DISPATCH)))
+        return Dispatch(min(window.median, longest), slow, rare)
 
     def decline(self, stage: int, batch: int, mode: str, now: float) -> bool:
         """Record that the forecast rules out a stage; whether to try it anyway."""
