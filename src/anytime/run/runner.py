@@ -13,6 +13,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -226,21 +227,29 @@ class Runner:
 
         A request that does not fit behind those admitted before is refused at once, with `Overloaded`.
         """
-        settled = asyncio.Event()
-        task = self._task(x, make_budget(budget, deadline), mode="asyncio", notify=_waker(settled))
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        wake = partial(_set, ready)
+        task = self._task(x, make_budget(budget, deadline), mode="asyncio", notify=partial(_call, loop, wake))
+        timer: asyncio.TimerHandle | None = None
         try:
             self._executor.submit(task)
             left = task.seconds_left()
+            if left is not None:
+                timer = loop.call_later(left, wake)
             wake_up = self._clock.now() + (left or 0.0)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(settled.wait(), left)
+            await ready
             if task.settled:
                 return task.collect(since=task.settled_at)
             task.expire()
             return task.collect(since=wake_up)
         except BaseException:
-            task.interrupt()
+            if not task.settled:
+                task.interrupt()
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def stream_async(
         self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None
@@ -250,7 +259,7 @@ class Runner:
         Exits that are reached before the reader asks for them are yielded one by one all the same.
         """
         news = asyncio.Event()
-        notify = _waker(news)
+        notify = partial(_call, asyncio.get_running_loop(), news.set)
         task = self._task(x, make_budget(budget, deadline), mode="asyncio", notify=notify, on_exit=notify)
         given = task.least - 1
         try:
@@ -417,12 +426,12 @@ def _end(executor: Executor, threads: TorchThreads, *, patience: float | None = 
         threads.restore()
 
 
-def _waker(event: asyncio.Event) -> Callable[[], None]:
-    """A function for other threads that sets an event of this thread's event loop."""
-    loop = asyncio.get_running_loop()
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
-    def wake() -> None:
-        with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(event.set)
 
-    return wake
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in the thread of an event loop, from any thread."""
+    with suppress(RuntimeError):  # the loop may be closed by now
+        loop.call_soon_threadsafe(function)
