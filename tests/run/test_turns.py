@@ -329,7 +329,10 @@ def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes:
 
 
 @pytest.mark.parametrize("ask", ["predict", "submit"])
-def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(fakes: Any, logits: Tensor, ask: str) -> None:
+def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(
+    fakes: Any, logits: Tensor, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anytime.run.executor._LOOK_AT", 4)
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -337,10 +340,8 @@ def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(fake
         first = runner.submit(engine.rows, budget=Budget(exits=1))
         assert held.reached.wait(20)
         executor, place, reached = runner._executor, 0, True
-        tasks = []
         while reached:
-            others = [runner._task(engine.rows, Budget(exits=1)) for _ in range(70)]
-            tasks += others
+            others = [runner._task(engine.rows, Budget(exits=1)) for _ in range(5)]
             for task in others:
                 executor._arrived.append(task)  # as `predict` in other threads
             mine = runner._task(engine.rows, Budget(exits=1, time=1.0))
@@ -350,6 +351,7 @@ def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(fake
             assert all(task in kept for task in others)
             for task in others:
                 task.interrupt()
+            executor._arrived.clear()
             place += 1
         assert place > 20
         held.go_on.set()

@@ -151,6 +151,7 @@ class Executor:
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._watched = self._called = False
+        self._submitted = self._seen = 0  # how many requests were queued, and as many as a thread has seen
         self._turn = 0
         self._numbers = itertools.count()
         self._last = 0, -math.inf  # the thread of the last request, and its time
@@ -182,6 +183,7 @@ class Executor:
         with self._lock:
             self._arrived.append(task)
             self._take_arrivals(self._clock.now(), ended)
+            self._submitted += 1
         self._end(ended)
         self._wake()
 
@@ -306,9 +308,9 @@ class Executor:
         expired: list[Task] = []
         with self._lock:
             now = self._clock.now()
-            for _ in range(len(self._arrived)):
-                task = self._arrived.popleft()
-                (expired if task.settled or task.deadline < now else self._arrived).append(task)
+            expired += [task for task in list(self._arrived) if task.settled or task.deadline < now]
+            for task in expired:
+                self._arrived.remove(task)  # no other one is ever out of the queue: an exception may come now
         for task in expired:
             task.expire()
             task.drop()
@@ -323,9 +325,9 @@ class Executor:
         """Admit, park or refuse the requests that have arrived."""
         crowd = bool(self._parked) or len(self._arrived) > 1
         while self._arrived:
-            task = self._arrived.popleft()
+            task = self._arrived[0]  # removed once it is elsewhere: `submit` may be interrupted by an exception
             if task.settled:
-                ended.append(task)
+                ended.append(self._arrived.popleft())
                 continue
             retry = None if task.exit else self._retry_after(task, now)
             if retry is None and crowd and task.parks and task.dispatch is not None and not (task.exit or task.trial):
@@ -333,7 +335,9 @@ class Executor:
             if retry is None:
                 task.waited = task.waited or bool(self._waiting) or self._free(now) <= 0
                 self._waiting[task] = None
+                self._arrived.popleft()
             else:
+                self._arrived.popleft()
                 task.waited = True
                 if task.parks and (retry > 0 or self._others(task, now)):
                     task.retry_after = max(retry, self.setup.forecast.shortest(1, task.rows))
@@ -469,14 +473,16 @@ class Executor:
                     ended = self._run(batch, own)
         finally:
             self._threads.discard(me)
-            for task in [] if batch is None else batch.running:  # an error of this thread itself: no caller must wait for it
-                task.interrupt()
-                task.finish()
+            if batch is not None:  # an error of this thread itself: no caller must wait for it
+                self._active.discard(batch)
+                for task in batch.running:
+                    task.interrupt()
+                    task.finish()
 
     def _next(self, last: Batch | None, ended: list[Task]) -> Batch | None:
         """The next batch of a thread; requests that end are added to `ended`."""
         with self._lock:
-            self._called = False
+            self._called, self._seen = False, self._submitted
             now = self._clock.now()
             if last is not None:
                 self._active.discard(last)
@@ -500,7 +506,7 @@ class Executor:
         watches = False
         try:
             self._end(ended)
-            if self._arrived or self._closed:
+            if self._arrived or self._closed or self._submitted != self._seen:
                 return
             active = list(self._active)
             watches = bool(self._waiting and active) and not self._watched

@@ -406,9 +406,10 @@ class Task:
         )
 
     def _overloaded(self) -> Overloaded:
+        limit = "no deadline" if self.budget.time is None else f"a deadline of {1e3 * self.budget.time:.3g} ms"
         return Overloaded(
-            f"a deadline of {1e3 * self.budget.time:.3g} ms behind the requests that were admitted before",
-            expected=f"time for the first exit behind them; it is expected in {1e3 * self.retry_after:.3g} ms",
+            f"a request with {limit} behind those that were admitted before",
+            expected=f"room in the queue and time for the first exit; both are expected in {1e3 * self.retry_after:.3g} ms",
             fix="try again after error.retry_after seconds, allow more time, or use more cores",
             retry_after=self.retry_after,
         )
