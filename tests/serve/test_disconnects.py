@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import random
 import resource
 import socket
 import struct
+import sys
 import threading
 import time
 from pathlib import Path
@@ -95,6 +98,9 @@ def leave(live: Any, request: dict[str, Any], count: int, threads: int = 8) -> N
 
 
 def memory() -> int:
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # memory that is free but was not given back
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
