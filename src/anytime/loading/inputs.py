@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import IO, TYPE_CHECKING, Any
@@ -44,14 +45,25 @@ def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
     with open_file(path, expected="an image, or .npy or .npz with one input or a batch of them"):
         pass
     shape = input_shape(opened.model)
-    if isinstance(opened.model, ExportedModel) and not input_type(opened.model).is_floating_point:
-        return _as_tokens(read_array(path), opened.model), None
-    if path.suffix.lower() in (".npy", ".npz"):
-        return _as_batch(read_array(path), shape, opened), None
+    if path.suffix.lower() in (".npy", ".npz") or _takes_tokens(opened):
+        return array_batch(read_array(path), opened), None
     with open_file(path, expected=f"an image: {', '.join(FORMATS)}") as file:
         batch, (width, height) = image_batch(file, path.name, opened)
     size = f"{path.name} is {width} × {height}: scaled and cropped to {shape[2]} × {shape[1]}"
     return batch, None if (height, width) == shape[1:] else size
+
+
+def array_batch(array: NDArray[Any], opened: Opened) -> Tensor:
+    """One input or a batch as an array, as the batch that a model takes; texts as an array of strings."""
+    if reads_texts(opened):
+        return read_text_input(opened.folder, [str(text) for text in np.atleast_1d(array)])
+    if isinstance(opened.model, ExportedModel) and _takes_tokens(opened):
+        return _as_tokens(array, opened.model)
+    return _as_batch(array, input_shape(opened.model), opened)
+
+
+def _takes_tokens(opened: Opened) -> bool:
+    return isinstance(opened.model, ExportedModel) and not input_type(opened.model).is_floating_point
 
 
 def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tuple[Tensor, tuple[int, int]]:
@@ -121,7 +133,12 @@ def read_array(path: Path) -> NDArray[Any]:
     """The array of a `.npy`, or the only one of a `.npz` (or the one named x); nothing is unpickled."""
     if path.suffix.lower() == ".npy":
         return np.array(open_npy(path))
-    names = list(open_npz(path, ()))
+    name = only_name(list(open_npz(path, ())), path)
+    return read_npz(path, (name,), most=_LARGEST_INPUT)[name]
+
+
+def only_name(names: Sequence[str], path: Path) -> str:
+    """Which of a file's arrays or columns holds the inputs: the one named x, or the only one."""
     name = "x" if "x" in names else names[0] if len(names) == 1 else None
     if name is None:
         raise FormatError(
@@ -130,7 +147,7 @@ def read_array(path: Path) -> NDArray[Any]:
             fix="numpy.savez('input.npz', x=...)",
             path=path,
         )
-    return read_npz(path, (name,), most=_LARGEST_INPUT)[name]
+    return name
 
 
 def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Tensor:

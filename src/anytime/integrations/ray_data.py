@@ -1,0 +1,188 @@
+"""Batch inference over files, in one process or on a Ray cluster: the same function over the same blocks of rows.
+
+Files are cut into blocks, and each worker reads its blocks itself, so inputs never travel between machines. A block is also a
+batch of the model: where it runs does not change its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anytime.checks import check_count
+from anytime.errors import MissingExtraError
+from anytime.loading.blocks import Block, cut_files
+from anytime.loading.inputs import array_batch
+from anytime.loading.models import input_shape, make_example, open_any, reads_texts
+from anytime.run import Budget, Runner, RunOptions
+
+Columns = dict[str, NDArray[Any]]
+
+
+class Predictor:
+    """A model that answers batches of columns; a callable class for Ray Data's `map_batches`.
+
+    Args:
+        model: A folder, as `anytime predict` takes it.
+        column: The column with the inputs.
+        rule: How the exits are combined; by default that of the calibration, or as `Runner` chooses.
+        engine: What runs the stages.
+        calibration: Files of fitted objects.
+        policy: The file of a fitted policy that lets inputs stop early.
+        exits: The largest number of exits.
+        data: What the model was trained on, if its folder does not say so.
+        probabilities: Whether to return those of all classes.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        column: str = "x",
+        rule: str | None = None,
+        engine: str = "eager",
+        calibration: Sequence[str | Path] = (),
+        policy: str | Path | None = None,
+        exits: int | None = None,
+        data: str | None = None,
+        probabilities: bool = False,
+    ) -> None:
+        import anytime
+
+        self._column, self._probabilities, self._budget = column, probabilities, Budget(exits=exits)
+        self._opened = open_any(Path(model), data)
+        network = self._opened.model
+        fitted = tuple(anytime.load(path) for path in calibration)
+        chosen: Any = None if policy is None else anytime.load(policy)
+        example = make_example(network, input_shape(network), 1)
+        self._runner = Runner(
+            network, rule, engine, calibration=fitted or None, policy=chosen, example=example, options=RunOptions()
+        )
+
+    def __call__(self, batch: Columns) -> Columns:
+        """The columns `labels`, `confidence`, `exit` and `fell_back` in place of the inputs."""
+        answers = self.predict(batch[self._column])
+        return {**{name: values for name, values in batch.items() if name != self._column}, **answers}
+
+    def predict(self, inputs: NDArray[Any]) -> Columns:
+        """The answers to a batch of inputs, as columns."""
+        if not reads_texts(self._opened):
+            sizes = input_shape(self._opened.model)
+            if inputs.ndim == 2 and inputs.shape[1] == prod(sizes):  # columns hold flat lists
+                inputs = inputs.reshape(-1, *sizes)
+        answer = self._runner.predict(array_batch(inputs, self._opened), budget=self._budget)
+        columns = {
+            "labels": answer.labels.numpy(),
+            "confidence": answer.confidence.numpy(),
+            "exit": np.broadcast_to(np.asarray(answer.exit), len(inputs)).copy(),
+            "fell_back": answer.fell_back.numpy(),
+        }
+        return {**columns, "probabilities": answer.probs.numpy()} if self._probabilities else columns
+
+    def close(self) -> None:
+        """End the runner."""
+        self._runner.close()
+
+
+class _BlockPredictor(Predictor):
+    """Answers blocks, given as rows of their attributes."""
+
+    def __call__(self, batch: Columns) -> Columns:
+        fields = {name: values.tolist() for name, values in batch.items()}
+        parts = [self.answer(Block(*values)) for values in zip(*fields.values(), strict=True)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def answer(self, block: Block) -> Columns:
+        answers = self.predict(block.read())
+        return {"row": np.arange(block.first, block.first + block.stop - block.start), **answers}
+
+
+def map_batches(dataset: Any, model: str | Path, *, rows: int = 64, workers: int = 1, gpus: float = 0, **settings: Any) -> Any:
+    """A Ray dataset with answers in place of its inputs.
+
+    Args:
+        dataset: A `ray.data.Dataset`.
+        model: A folder that every node can read.
+        rows: Rows per batch.
+        workers: Number of processes, each with the model and one core.
+        gpus: GPUs per process.
+        settings: Further arguments of `Predictor`.
+    """
+    return _map(dataset, Predictor, model, rows=rows, workers=workers, gpus=gpus, **settings)
+
+
+def predict_files(
+    files: Iterable[str | Path],
+    model: str | Path,
+    *,
+    rows: int = 64,
+    column: str | None = None,
+    workers: int = 0,
+    gpus: float = 0,
+    **settings: Any,
+) -> Columns:
+    """The answers to all inputs of some files, as columns in the order of the files.
+
+    Args:
+        files: As for `cut_files`. With workers, every node must be able to read them.
+        model: A folder, as `anytime predict` takes it.
+        rows: Rows per batch.
+        column: As for `cut_files`.
+        workers: Number of Ray processes; 0 runs in this process, without Ray.
+        gpus: GPUs per Ray process.
+        settings: Further arguments of `Predictor`.
+    """
+    blocks = cut_files(files, rows=rows, column=column)
+    parts = _with_ray(blocks, model, workers, gpus, settings) if workers else _here(blocks, model, settings)
+    found = list(parts)
+    columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    order = np.argsort(columns.pop("row"))
+    return {name: values[order] for name, values in columns.items()}
+
+
+def _here(blocks: Sequence[Block], model: str | Path, settings: dict[str, Any]) -> Iterator[Columns]:
+    predictor = _BlockPredictor(model, **settings)
+    try:
+        for block in blocks:
+            yield predictor.answer(block)
+    finally:
+        predictor.close()
+
+
+def _with_ray(
+    blocks: Sequence[Block], model: str | Path, workers: int, gpus: float, settings: dict[str, Any]
+) -> Iterator[Columns]:
+    data = _ray_data()
+    # Neighbours stay together: a worker opens a file once for many blocks.
+    dataset = data.from_items([asdict(block) for block in blocks], override_num_blocks=min(4 * workers, len(blocks)))
+    answers = _map(dataset, _BlockPredictor, model, rows=None, workers=workers, gpus=gpus, **settings)
+    yield from answers.iter_batches(batch_size=None, batch_format="numpy")
+
+
+def _map(dataset: Any, kind: type, model: str | Path, *, rows: int | None, workers: int, gpus: float, **settings: Any) -> Any:
+    return dataset.map_batches(
+        kind,
+        batch_size=rows,
+        batch_format="numpy",
+        fn_constructor_args=(str(model),),
+        fn_constructor_kwargs=settings,
+        compute=_ray_data().ActorPoolStrategy(size=check_count(workers, "workers")),
+        num_cpus=1,
+        num_gpus=gpus,
+    )
+
+
+def _ray_data() -> Any:
+    try:
+        import ray.data
+    except ImportError as error:
+        raise MissingExtraError(
+            "Ray is not installed", expected="the extra ray", fix="pip install 'anytime-nn[ray]'"
+        ) from error
+    return ray.data

@@ -1,0 +1,202 @@
+"""Programs that start a small Ray of their own, each in a process of its own: Ray reads its environment when it is imported.
+
+`python ray_programs.py PROGRAM` prints one JSON document as its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+TOKEN = secrets.token_urlsafe(32)
+SETTINGS = {
+    "ANYTIME_TOKEN": TOKEN,
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # otherwise Ray writes one into the home directory
+    "RAY_AUTH_MODE": "token",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def local_ray() -> Iterator[None]:
+    import ray
+
+    ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def served(replicas: int) -> Iterator[str]:
+    """The sample model on a local Ray; yields the address."""
+    for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"):
+        os.environ[name] = str(free_port())
+    with local_ray():
+        from ray import serve
+
+        from anytime.integrations.ray_serve import make_application
+
+        port = free_port()
+        serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
+        try:
+            options = {"num_replicas": replicas, "health_check_period_s": 1.0}
+            serve.run(make_application(deadline="30s", engine="eager", ray=options), name="digits")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
+
+
+class Client:
+    """Asks for test images and compares each answer with the rule's value at its exit."""
+
+    def __init__(self, address: str) -> None:
+        import httpx
+        import torch
+
+        from anytime.data import load_digits
+        from anytime.data.augment import normalise
+        from anytime.models import load
+        from anytime.run import Runner
+        from anytime.samples import digits_model
+        from anytime.train.data.named import doubled
+
+        data = doubled(load_digits(channels=1)["test"]).take(torch.arange(40))
+        self.images = normalise(data.images, data.mean, data.std)
+        folder, sets = digits_model()
+        model = load(folder)
+        with torch.inference_mode(), Runner(model, calibration=sets) as runner:
+            self.expected = runner.rule(model(self.images)).probs
+        self._http = httpx.Client(
+            base_url=address, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60, limits=httpx.Limits(max_connections=16)
+        )
+
+    def ask(self, number: int) -> str:
+        """The outcome of a request: `correct`, `wrong`, a status, or the name of an exception."""
+        import httpx
+        import torch
+
+        row, exit = number % 40, 1 + number % 5
+        image = self.images[row : row + 1]
+        body = {
+            "inputs": [{"name": "input", "shape": list(image.shape), "datatype": "FP32", "data": image.ravel().tolist()}],
+            "parameters": {"max_exit": exit, "timeout": 30_000_000},
+            "id": str(number),
+        }
+        try:
+            response = self._http.post("/v2/models/digits/infer", json=body)
+        except httpx.HTTPError as error:
+            return type(error).__name__
+        if response.status_code != 200:
+            return str(response.status_code)
+        document = response.json()
+        outputs = {each["name"]: each["data"] for each in document["outputs"]}
+        reached = document["parameters"]["exit"]
+        same = torch.allclose(torch.tensor(outputs["probabilities"]), self.expected[reached - 1, row], atol=1e-4)
+        return "correct" if same and reached == exit and document["id"] == str(number) else "wrong"
+
+    def get(self, path: str, **headers: str) -> int:
+        return int(self._http.get(path, headers=headers).status_code)
+
+
+def smoke() -> dict[str, Any]:
+    """One replica: answers, refuses strangers, and batch inference beside it."""
+    with served(1) as address:
+        client = Client(address)
+        return {
+            "outcomes": Counter(map(client.ask, range(10))),
+            "ready": client.get("/v2/health/ready"),
+            "without_token": client.get("/v2", authorization=""),
+        }
+
+
+def data() -> dict[str, Any]:
+    """Batch inference over the files of the folder in `argv`, with two workers and in this process."""
+    import numpy as np
+
+    from anytime.integrations.ray_data import map_batches, predict_files
+
+    folder = Path(sys.argv[2])
+    files, model = sorted(folder.glob("inputs.*")), folder / "model"
+    here = predict_files(files, model, rows=7, probabilities=True)
+    with local_ray():
+        from ray.data import from_numpy
+
+        there = predict_files(files, model, rows=7, workers=2, probabilities=True)
+        rows = np.load(folder / "inputs.npy")
+        mapped = map_batches(from_numpy(rows), model, rows=16, column="data").take_all()
+    labels = sorted(int(row["labels"]) for row in mapped)
+    return {
+        "rows": len(there["labels"]),
+        "same": [name for name in here if np.allclose(here[name], there[name], atol=1e-5)],
+        "mapped": labels == sorted(here["labels"][: len(rows)].tolist()),
+    }
+
+
+def kill(requests: int = 600, threads: int = 8) -> dict[str, Any]:
+    """Two replicas under load; one is killed after a third of the requests."""
+    import ray
+    from ray.util import list_named_actors
+
+    outcomes: list[tuple[int, str]] = []
+    numbers, killed = iter(range(requests)), threading.Event()
+
+    def replicas() -> list[str]:
+        return sorted(
+            each["name"] for each in list_named_actors(all_namespaces=True) if each["name"].startswith("SERVE_REPLICA::digits#")
+        )
+
+    def loop(ask: Callable[[int], str]) -> None:
+        for number in numbers:
+            after = killed.is_set()
+            outcomes.append((after, ask(number)))
+
+    with served(2) as address:
+        client = Client(address)
+        before = replicas()
+        load = [threading.Thread(target=loop, args=(client.ask,)) for _ in range(threads)]
+        for thread in load:
+            thread.start()
+        while len(outcomes) < requests // 3:
+            time.sleep(0.01)
+        killed.set()
+        ray.kill(ray.get_actor(before[0], namespace="serve"))
+        began = time.monotonic()
+        for thread in load:
+            thread.join()
+        until = began + 240
+        while len(current := [name for name in replicas() if name != before[0]]) < 2 and time.monotonic() < until:
+            time.sleep(0.5)
+        return {
+            "before": Counter(outcome for after, outcome in outcomes if not after),
+            "after": Counter(outcome for after, outcome in outcomes if after),
+            "replicas": len(before),
+            "replaced": len(current) == 2,
+            "threads": threads,
+        }
+
+
+if __name__ == "__main__":
+    os.environ.update(SETTINGS)
+    print(json.dumps({"smoke": smoke, "data": data, "kill": kill}[sys.argv[1]]()))
