@@ -53,8 +53,8 @@ def bench(
 ) -> int:
     """Simulate a server under load, to size a machine before buying it.
 
-    Requests arrive at random. The tables show, for each policy and load, which fraction of all requests gets a correct answer in
-    time, gets an answer in time, and is refused, and the mean exit of the answers.
+    Requests arrive at random. The tables show, for each policy and load, which fraction of all requests gets a correct answer
+    in time, gets an answer in time, and is refused, and the mean exit of the answers.
 
     Args:
         file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits: their rows
