@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("onnxruntime")
+pytest.importorskip("anytime.serve")
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "load.py"
 
 

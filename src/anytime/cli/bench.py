@@ -26,6 +26,12 @@ Words = Annotated[list[str], Parameter(consume_multiple=True, negative=())]
 """Several words after one option, or a comma-separated list."""
 PLAIN = "plain"
 """The name of a server that runs all exits for one request after the other, and neither refuses nor drops any."""
+_METRICS = (
+    ("correct", "correct answers in time, % of all requests", 100.0),
+    ("in_time", "answers in time, % of all requests", 100.0),
+    ("mean_exit", "mean exit of answers in time", 1.0),
+    ("refused", "refused at once, % of all requests", 100.0),
+)
 _MOST_REQUESTS, _MOST_WORKERS, _MOST_PERCENT = 1_000_000, 1024, 100_000.0
 
 
@@ -47,8 +53,8 @@ def bench(
 ) -> int:
     """Simulate a server under load, to size a machine before buying it.
 
-    Requests arrive at random. Each cell of the table has the percentage of all requests with an answer in time, the mean exit
-    of these answers, the percentage of all requests with a correct answer in time, and the percentage that was refused.
+    Requests arrive at random. The tables show, for each policy and load, which fraction of all requests gets a correct answer
+    in time, gets an answer in time, and is refused, and the mean exit of the answers.
 
     Args:
         file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits: their rows
@@ -228,22 +234,18 @@ def chart(document: dict[str, Any]) -> str:
 
 
 def print_cells(document: dict[str, Any], names: Sequence[str]) -> None:
-    """Print one table per deadline to stdout, with one row per policy and one column per load."""
+    """Print four tables per deadline to stdout, with one row per policy and one column per load."""
     from anytime.cli.console import print_line, print_table
 
     for limit in dict.fromkeys(cell["deadline"] for cell in document["cells"]):
         cells = [cell for cell in document["cells"] if cell["deadline"] == limit]
-        rows = [(name, *(_cell(cell["policies"][name]) for cell in cells)) for name in names]
-        rows.append(("fluid bound", *(f"{100 * cell['bound']:.1f} correct" for cell in cells)))
-        title = f"deadline {1e3 * limit:g} ms: in time % / mean exit / correct of all % / refused %"
-        headings = (f"{cell['load']:g} %, {cell['rate']:,.0f}/s" for cell in cells)
-        print_table(("load", *headings), rows, title=title, section=len(names))
+        headings = ("load", *(f"{cell['load']:g} %" for cell in cells))
+        for key, title, factor in _METRICS:
+            rows = [(name, *(f"{factor * cell['policies'][name][key]:.1f}" for cell in cells)) for name in names]
+            if key == "correct":
+                rows.append(("fluid bound", *(f"{factor * cell['bound']:.1f}" for cell in cells)))
+            print_table(headings, rows, title=f"deadline {1e3 * limit:g} ms: {title}", section=len(names))
     print_line(
-        f"{document['file']}, {document['rule']}: {document['requests']:,} simulated requests per cell, workers "
+        f"{document['file']}, {document['rule']}: {document['requests']:,} simulated requests per column, workers "
         f"{document['workers']}. 100 % is a plain server's capacity, {document['capacity']:,.0f} requests per second."
     )
-
-
-def _cell(found: dict[str, float]) -> str:
-    percentages = [f"{100 * found[name]:.1f}".removesuffix(".0") for name in ("in_time", "correct", "refused")]
-    return f"{percentages[0]} / {found['mean_exit']:.1f} / {percentages[1]} / {percentages[2]}"
