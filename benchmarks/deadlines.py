@@ -47,7 +47,7 @@ from torch import Tensor
 
 import anytime
 from anytime.models import create
-from anytime.run import Runner
+from anytime.run import Runner, RunOptions
 from anytime.run.engines import Engine, make_engine
 from anytime.run.timing.clock import MonotonicClock
 
@@ -229,9 +229,9 @@ def main() -> None:
     with (
         torch.inference_mode(),
         competitor(options.core, options.load),
-        Runner(model, rule, engine, on_too_short="prior") as runner,
-        Runner(model, rule, engine, on_too_short="prior", grace=LATE) as graced,
-        Runner(model, rule, engine, on_too_short="prior", grace=LATE, preempt=False) as in_caller,
+        Runner(model, rule, engine, options=RunOptions(on_too_short="prior")) as runner,
+        Runner(model, rule, engine, options=RunOptions(on_too_short="prior", grace=LATE)) as graced,
+        Runner(model, rule, engine, options=RunOptions(on_too_short="prior", grace=LATE, preempt=False)) as in_caller,
     ):
         turns: dict[str, Turn] = {
             RUNNER: partial(ask, runner),

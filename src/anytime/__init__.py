@@ -36,13 +36,13 @@ if _typing.TYPE_CHECKING:
         parse_rule,
     )
     from anytime.conformal import conformal_sets
-    from anytime.errors import AnytimeError, DeadlineTooShort
+    from anytime.errors import AnytimeError, DeadlineTooShort, Overloaded
     from anytime.evaluation import evaluate, open_logits
     from anytime.fitted import Fitted
     from anytime.models import attach_exits
     from anytime.models import create as create_model
     from anytime.models import load as load_model
-    from anytime.run import Answer, Budget, Runner
+    from anytime.run import Answer, Budget, Runner, RunOptions
 
 __version__ = "0.1.0"
 
@@ -56,11 +56,13 @@ __all__ = [
     "Intersection",
     "Latest",
     "Mixture",
+    "Overloaded",
     "Powers",
     "Prediction",
     "Product",
     "ReLU",
     "Rule",
+    "RunOptions",
     "Runner",
     "Scaled",
     "Tempered",
@@ -86,6 +88,8 @@ _HOMES = {
     "AnytimeError": ("errors", "AnytimeError"),
     "Budget": ("run", "Budget"),
     "DeadlineTooShort": ("errors", "DeadlineTooShort"),
+    "Overloaded": ("errors", "Overloaded"),
+    "RunOptions": ("run", "RunOptions"),
     "Runner": ("run", "Runner"),
     "attach_exits": ("models", "attach_exits"),
     "certify": ("calibrate", "certify"),

@@ -23,6 +23,7 @@ PACKAGES = [
     "anytime.train",
     "anytime.report",
     "anytime.testing",
+    "anytime.serve",
 ]
 
 

@@ -21,7 +21,7 @@ import torch
 
 from anytime.errors import AnytimeError
 from anytime.models import MLP, MLPConfig
-from anytime.run import Budget, Runner
+from anytime.run import Budget, Runner, RunOptions
 
 DEADLINE, PATIENCE = 0.5, 30.0
 warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
@@ -137,14 +137,14 @@ def main(kind: str, count: int, workers: int) -> None:
     torch.set_num_threads(1)
     model, x = MLP(MLPConfig(classes=5, inputs=8, exits=6)).eval(), torch.randn(3, 8)
     before = threading.active_count()
-    runner = Runner(model, workers=workers)
+    runner = Runner(model, options=RunOptions(workers=workers))
     {"forks": forks, "interrupts": interrupts}[kind](runner, x, count)
     for _ in range(20):  # every thread is usable
         assert runner.predict(x, deadline=PATIENCE).exit == 6
     tasks = [runner.submit(x, deadline=PATIENCE) for _ in range(4 * workers)]
     assert [task.result().exit for task in tasks] == [6] * len(tasks)
-    assert not runner._executor._waiting
-    assert len(runner._executor._at) <= workers
+    assert runner.load_status.waiting == 0
+    assert len(runner._executor._threads) <= workers
     runner.close()
     assert threading.active_count() == before
     print("done", count)

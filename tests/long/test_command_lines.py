@@ -50,7 +50,7 @@ FREQUENCY = {
     "profile": 1,
     "reproduce": 0.5,
 }
-FREQUENCY |= {"export": 0.3, "doctor": 0.1, "demo": 0.1}
+FREQUENCY |= {"bench": 1, "export": 0.3, "doctor": 0.1, "demo": 0.1}
 ODD = ["", " ", "-", "--", "---", "-1", "0", "1e400", "nan", "inf", "-inf", "9" * 30, "9" * 5000, "x" * 5000, "é", "a\tb"]
 ODD += ["\udcff", "*", "%s", "{}", "[1]", "\x1b[31m", "none", "None", "true", "../..", "/dev/null", "/dev/zero", "/", ".", "~"]
 ODD += ["1,2", ",", "=", "@x"]
@@ -61,6 +61,8 @@ WORDS: dict[str, list[str]] = {
     "costs": ["1,2,3", "3,2,1", "1,2", "1,,2", "a,b,c", "1e308,2e308,3e308", "-1,0,1", "nan,1,2"],
     "deadline": ["5ms", "1s", "0", "-5ms", "soon", "1e9s", "1000", "5 ms", "nan", "1h"],
     "engine": ["eager", "eager", "eager", "folded", "auto", "steam", "onnxruntime", "cuda-graphs"],
+    "policy": ["gain", "gain,slack-fit", "plain", "fifo", ","],
+    "load": ["100%", "30,3000%", "0", "-5%", "%", "1e3", "100000"],
     "batch": ["1", "1,8", "0", "-1", "1,a", "99999999999", "8,8"],
     "shape": ["3,32,32", "2", "0", "1,1", "99999999999,9", "-3", "a", "1," * 50],
     "model": ["mlp-toy", "msdnet-cifar", "minilm-l6", "mlp", "nothing"],
@@ -155,6 +157,8 @@ class Line:
             words += self.option(one)
         if verb in ("train", "demo") and chance.random() < 0.9:  # a valid call would train for minutes
             words += pick([["--seed", "-1"], ["--rot", "1"], ["--seed", "x"], ["--out", "/dev/null/x"]])
+        if verb == "bench":
+            words += ["--requests", pick(["1", "50", "0", "-3", "10" * 20])]
         if verb == "profile":
             words += ["--repeats", pick(["1", "2", "0", "-3", "10" * 20])]
         return [verb, *(["--help"] if chance.random() < 0.01 else []), *words]

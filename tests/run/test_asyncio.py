@@ -10,7 +10,7 @@ from torch import Tensor
 
 import anytime
 from anytime.errors import DeadlineTooShort
-from anytime.run import Budget, Forecast, Runner
+from anytime.run import Budget, Forecast, Runner, RunOptions
 
 
 class Held:
@@ -39,7 +39,7 @@ def test_the_loop_is_free_while_stages_run(fakes: Any, logits: Tensor) -> None:
         held.go_on.set()
         return await request
 
-    with Runner(engine, engine=engine, clock=clock) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock)) as runner:
         answer = asyncio.run(main(runner))
     assert (answer.exit, answer.reason) == (5, "finished")
     torch.testing.assert_close(answer.log_probs, anytime.Product()(logits).log_probs[-1])
@@ -59,7 +59,7 @@ def test_cancelling_interrupts(fakes: Any, logits: Tensor) -> None:
             await request
         assert len(asyncio.all_tasks()) == 1
 
-    with Runner(engine, engine=engine, clock=clock) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock)) as runner:
         asyncio.run(main(runner))
         held.go_on.set()
     assert engine.begun == [0, 1, 2]
@@ -70,7 +70,7 @@ def test_the_answer_is_there_at_the_deadline(fakes: Any, logits: Tensor) -> None
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, stages=3)
-    with Runner(engine, engine=engine, clock=clock) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock)) as runner:
         answer = asyncio.run(runner.predict_async(engine.rows, deadline="50ms"))  # asyncio waits by a clock of its own
         assert (answer.exit, answer.reason) == (2, "deadline")
         held.go_on.set()
@@ -79,9 +79,9 @@ def test_the_answer_is_there_at_the_deadline(fakes: Any, logits: Tensor) -> None
 
 def test_budgets_and_errors_are_those_of_predict(fakes: Any, logits: Tensor) -> None:
     engine, forecast = fakes.FakeEngine(logits), Forecast()
-    with Runner(engine, engine=engine, forecast=forecast) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(forecast=forecast)) as runner:
         assert asyncio.run(runner.predict_async(engine.rows, budget=Budget(exits=2))).exit == 2
-        forecast.seed(0, 6, [9.0] * 100)
+        forecast.seed(1, 6, [9.0] * 100)
         with pytest.raises(DeadlineTooShort):
             asyncio.run(runner.predict_async(engine.rows, deadline="1ms"))
         engine.fail_at = 1

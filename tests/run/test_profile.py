@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anytime.errors import DeadlineTooShort, FormatError, OptionError, ShapeError
-from anytime.run import Profile, Runner, profile_model
+from anytime.run import Profile, Runner, RunOptions, profile_model
 from anytime.run.timing.profile import describe_machine
 
 
@@ -41,7 +41,7 @@ def test_a_runner_starts_with_a_profile(engine: Any, tmp_path: Path) -> None:
     profile = profile_model(engine, engine.rows, batch_sizes=(6,), repeats=2, clock=engine.clock, macs=range(1, 6))
     path = profile.save(tmp_path / "profile.json")
     for given in (profile, path, str(path)):
-        with Runner(engine, "latest", engine, profile=given, clock=engine.clock) as runner:
+        with Runner(engine, "latest", engine, profile=given, options=RunOptions(clock=engine.clock)) as runner:
             with pytest.raises(DeadlineTooShort) as error:
                 runner.predict(engine.rows, deadline=0.05)
             assert error.value.forecast == pytest.approx(0.1)

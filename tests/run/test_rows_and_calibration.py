@@ -16,7 +16,7 @@ from anytime.conformal.sets import fit_conformal_sets
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models import MLP, Ensemble, IntervalMLP, MLPConfig, measure_cost
 from anytime.policy import Confidence, Entropy, Patience, Policy, fit_budget_policy
-from anytime.run import Budget, Runner
+from anytime.run import Budget, Runner, RunOptions
 from anytime.run.engines.eager import EagerEngine
 
 
@@ -86,7 +86,7 @@ def test_a_batch_that_is_interrupted_has_every_rows_best_answer(fakes: Any, many
 def test_a_deadline_counts_for_the_batch_while_rows_leave(fakes: Any, many: Tensor) -> None:
     clock = fakes.FakeClock(waited=True)
     engine = fakes.FakeEngine(many, (1.0, 1.0, 9.0, 1.0, 1.0), clock)
-    with Runner(engine, engine=engine, policy=Confidence(0.9), clock=clock) as runner:
+    with Runner(engine, engine=engine, policy=Confidence(0.9), options=RunOptions(clock=clock)) as runner:
         answer = runner.predict(engine.rows, deadline=3.0)
         clock.resume()
     assert (answer.reason, answer.elapsed) == ("deadline", 3.0)
@@ -183,7 +183,7 @@ def test_sets_of_another_rule_are_refused(fakes: Any, many: Tensor) -> None:
 def test_the_prior_has_the_whole_set(fakes: Any, many: Tensor) -> None:
     sets = fit_conformal_sets(many, many[-1].argmax(-1), rule="latest")
     engine = fakes.FakeEngine(many)
-    with Runner(engine, engine=engine, calibration=sets, on_too_short="prior") as runner:
+    with Runner(engine, engine=engine, calibration=sets, options=RunOptions(on_too_short="prior")) as runner:
         answer = runner.predict(engine.rows, deadline=0)
     torch.testing.assert_close(answer.probs, torch.full((200, 4), 0.25))
     assert answer.prediction_set is not None

@@ -36,6 +36,10 @@ class Live:
     port: int
     loop: list[asyncio.AbstractEventLoop] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=120, limits=httpx.Limits(keepalive_expiry=1))
+        self.get, self.post, self.request = self.client.get, self.client.post, self.client.request
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -75,8 +79,9 @@ def running(service: Service, limits: Limits | None = None, **options: Any) -> I
     try:
         yield live
     finally:
+        live.client.close()
         live.server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

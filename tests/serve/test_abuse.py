@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 PATH = b"/v2/models/digits/infer"
@@ -133,7 +132,7 @@ def memory() -> int:
 def test_abuses_get_4xx_or_a_closed_connection(small: Any, digits: Any, request_of: Any) -> None:
     tasks = small.tasks()
     check(small, 120, seed=int(os.environ.get("BATTERY", "17")))
-    assert httpx.post(f"{small.url}/v2/models/digits/infer", json=request_of(digits[0][:1])).status_code == 200
+    assert small.post("/v2/models/digits/infer", json=request_of(digits[0][:1])).status_code == 200
     small.wait_until_idle(tasks)
 
 
@@ -145,7 +144,7 @@ def test_five_thousand_abuses(small: Any, digits: Any, request_of: Any) -> None:
     check(small, 5000, seed=2)
     small.wait_until_idle(tasks)
     assert memory() - before < 64 << 20
-    assert httpx.post(f"{small.url}/v2/models/digits/infer", json=request_of(digits[0][:1])).status_code == 200
+    assert small.post("/v2/models/digits/infer", json=request_of(digits[0][:1])).status_code == 200
 
 
 def closed_after(connection: socket.socket, seconds: float) -> bool:
@@ -167,7 +166,7 @@ def closed_after(connection: socket.socket, seconds: float) -> bool:
 def test_slow_senders_are_cut_off(start: bytes, small: Any) -> None:
     with socket.create_connection(("127.0.0.1", small.port)) as connection:
         connection.sendall(start)
-        assert closed_after(connection, 20.0)
+        assert closed_after(connection, 60.0)
 
 
 def test_headers_one_byte_at_a_time_are_cut_off(small: Any) -> None:
@@ -175,12 +174,13 @@ def test_headers_one_byte_at_a_time_are_cut_off(small: Any) -> None:
     with socket.create_connection(("127.0.0.1", small.port)) as connection:
         connection.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        began = time.monotonic()
-        with pytest.raises(OSError):
-            for _ in range(200):
+        for _ in range(200):
+            try:
                 connection.sendall(b"G")
-                time.sleep(0.1)
-        assert time.monotonic() - began < 19
+            except OSError:
+                return
+            time.sleep(0.1)
+    pytest.fail("still open after 20 s")
 
 
 def test_a_client_that_does_not_read_is_cut_off(small: Any, digits: Any, request_of: Any) -> None:
@@ -188,21 +188,22 @@ def test_a_client_that_does_not_read_is_cut_off(small: Any, digits: Any, request
     with socket.create_connection(("127.0.0.1", small.port)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(1.0)
-        with pytest.raises(OSError):
-            for _ in range(400):
+        for _ in range(400):
+            try:
                 connection.sendall(head(len(request)) + request)
-            assert not closed_after(connection, 20.0)
-            raise ConnectionResetError
+            except OSError:  # it does not read any more, or has closed
+                break
+        assert closed_after(connection, 60.0)
+    small.wait_until_idle(idle, 60)
 
 
 def test_more_connections_than_allowed_are_closed(serving: Any, open_folder: Any) -> None:
     from anytime.serve import Limits
 
-    live = serving(open_folder(), Limits(connections=3))
-    with httpx.Client(base_url=live.url) as client:
-        assert client.get("/v2").status_code == 200
-        others = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(4)]
-        assert closed_after(others[-1], 2.0)
-        assert client.get("/v2").status_code == 200
-        for other in others:
-            other.close()
+    live = serving(open_folder(), Limits(connections=3, head_seconds=60.0))
+    others = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(4)]
+    assert closed_after(others[-1], 30.0)
+    for other in others:
+        other.close()
+    live.wait_until_idle(live.tasks())
+    assert live.get("/v2").status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from anytime.errors import DeadlineTooShort, Overloaded
+from anytime.run import RunOptions
 
 INFER = "/v2/models/digits/infer"
 
@@ -42,7 +44,7 @@ def test_metadata_follows_the_protocol(live: Any) -> None:
 
 @pytest.mark.parametrize("exit", range(1, 6))
 def test_each_exit_has_the_offline_value(exit: int, live: Any, digits: Any, offline: Any, request_of: Any) -> None:
-    found = httpx.post(live.url + INFER, json=request_of(digits[0][:3], max_exit=exit, set=True)).json()
+    found = live.post(INFER, json=request_of(digits[0][:3], max_exit=exit, set=True)).json()
     assert found["parameters"]["exit"] == exit
     assert found["parameters"]["reason"] == ("exits" if exit < 5 else "finished")
     np.testing.assert_allclose(numbers(found, "probabilities"), offline.probs[exit - 1, :3], atol=1e-4)
@@ -58,7 +60,7 @@ def test_binary_data_in_both_directions(live: Any, digits: Any, offline: Any) ->
     outputs = [{"name": "probabilities", "parameters": {"binary_data": True}}, {"name": "fell_back"}]
     head = json.dumps({"id": "a", "inputs": [described], "outputs": outputs}).encode()
     header = {"Inference-Header-Content-Length": str(len(head))}
-    response = httpx.post(live.url + INFER, content=head + array.tobytes(), headers=header)
+    response = live.post(INFER, content=head + array.tobytes(), headers=header)
     length = int(response.headers["inference-header-content-length"])
     found = json.loads(response.content[:length])
     assert (found["id"], [output["name"] for output in found["outputs"]]) == ("a", ["probabilities", "fell_back"])
@@ -67,7 +69,7 @@ def test_binary_data_in_both_directions(live: Any, digits: Any, offline: Any) ->
 
 
 def test_a_stream_has_one_event_per_exit(live: Any, digits: Any, offline: Any, request_of: Any) -> None:
-    response = httpx.post(f"{live.url}{INFER}_stream", json=request_of(digits[0][:2]))
+    response = live.post(f"{INFER}_stream", json=request_of(digits[0][:2]))
     assert response.headers["content-type"].startswith("text/event-stream")
     found = events(response.text)
     assert [event["parameters"]["exit"] for event in found] == [1, 2, 3, 4, 5]
@@ -80,10 +82,10 @@ def test_a_stream_has_one_event_per_exit(live: Any, digits: Any, offline: Any, r
 def test_confidence_ends_a_request(live: Any, digits: Any, offline: Any, request_of: Any) -> None:
     row = int((offline.confidence[0] < 0.9).nonzero()[0])
     reached = int((offline.confidence[:, row] >= 0.9).nonzero()[0]) + 1
-    found = httpx.post(live.url + INFER, json=request_of(digits[0][row : row + 1], target_confidence=0.9)).json()
+    found = live.post(INFER, json=request_of(digits[0][row : row + 1], target_confidence=0.9)).json()
     assert found["parameters"]["exit"] == reached
     assert found["parameters"]["reason"] == ("confidence" if reached < 5 else "finished")
-    found = httpx.post(live.url + INFER, json=request_of(digits[0][:1], target_confidence=0.01, min_exit=3)).json()
+    found = live.post(INFER, json=request_of(digits[0][:1], target_confidence=0.01, min_exit=3)).json()
     assert found["parameters"]["exit"] == 3
 
 
@@ -102,8 +104,8 @@ def test_people_send_images_and_numbers(live: Any, digits: Any, offline: Any) ->
     image = pytest.importorskip("PIL.Image", reason="images need Pillow")
     file = io.BytesIO()
     image.fromarray(digits[1][3, 0].numpy()).save(file, "PNG")
-    by_image = httpx.post(f"{live.url}/predict?top=3", content=file.getvalue(), headers={"content-type": "image/png"}).json()
-    by_numbers = httpx.post(f"{live.url}/predict?top=3", json={"input": digits[0][3].tolist()}).json()
+    by_image = live.post("/predict?top=3", content=file.getvalue(), headers={"content-type": "image/png"}).json()
+    by_numbers = live.post("/predict?top=3", json={"input": digits[0][3].tolist()}).json()
     for found in (by_image, by_numbers):
         (answer,) = found["answers"]
         label = int(offline.labels[-1, 3])
@@ -112,7 +114,7 @@ def test_people_send_images_and_numbers(live: Any, digits: Any, offline: Any) ->
         assert answer["top"][0]["label"] == label
         assert len(answer["top"]) <= 3
         assert str(label) in answer["set"]
-    several = httpx.post(f"{live.url}/predict?max_exit=2", json={"input": digits[0][:4].tolist()}).json()
+    several = live.post("/predict?max_exit=2", json={"input": digits[0][:4].tolist()}).json()
     assert [answer["label"] for answer in several["answers"]] == offline.labels[1, :4].tolist()
 
 
@@ -133,7 +135,7 @@ def test_people_send_images_and_numbers(live: Any, digits: Any, offline: Any) ->
     ],
 )
 def test_wrong_parameters_are_refused(parameters: Any, words: str, live: Any, digits: Any, request_of: Any) -> None:
-    response = httpx.post(live.url + INFER, json=request_of(digits[0][:1], **parameters))
+    response = live.post(INFER, json=request_of(digits[0][:1], **parameters))
     assert response.status_code == 400
     assert words in response.json()["error"]
     assert response.json()["code"] == "invalid_request"
@@ -156,7 +158,7 @@ def test_wrong_parameters_are_refused(parameters: Any, words: str, live: Any, di
     ],
 )
 def test_what_people_get_wrong(query: str, kind: str, content: bytes, status: int, live: Any) -> None:
-    response = httpx.post(f"{live.url}/predict{query}", content=content, headers={"content-type": kind} if kind else {})
+    response = live.post(f"/predict{query}", content=content, headers={"content-type": kind} if kind else {})
     assert response.status_code == status
     assert set(response.json()) >= {"error", "code", "fix"}
 
@@ -165,14 +167,14 @@ def test_an_image_of_too_many_pixels_is_refused(live: Any) -> None:
     image = pytest.importorskip("PIL.Image", reason="images need Pillow")
     file = io.BytesIO()
     image.new("1", (5000, 5000)).save(file, "PNG")
-    response = httpx.post(f"{live.url}/predict", content=file.getvalue(), headers={"content-type": "image/png"})
+    response = live.post("/predict", content=file.getvalue(), headers={"content-type": "image/png"})
     assert response.status_code == 400
     assert "pixels" in response.json()["error"]
 
 
 def test_too_short_a_deadline_is_the_caller_s_error(live: Any, digits: Any, request_of: Any) -> None:
     for path in (INFER, f"{INFER}_stream"):
-        response = httpx.post(live.url + path, json=request_of(digits[0][:1], timeout=1))
+        response = live.post(path, json=request_of(digits[0][:1], timeout=1))
         assert response.status_code == 422
         assert response.json()["code"] == "deadline_too_short"
 
@@ -182,10 +184,37 @@ def test_an_overload_says_when_to_come_back(live: Any, digits: Any, request_of: 
         raise Overloaded("3 requests wait", expected="room", fix="wait", retry_after=1.2345)
 
     monkeypatch.setattr(live.service.runner, "predict_async", refuse)
-    response = httpx.post(live.url + INFER, json=request_of(digits[0][:1]))
+    response = live.post(INFER, json=request_of(digits[0][:1]))
     assert response.status_code == 429
     assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("2", "1235")
     assert response.json()["retry_after_ms"] == 1235
+
+
+def test_more_than_fits_is_refused_at_once(
+    serving: Callable[..., Any], open_folder: Any, digits: Any, offline: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stages of 50 ms and one worker, thirty requests cannot all have a first exit within 400 ms."""
+    from anytime.models.resnet import ResNet
+
+    stage = ResNet.stage
+
+    def slowly(self: Any, exit: int, carry: Any) -> Any:
+        time.sleep(0.05)
+        return stage(self, exit, carry)
+
+    monkeypatch.setattr(ResNet, "stage", slowly)
+    live = serving(open_folder(options=RunOptions(workers=1, largest_batch=1)))
+    with ThreadPoolExecutor(30) as pool:
+        asked = [pool.submit(live.post, INFER, json=request_of(digits[0][row : row + 1], timeout=400_000)) for row in range(30)]
+        found = [each.result() for each in asked]
+    assert {response.status_code for response in found} <= {200, 429, 422}
+    refused = [response for response in found if response.status_code == 429]
+    assert refused
+    assert all(int(response.headers["retry-after-ms"]) >= 1 for response in refused)
+    for row, response in enumerate(found):
+        if response.status_code == 200:
+            exit = response.json()["parameters"]["exit"]
+            np.testing.assert_allclose(numbers(response.json(), "probabilities")[0], offline.probs[exit - 1, row], atol=1e-4)
 
 
 def test_a_failure_has_no_internals(live: Any, digits: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +222,14 @@ def test_a_failure_has_no_internals(live: Any, digits: Any, request_of: Any, mon
         raise RuntimeError("secret")
 
     monkeypatch.setattr(live.service.runner, "predict_async", fail)
-    response = httpx.post(live.url + INFER, json=request_of(digits[0][:1]))
+    response = live.post(INFER, json=request_of(digits[0][:1]))
     assert response.status_code == 500
     assert response.json() == {"error": "the server failed", "code": "internal", "fix": "see its log"}
 
 
 def test_unknown_paths_and_methods_have_the_same_shape(live: Any) -> None:
     for method, path, status in (("GET", "/admin", 404), ("DELETE", "/v2", 405), ("GET", INFER, 405), ("GET", "/docs", 404)):
-        response = httpx.request(method, live.url + path)
+        response = live.request(method, path)
         assert response.status_code == status
         assert set(response.json()) == {"error", "code", "fix"}
 
@@ -220,14 +249,14 @@ def test_limits_apply(serving: Callable[..., Any], open_folder: Any, digits: Any
 
 def test_the_metrics_count(live: Any, digits: Any, request_of: Any) -> None:
     def value(name: str) -> float:
-        lines = httpx.get(f"{live.url}/metrics").text.splitlines()
+        lines = live.get("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     names = ('anytime_exit_total{exit="2"}', "anytime_batch_size_sum", "anytime_request_seconds_count")
     before = [value(name) for name in names]
-    httpx.post(live.url + INFER, json=request_of(digits[0][:3], max_exit=2))
+    live.post(INFER, json=request_of(digits[0][:3], max_exit=2))
     assert [value(name) - old for name, old in zip(names, before, strict=True)] == [1, 6, 1]
-    text = httpx.get(f"{live.url}/metrics").text
+    text = live.get("/metrics").text
     for name in (
         "anytime_deadline_miss_total",
         "anytime_collapse_total",
@@ -249,8 +278,8 @@ def test_stages_are_spans_where_opentelemetry_is_installed(serving: Callable[...
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     trace.set_tracer_provider(provider)
     live = serving()
-    httpx.post(live.url + INFER, json=request_of(digits[0][:2], max_exit=2)).raise_for_status()
-    spans = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "anytime.stage"]
+    live.post(INFER, json=request_of(digits[0][:2], max_exit=2)).raise_for_status()
+    spans = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "stage"]
     assert [(span["stage"], span["batch"]) for span in spans] == [(1, 2), (2, 2)]
 
 
@@ -268,6 +297,6 @@ def test_errors_of_the_library_have_statuses() -> None:
 
 
 def test_answers_are_float32_on_the_wire(live: Any, digits: Any, request_of: Any) -> None:
-    found = httpx.post(live.url + INFER, json=request_of(digits[0][:1])).json()
+    found = live.post(INFER, json=request_of(digits[0][:1])).json()
     assert float(np.float32(numbers(found, "probabilities").sum())) == pytest.approx(1, abs=1e-5)
     assert torch.tensor(numbers(found, "labels")).dtype == torch.int64

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytime.errors import InputError
-from anytime.serve.oip import TYPES, InferRequest, TensorSpec, decode, encode, parse_json
+from anytime.serve.oip import TYPES, InferRequest, TensorSpec, decode, encode
+from anytime.serve.strict_json import parse_json
 
 IMAGE = TensorSpec("input", "FP32", (-1, 2, 3))
 TEXTS = TensorSpec("input", "BYTES", (-1,))

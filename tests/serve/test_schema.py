@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 PROGRAM = shutil.which("schemathesis", path=str(Path(sys.executable).parent)) or shutil.which("schemathesis")
@@ -42,7 +41,7 @@ def test_two_thousand_cases_per_operation(live: Any, tmp_path: Path) -> None:
 
 
 def test_every_route_is_described(live: Any) -> None:
-    described = httpx.get(f"{live.url}/openapi.json").json()["paths"]
+    described = live.get("/openapi.json").json()["paths"]
     routes = {route.path for route in live.app.routes} - {"/openapi.json"}
     assert set(described) == routes
     for path in described.values():
@@ -51,6 +50,6 @@ def test_every_route_is_described(live: Any) -> None:
 
 
 def test_the_example_of_the_schema_is_answered(live: Any) -> None:
-    described = httpx.get(f"{live.url}/openapi.json").json()["paths"]["/v2/models/{name}/infer"]["post"]
+    described = live.get("/openapi.json").json()["paths"]["/v2/models/{name}/infer"]["post"]
     example = described["requestBody"]["content"]["application/json"]["schema"]["example"]
-    assert httpx.post(f"{live.url}/v2/models/digits/infer", json=example).status_code == 200
+    assert live.post("/v2/models/digits/infer", json=example).status_code == 200

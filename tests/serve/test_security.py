@@ -76,32 +76,32 @@ def test_tokens_are_compared_in_constant_time() -> None:
     "host", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1", "127.0.0.1:80:80"]
 )
 def test_foreign_host_headers_are_refused(host: str, live: Any) -> None:
-    response = httpx.get(f"{live.url}/v2", headers={"host": host})
+    response = live.get("/v2", headers={"host": host})
     assert (response.status_code, response.json()["code"]) == (400, "wrong_host")
-    assert httpx.get(f"{live.url}/v2/health/live", headers={"host": host}).status_code == 200
+    assert live.get("/v2/health/live", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "[::1]"])
 def test_own_host_headers_are_accepted(host: str, live: Any) -> None:
-    assert httpx.get(f"{live.url}/v2", headers={"host": host}).status_code == 200
+    assert live.get("/v2", headers={"host": host}).status_code == 200
 
 
 def test_further_names_can_be_allowed(serving: Any) -> None:
     live = serving(allowed=["Model.example"])
-    assert httpx.get(f"{live.url}/v2", headers={"host": "model.example:80"}).status_code == 200
-    assert httpx.get(f"{live.url}/v2", headers={"host": "other.example"}).status_code == 400
+    assert live.get("/v2", headers={"host": "model.example:80"}).status_code == 200
+    assert live.get("/v2", headers={"host": "other.example"}).status_code == 400
 
 
 def test_other_web_pages_cannot_post(live: Any) -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
-        response = httpx.post(f"{live.url}/predict", json={"input": 1}, headers={"origin": origin})
+        response = live.post("/predict", json={"input": 1}, headers={"origin": origin})
         assert response.status_code == 403
-    response = httpx.post(f"{live.url}/predict", json={"input": 1}, headers={"origin": live.url})
+    response = live.post("/predict", json={"input": 1}, headers={"origin": live.url})
     assert response.status_code == 400  # an answer to the body
 
 
 def test_headers_reveal_nothing_and_forbid_sniffing(live: Any) -> None:
-    response = httpx.get(f"{live.url}/")
+    response = live.get("/")
     assert "server" not in response.headers
     assert response.headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in response.headers["content-security-policy"]

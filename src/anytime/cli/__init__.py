@@ -23,6 +23,7 @@ VERBS = {
     "predict": "Run a model on an input: the answer at each exit, and the one by a deadline.",
     "serve": "Serve a model over HTTP: everybody gets the best answer by its deadline.",
     "profile": "Measure the time and the MACs of each exit of a model on this machine.",
+    "bench": "Simulate a server under load, to size a machine before buying it.",
     "reproduce": "Reproduce the paper's figures and tables, and compare them with the paper's.",
     "export": "Write the stages of a model, with a rule inside, for ONNX Runtime or torch.",
     "doctor": "Show versions, threads, devices and optional packages.",

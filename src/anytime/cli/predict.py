@@ -132,10 +132,11 @@ def answer_stream(
         calibration: Fitted objects.
         costs: MACs up to each exit, for a budget of MACs.
     """
-    from anytime.run import Runner, profile_model
+    from anytime.run import Runner, RunOptions, profile_model
 
     profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(len(x),), repeats=_RUNS)
-    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, macs=costs, threads=None) as runner:
+    options = RunOptions(threads=None)
+    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, macs=costs, options=options) as runner:
         for _ in runner.stream(x):  # a rule is slow the first time, too
             pass
         return list(runner.stream(x, budget=budget)), runner.rule

@@ -36,6 +36,7 @@ def serve(
     max_queue: int = 1024,
     max_streams: int = 64,
     drain: str = "30s",
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
     trust: Flag = False,
 ) -> int:
     """Serve a model over HTTP: the Open Inference Protocol, event streams, and /predict for people.
@@ -63,6 +64,7 @@ def serve(
         max_queue: Most requests in flight.
         max_streams: Most event streams at once.
         drain: How long SIGTERM waits for what is in flight.
+        log_level: What is logged to stderr, as one JSON object per line; debug has one per request.
         trust: Also load exported stages in the format torch-export. Such files can run any code; ONNX stages need no trust.
     """
     import anytime
@@ -86,7 +88,7 @@ def serve(
     options = RunOptions(schedule=policy, workers=workers, threads=threads, queue=max_queue)
     seconds_left, drained = seconds(deadline), seconds(drain)
     with server.listen(host, port) as listening:
-        logs.set_up()
+        logs.set_up(log_level)
         print("anytime: building the engine and measuring the stages ...", file=sys.stderr)
         service = server.open_service(
             model,

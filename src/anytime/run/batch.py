@@ -82,15 +82,17 @@ class Batch:
         self.tasks, self.stages, self.final, self.began, self._setup = list(tasks), stages, final, now, setup
         self.running = self.tasks
         self._took: float | None = None
+        self._times: list[tuple[int, int, float]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
     def step(self, *, waiting: int, on_stage: Callable[[StageReport], None] | None = None) -> list[Task]:
         """Run the next stage; the requests that have ended. The others stay in `tasks`."""
-        clock = self._setup.clock
-        now = clock.now()
-        live = [task for task in self.tasks if not task.stops(now)]
-        ended = [task for task in self.tasks if task not in live] if len(live) < len(self.tasks) else []
+        now = self._setup.clock.now()
         self.running, self.tasks = self.tasks, []
+        live = self.running
+        ended = [task for task in live if task.stops(now)]
+        if ended:
+            live = [task for task in live if task not in ended]
         if live:
             first, rows = live[0], sum(task.rows for task in live)
             # The wake-up of the thread is part of the first stage of a request that had not to wait for others.
@@ -98,11 +100,17 @@ class Batch:
             stage = first.exit + 1
             self._advance(live, ended, contended=waiting > 0 or len(live) > 1)
             if self._took is not None:
-                self._setup.forecast.note(stage, rows, self._took)
+                self._times.append((stage, rows, self._took))
                 if on_stage is not None:
                     on_stage(StageReport(stage, len(live), rows, self.began, self._took, waiting))
         self.stages -= 1
         return ended
+
+    def note_times(self) -> None:
+        """Record how long its stages took: between stages every microsecond counts."""
+        for stage, rows, took in self._times:
+            self._setup.forecast.note(stage, rows, took)
+        self._times = []
 
     def _advance(self, live: list[Task], ended: list[Task], *, contended: bool) -> None:
         """Run a stage for all of them; if a joint one fails, for each alone, so that only the culprit fails."""

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -33,7 +33,7 @@ from anytime.errors import StateError
 from anytime.models.modes import Modes
 from anytime.run.batch import Batch, StageReport
 from anytime.run.forks import renew_in_children
-from anytime.run.scheduler import SchedulingPolicy, retry_after
+from anytime.run.scheduler import SchedulingPolicy, time_to_room
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
 from anytime.run.timing.clock import Clock
@@ -41,13 +41,17 @@ from anytime.run.timing.scheduling_hints import use_batch_scheduling
 
 _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
-_REFRESH = 8
-"""Every so many turns, the batch size that pays is determined anew."""
+_REFRESH, _EXPLORE = 8, 32
+"""Every so many turns, the batch size that pays is determined anew; and every so many times, larger ones are tried."""
 _PATIENCE, _STAGES = 0.05, 8
 """A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _SOONEST = 1e-3
 """Seconds between two checks for stages that take too long."""
+_HALF, _MOST, _FASTER = 0.5, 0.75, 1.3
+"""A batch takes at most half of the time allowed, so that those who come while it runs have time for theirs; or three quarters,
+if the larger batch has so many times the throughput."""
 _SHORTEST = 1e-6
+"""Seconds that a stage of unknown duration counts for."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,21 @@ class _Times:
         """The expected duration of a stage for a number of requests."""
         return max(self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
 
+    def limit(self, allowed: float) -> None:
+        """Limit the batch size for requests that allow so many seconds."""
+        small, large = (self._largest(part * allowed) for part in (_HALF, _MOST))
+        faster = large * self.seconds(1, small) > _FASTER * small * self.seconds(1, large)
+        self.largest_batch = large if faster else small
+
+    def _largest(self, longest: float) -> int:
+        sizes = range(self.largest_batch, 1, -1)
+        return next((size for size in sizes if self.seconds(1, size) + self.margin <= longest), 1)
+
+    @property
+    def full(self) -> float:
+        """The seconds that the first stage of a full batch needs."""
+        return self.seconds(1, self.largest_batch) + self.margin
+
 
 class Executor:
     """Up to `limit` threads, started when needed.
@@ -127,11 +146,12 @@ class Executor:
         self._idle: set[int] = set()
         self._started: list[threading.Thread] = []
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._watched = False
+        self._watched = self._called = False
         self._turn = 0
         self._numbers = itertools.count()
         self._last = 0, -math.inf  # the thread of the last request, and its time
-        self._paying = -1, 1  # the turn and the batch size that pays
+        self._known_times: tuple[object, _Times] | None = None
+        self._clean_at = _LOOK_AT
 
     def renew(self) -> None:
         """A forked process has neither the threads nor their waiters."""
@@ -168,22 +188,22 @@ class Executor:
             if task.dispatch is not None and task.first_needed() > task.deadline - now and not self._may_try(task, now):
                 task.reject(0.0)
             task.waited = task.mode == "stream"  # the time until the first stage is the reader's
-            while not task.stops(self._clock.now()) and task.fits(self._clock.now()):
+            batch = Batch([task], self.setup, now)
+            while task.reason is None and (task.dispatch is None or task.fits(self._clock.now())):
                 before = task.exit
-                self._run_one(task)
+                self._run_one(task, batch)
                 if task.exit == before:
                     break
                 yield task.exit
+            batch.note_times()
         finally:
             self.withdraw(task)
             task.finish()
 
-    def _run_one(self, task: Task) -> None:
+    def _run_one(self, task: Task, batch: Batch) -> None:
         """Run one stage in the caller's thread or, if other requests wait, in a thread of the runner."""
-        now = self._clock.now()
-        batch = Batch([task], self.setup, now)
         # Without a deadline it need not wait for a slot: idle cores should be used.
-        if not self._queued() and not self._closed and (task.dispatch is None or self._free(now) > 0):
+        if not (self._queued() or self._closed) and (task.dispatch is None or self._free(self._clock.now()) > 0):
             try:
                 self._active.add(batch)
                 batch.step(waiting=0, on_stage=self.on_stage)
@@ -263,7 +283,8 @@ class Executor:
         active = list(self._active)
         lost = sum(now >= self._lost_at(batch) for batch in active)
         if self._idle:
-            if len(active) - lost < self.slots or not self._watched:
+            if not self._called and (len(active) - lost < self.slots or not self._watched):
+                self._called = True  # a single call is enough: whoever wakes up takes all that has arrived
                 self._wakes.put(None)
         elif len(self._threads) < min(self._limit, self.slots + 1 + lost):
             # A daemon: a runner that was not closed must not keep the interpreter from ending.
@@ -309,7 +330,7 @@ class Executor:
                 task.waited = True
                 if task.parks and (retry > 0 or self._others(task, now)):
                     task.retry_after = max(retry, self.setup.forecast.shortest(1, task.rows))
-                    heapq.heappush(self._parked, (-task.refusals, task.arrived, next(self._numbers), task))
+                    heapq.heappush(self._parked, (-task.refusals, -task.arrived, next(self._numbers), task))
                 else:
                     task.reject(retry)
                     ended.append(task)
@@ -325,9 +346,12 @@ class Executor:
             return 0.0
         if task.trial or (not self._waiting and self._free(now) > 0):
             return None
-        ends = sorted(batch.began + batch.expected for batch in list(self._active) if now < self._lost_at(batch))
+        ends = sorted(max(now, one.began + one.expected) for one in list(self._active) if now < self._lost_at(one))
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
-        return retry_after(now, task, self._waiting, self._stage_times(task), free=slots)
+        backlog, times = sum(one.exit < one.least for one in self._waiting), self._stage_times(task)
+        if task.parks and backlog >= self.slots * times.largest_batch:
+            return times.full  # it waits outside: who comes later has more time left when there is room
+        return time_to_room(task, backlog, times, free=slots)
 
     def _may_try(self, task: Task, now: float) -> bool:
         task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)
@@ -339,29 +363,43 @@ class Executor:
         return bool(self._parked or self._active) or (thread != task.thread and now - at < task.budget.time)
 
     def _stage_times(self, task: Task | None = None) -> _Times:
-        """Stage times for the policy, for the requests that wait and perhaps another."""
+        """Stage times for the policy, for the requests that wait and perhaps another; kept for a few turns."""
         setup, turn = self.setup, self._turn // _REFRESH
-        if self._paying[0] != turn:
-            self._paying = turn, setup.forecast.paying_batch(self._largest_batch) if setup.joins else 1
-        waiting = [*self._waiting, *([] if task is None else [task])]
-        times = _Times(setup, self._paying[1], max((one.rows for one in waiting), default=1))
-        # Those who come while a batch runs must have time for theirs.
-        longest = (min((one.deadline - one.arrived for one in waiting), default=math.inf) - times.margin) / 2
-        while times.largest_batch > 1 and times.seconds(1, times.largest_batch) > longest:
-            times.largest_batch -= 1
-        return times
+        waiting = self._waiting if task is None else (task,)
+        allowed = min((one.deadline - one.arrived for one in waiting), default=math.inf)
+        each = max((one.rows for one in waiting), default=1)
+        key, known = (turn, round(allowed, 4), each), self._known_times
+        if known is None or known[0] != key:
+            explore = turn % _EXPLORE == 0
+            rows = self._largest_batch if explore else setup.forecast.paying_batch(self._largest_batch)
+            times = _Times(setup, rows if setup.joins else 1, each)
+            times.limit(allowed)
+            self._known_times = known = key, times
+        return known[1]
 
     def _unpark(self, now: float) -> None:
-        """Admit parked requests as long as they fit, the most refused first."""
-        while self._parked:
+        """Admit parked requests as long as they fit, the most refused first, the latest first among equals.
+
+        If more are parked than fit into a batch, those that are too urgent to wait for a full one are left behind: a batch
+        that ends in time for them would be small.
+        """
+        if len(self._parked) > self._clean_at:
+            self._parked = [entry for entry in self._parked if not entry[-1].settled]
+            heapq.heapify(self._parked)
+            self._clean_at = max(_LOOK_AT, 2 * len(self._parked))
+        while self._parked and self._free(now) > 0:
             task = self._parked[0][-1]
-            if task.settled or task.deadline <= now:  # its caller has been refused, or is about to be
-                heapq.heappop(self._parked)
-            elif self._retry_after(task, now) is None:
-                heapq.heappop(self._parked)
-                self._waiting[task] = None
-            else:
+            retry: float | None = 0.0
+            if not task.settled:
+                times = self._stage_times(task)
+                crowded = len(self._parked) > times.largest_batch
+                if not crowded or task.deadline - now >= times.full:
+                    retry = self._retry_after(task, now)
+            if retry:
                 return
+            heapq.heappop(self._parked)
+            if retry is None:
+                self._waiting[task] = None  # the others are too late: their callers are refused at their deadlines
 
     def _pick(self, now: float, ended: list[Task]) -> Batch | None:
         """The batch to run next, if a slot is free. Requests that nothing more fits for are moved to `ended`."""
@@ -408,26 +446,27 @@ class Executor:
                 return
             self._threads.add(me)
         batch: Batch | None = None
+        ended: list[Task] = []
         try:
             own = Modes.now()
             while not self._closed or batch is not None:
-                batch, ended = self._next(batch, [])
+                batch = self._next(batch, ended)
                 # The slot is free, and the thread idle, before the callers are notified: their next requests find it so.
                 if batch is None:
                     self._sleep(me, ended)
                 else:
                     self._end(ended)
-                    self._end(self._run(batch, own), batch)
-                del ended  # a reference would keep the runner alive
+                    ended = self._run(batch, own)
         finally:
             self._threads.discard(me)
             for task in [] if batch is None else batch.running:  # an error of this thread itself: no caller must wait for it
                 task.interrupt()
                 task.finish()
 
-    def _next(self, last: Batch | None, ended: list[Task]) -> tuple[Batch | None, list[Task]]:
-        """The next batch of a thread, and the requests that have ended."""
+    def _next(self, last: Batch | None, ended: list[Task]) -> Batch | None:
+        """The next batch of a thread; requests that end are added to `ended`."""
         with self._lock:
+            self._called = False
             now = self._clock.now()
             if last is not None:
                 self._active.discard(last)
@@ -438,12 +477,12 @@ class Executor:
                         task.waited = True
                         self._waiting[task] = None
             if self._closed:
-                return None, ended
+                return None
             self._take_arrivals(now, ended)
             batch = self._pick(now, ended)
             if batch is not None:
                 self._active.add(batch)
-            return batch, ended
+            return batch
 
     def _sleep(self, me: int, ended: list[Task]) -> None:
         """Wait for work; if requests wait for a slot, until a running stage loses its own."""
@@ -451,7 +490,6 @@ class Executor:
         watches = False
         try:
             self._end(ended)
-            ended.clear()
             if self._arrived or self._closed:
                 return
             active = list(self._active)
@@ -487,6 +525,7 @@ class Executor:
                     continue
             self._end(ended)
             ended = batch.step(waiting=self._count_queued(), on_stage=self.on_stage)
+        batch.note_times()
         return ended
 
     def _count_queued(self) -> int:
@@ -496,11 +535,10 @@ class Executor:
         """Whether a batch goes on at once: no other request waits, and all stages were requested."""
         return not (self._queued() or self._closed or batch.final) and batch.tasks[0].turn is None
 
-    def _end(self, ended: Iterable[Task], batch: Batch | None = None) -> None:
-        """Notify the callers of requests that have ended; first free the slot of a batch that has no others."""
-        if batch is not None and not batch.tasks:
-            self._active.discard(batch)
-        for task in ended:
+    def _end(self, ended: list[Task]) -> None:
+        """Notify the callers of requests that have ended. No reference is kept, since it would keep the runner alive."""
+        while ended:
+            task = ended.pop()
             if task.turn is None:
                 task.finish()
             else:

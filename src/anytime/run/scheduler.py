@@ -37,8 +37,11 @@ __all__ = [
     "StageBatch",
     "StageTimes",
     "retry_after",
+    "time_to_room",
 ]
 
+CAUTION = 1.2
+"""How much longer than expected the batches of a queue may take."""
 PATIENCE = 1.0
 """Seconds that a request without a deadline may wait behind others."""
 
@@ -69,15 +72,17 @@ R = TypeVar("R", bound=Request)
 
 
 class StageTimes(Protocol):
-    """How long stages take.
+    """How long stages take."""
 
-    Attributes:
-        largest_batch: The batch size beyond which larger batches save no more time per request.
-        margin: Seconds between the end of a stage and its answer being with the caller.
-    """
+    @property
+    def largest_batch(self) -> int:
+        """The batch size beyond which larger batches save no more time per request."""
+        ...
 
-    largest_batch: int
-    margin: float
+    @property
+    def margin(self) -> float:
+        """Seconds between the end of a stage and its answer being with the caller."""
+        ...
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage, counted from 1, for a batch."""
@@ -90,7 +95,8 @@ class StageBatch(NamedTuple, Generic[R]):
     Attributes:
         stage: Which stage, counted from 1.
         requests: For which requests.
-        stages: For how many stages these requests stay together; 1 for all policies that decide after every stage.
+        stages: For how many stages these requests stay together. Mandatory stages are run at once, optional ones one by one by
+            policies that decide after every stage.
     """
 
     stage: int
@@ -117,7 +123,12 @@ class SchedulingPolicy(Protocol):
 
 
 def retry_after(
-    now: float, request: Request, waiting: Iterable[Request], times: StageTimes, *, free: float | Sequence[float] = 0.0
+    now: float,
+    request: Request,
+    waiting: Iterable[Request],
+    times: StageTimes,
+    *,
+    free: float | Sequence[float] = 0.0,
 ) -> float | None:
     """Whether a new request can be admitted: None if its mandatory stages fit, else the seconds after which to try again.
 
@@ -137,9 +148,28 @@ def retry_after(
     key = request.exit, _least(request), request.deadline == math.inf, request.group
     groups.setdefault(key, []).append(request)
     batches = _in_order(groups, times)
-    own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch))
+    own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch.requests))
     ends = list(_ends(batches, times, workers))
-    missing = max(end - batch[0].deadline for end, batch in zip(ends[own:], batches[own:], strict=True))
+    missing = max(end - batch.requests[0].deadline for end, batch in zip(ends[own:], batches[own:], strict=True))
+    return None if missing <= 0 else max(missing, times.seconds(1, 1))
+
+
+def time_to_room(request: Request, backlog: int, times: StageTimes, *, free: Sequence[float]) -> float | None:
+    """Whether there is room for a new request behind others: None, or else the seconds after which to try again.
+
+    In contrast to `retry_after` it takes the same time however many requests wait. They count as full batches: if requests were
+    admitted as long as small batches fit, they would wait until only small ones fit, which are slow.
+
+    Args:
+        request: The new request.
+        backlog: How many requests wait for mandatory stages.
+        times: How long stages take.
+        free: When each worker is free.
+    """
+    size, stages = times.largest_batch, range(1, _least(request) + 1)
+    full = sum([times.seconds(stage, size if backlog else 1) for stage in stages])
+    rounds, worker = divmod(backlog // size, len(free))
+    missing = sorted(free)[worker] + CAUTION * (rounds + 1) * full + times.margin - request.deadline
     return None if missing <= 0 else max(missing, times.seconds(1, 1))
 
 
@@ -249,14 +279,14 @@ class ExpectedGain:
         if not mandatory:
             return best
         batches = _in_order(mandatory, times)
-        first = batches[0]
+        first = batches[0].requests
         full = len(first) >= times.largest_batch and first[0].exit < _least(first[0])  # waiting would gain nothing
         if best is not None and not full:
             reserve = self.reserve * times.seconds(1, times.largest_batch)
             ends = _ends(batches, times, [now + times.seconds(best.stage, len(best.requests)) + reserve])
-            if all(end <= _urgency(batch[0]) for end, batch in zip(ends, batches, strict=True)):
+            if all(end <= _urgency(batch.requests[0]) for end, batch in zip(ends, batches, strict=True)):
                 return best
-        return _run_mandatory(now, first, times)
+        return _run_mandatory(now, batches[0], times)
 
     def _best(self, now: float, optional: dict[tuple[int, object], list[R]], times: StageTimes) -> StageBatch[R] | None:
         """The batch with the highest expected gain per second."""
@@ -312,20 +342,21 @@ def _with_answers(alike: dict[_Key, list[R]]) -> dict[tuple[int, object], list[R
     return found
 
 
-def _in_order(alike: dict[_Key, list[R]], times: StageTimes) -> list[list[R]]:
-    """Batches in the order in which mandatory stages run: by deadline."""
-    batches, size = [], times.largest_batch
-    for (_, _, endless, _), members in alike.items():
+def _in_order(alike: dict[_Key, list[R]], times: StageTimes) -> list[StageBatch[R]]:
+    """Mandatory stages in the order in which they run: by deadline."""
+    batches, size = list[StageBatch[R]](), times.largest_batch
+    for (exit, least, endless, _), members in alike.items():
         members.sort(key=_arrived if endless else _deadline)
-        batches += [members[begin : begin + size] for begin in range(0, len(members), size)]
-    return sorted(batches, key=lambda batch: _urgency(batch[0]))
+        stages = (members[0].last if endless else least) - exit
+        batches += [StageBatch(exit + 1, members[begin : begin + size], stages) for begin in range(0, len(members), size)]
+    return sorted(batches, key=lambda batch: _urgency(batch.requests[0]))
 
 
-def _ends(batches: Iterable[list[R]], times: StageTimes, free: Iterable[float]) -> Iterator[float]:
+def _ends(batches: Iterable[StageBatch[R]], times: StageTimes, free: Iterable[float]) -> Iterator[float]:
     """When the answers to batches are with their callers, if each batch runs on the first worker that is free."""
     workers = sorted(free)
-    for batch in batches:
-        end = workers[0] + _through(batch[0].exit, _mandatory(batch[0]), len(batch), times)
+    for stage, requests, stages in batches:
+        end = workers[0] + _through(stage - 1, stage - 1 + stages, len(requests), times)
         heapq.heapreplace(workers, end)
         yield end + times.margin
 
@@ -341,8 +372,13 @@ def _in_time(now: float, ordered: list[R], last: int, times: StageTimes) -> list
     return ordered[:size]
 
 
-def _run_mandatory(now: float, batch: list[R], times: StageTimes) -> StageBatch[R]:
-    return StageBatch(batch[0].exit + 1, _in_time(now, batch, _mandatory(batch[0]), times))
+def _run_mandatory(now: float, batch: StageBatch[R], times: StageTimes) -> StageBatch[R]:
+    """These stages at once, for as many requests as end in time; without a deadline, those up to the least exit or one."""
+    stage, requests, stages = batch
+    chosen = _in_time(now, requests, stage - 1 + stages, times)
+    if requests[0].deadline == math.inf:
+        stages = max(_least(requests[0]) - stage + 1, 1)
+    return StageBatch(stage, chosen, stages)
 
 
 def _run_most_urgent(

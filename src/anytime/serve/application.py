@@ -7,6 +7,7 @@ security, protocol and metrics are that of the other modules.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,18 +26,19 @@ from anytime.run import Answer
 from anytime.serve import oip, people, schema
 from anytime.serve.limits import Admission, Disconnected, Limits
 from anytime.serve.metrics import Metrics
-from anytime.serve.problems import Problem, problem_of
+from anytime.serve.problems import Problem, closing, problem_of
 from anytime.serve.security import Guard
 from anytime.serve.service import INPUT, Service, Wanted, describe
 from anytime.serve.streams import EVENTS, EventStream, while_connected
 
 T = TypeVar("T")
+_logger = logging.getLogger("anytime.serve")
 _Route = tuple[str, str, Callable[[Request], Any], dict[str, Any]]
 _JSON = "application/json"
 _RUN = (404, 408, 413, 415, 422, 429, 503)
 _DECODERS = 2
 _USUAL = ("probabilities", "labels")
-_INTERNAL = Problem(500, "internal", "the server failed", fix="see its log")
+_INTERNAL = closing(Problem(500, "internal", "the server failed", fix="see its log"))
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>
 <h1>{name}</h1><p>A model with {exits} exits. <a href="/v2/models/{name}">metadata</a>, <a href="/metrics">metrics</a>,
 <a href="/openapi.json">OpenAPI</a></p></html>
@@ -65,7 +67,9 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        _logger.info("ready", extra={"model": service.name, "exits": service.exits, "engine": service.runner.engine.name})
         yield
+        _logger.info("closing")
         await asyncio.to_thread(service.runner.close)
         routes.decoders.shutdown(wait=False)
 
@@ -114,7 +118,7 @@ class _Routes:
             ("/v2", "GET", self.server, one("Metadata of the server.", schema.SERVER)),
             ("/v2/health/live", "GET", self.live, one("Whether the server runs.", schema.record({"live": schema.FLAG}))),
             ("/v2/health/ready", "GET", self.ready, one("Whether it answers.", schema.record({"ready": schema.FLAG}))),
-            ("/predict", "POST", self.predict, one("An image, a text or numbers in, classes out.", schema.PEOPLE, **people_body)),
+            ("/predict", "POST", self.predict, one("An image or a text in, classes out.", schema.PEOPLE, **people_body)),
         ]  # fmt: skip
         for base, path in (
             ("/v2/models/{name}", {"name": service.name}),
@@ -132,7 +136,7 @@ class _Routes:
                     "One event per exit.", schema.EVENT, media=EVENTS, path=path, **infer
                 )),
             ]  # fmt: skip
-        return found
+        return sorted(found, key=lambda route: "infer" not in route[0])  # they are matched in this order
 
     # Of the server and the model.
 
@@ -239,10 +243,9 @@ class _Routes:
         return answer
 
     def _encoded(self, answer: Answer, call: oip.InferRequest, wanted: Wanted, began: float) -> tuple[bytes, int | None]:
-        arrays = self.service.arrays(answer)
         chosen = call.outputs or dict.fromkeys((*_USUAL, *(["set"] if wanted.set else [])), call.binary)
         how = describe(answer, time.perf_counter() - began, with_set=wanted.set)
-        picked = {name: arrays[name] for name in chosen}
+        picked = {name: self.service.array(answer, name) for name in chosen}
         return oip.encode(picked, chosen, model=self.service.name, id=call.id, parameters=how)
 
     def _check_model(self, request: Request) -> None:
@@ -268,7 +271,10 @@ class _Routes:
             outcome = answered.code
             raise answered from None
         finally:
-            self.metrics.request(endpoint, outcome, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.metrics.request(endpoint, outcome, seconds)
+            if _logger.isEnabledFor(logging.DEBUG):
+                _logger.debug("request", extra={"endpoint": endpoint, "outcome": outcome, "seconds": round(seconds, 6)})
 
 
 def _json(document: Any) -> Response:

@@ -28,12 +28,12 @@ class JSONFormatter(logging.Formatter):
         return orjson.dumps(document, default=str).decode()
 
 
-def set_up(level: int = logging.INFO) -> None:
-    """Send the logs of the server to stderr."""
+def set_up(level: str = "info") -> None:
+    """Send the logs of the server to stderr, from a level on; `debug` has one line per request."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONFormatter())
     for name in NAMES:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         # uvicorn logs every malformed request as a warning: somebody else's bytes must not fill the disk.
-        logger.setLevel(level if name == NAMES[0] else logging.ERROR)
+        logger.setLevel(level.upper() if name == NAMES[0] else logging.ERROR)

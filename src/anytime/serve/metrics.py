@@ -56,8 +56,9 @@ class Metrics:
     def answer(self, answer: Answer) -> None:
         """Note an answer."""
         self._exits[int(answer.exit)].inc()
-        self._misses.inc(answer.deadline_met is False)
-        self._collapses.inc(int(answer.fell_back.sum()))
+        if answer.deadline_met is False:
+            self._misses.inc()
+        self._collapses.inc(int(answer.fell_back.numpy().sum()))
 
     def stage(self, report: StageReport) -> None:
         """Note a stage, in the thread that ran it."""
@@ -66,7 +67,7 @@ class Metrics:
         if self._tracer is not None:
             end = time.time_ns()
             span = self._tracer.start_span(
-                "anytime.stage",
+                "stage",
                 start_time=end - round(1e9 * report.seconds),
                 attributes={"stage": report.stage, "batch": report.batch, "waiting": report.waiting},
             )

@@ -6,7 +6,6 @@ number longer than orjson needs it, and never passes through pydantic.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from anytime.errors import InputError
+from anytime.serve.strict_json import parse_json
 
 TYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
@@ -24,10 +24,6 @@ TYPES = {
 """NumPy's types of the fixed-size datatypes; BYTES, the other one, is a list of texts."""
 HEADER_LENGTH = "inference-header-content-length"
 _KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # of NumPy, and what JSON may have given for it
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+"(\s*:)?', re.DOTALL)
-_DEEPEST = 64
-_LONGEST = 4 << 20
-"""Bytes of a JSON document: while one is parsed, no other thread of Python runs."""
 _LARGEST_DIMENSION = 1 << 40
 
 Array = NDArray[Any] | list[str]
@@ -69,25 +65,6 @@ class InferRequest:
     parameters: dict[str, Any]
     outputs: dict[str, bool] | None
     binary: bool
-
-
-def parse_json(data: bytes) -> dict[str, Any]:
-    """A JSON object; NaN, duplicate keys and deep nesting are refused.
-
-    >>> parse_json(b'{"a": [1, 2]}')
-    {'a': [1, 2]}
-    """
-    if len(data) > _LONGEST:
-        raise _wrong(f"{len(data):,} bytes of JSON", f"at most {_LONGEST:,}; tensors may be binary data")
-    try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError as error:  # NaN and Infinity too, and nesting beyond 1,024
-        raise _wrong(f"a body that is not JSON: {error}", "one JSON object in UTF-8") from None
-    if not isinstance(document, dict):
-        raise _wrong("JSON that is not an object", "one JSON object")
-    if sum(1 for match in _STRINGS.finditer(data) if match[1]) != _count_keys(document):
-        raise _wrong("JSON in which a key appears twice", "each key once per object")
-    return document
 
 
 def decode(body: bytes, header: str | None, *, inputs: Sequence[TensorSpec], outputs: Iterable[str], most: int) -> InferRequest:
@@ -295,16 +272,6 @@ def _flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise _wrong(f"{name} is {value!r}", "true or false")
     return value
-
-
-def _count_keys(value: Any, depth: int = 0) -> int:
-    if depth > _DEEPEST:
-        raise _wrong("JSON that is nested too deeply", f"at most {_DEEPEST} levels")
-    if isinstance(value, dict):
-        return len(value) + sum(_count_keys(each, depth + 1) for each in value.values())
-    if isinstance(value, list) and value and isinstance(value[0], dict | list):  # numbers are not looked at one by one
-        return sum(_count_keys(each, depth + 1) for each in value)
-    return 0
 
 
 def _wrong(got: str, expected: str) -> InputError:

@@ -11,8 +11,9 @@ from anytime.data.images import FORMATS
 from anytime.errors import InputError, OptionError
 from anytime.run import Answer
 from anytime.run.budget import seconds
-from anytime.serve.oip import TensorSpec, parse_json, read_numbers
+from anytime.serve.oip import TensorSpec, read_numbers
 from anytime.serve.problems import Problem
+from anytime.serve.strict_json import parse_json
 
 IMAGES = tuple(f"image/{name.lower()}" for name in FORMATS)
 TYPES = (*IMAGES, "text/plain", "application/json")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import threading
@@ -17,7 +16,6 @@ from anytime.errors import OptionError
 from anytime.serve.limits import Limits
 from anytime.serve.problems import Problem
 
-logger = logging.getLogger("anytime.serve")
 _HEADERS = [("x-content-type-options", "nosniff")]
 _BAD = Problem(400, "invalid_http", "not a valid HTTP request", fix="send HTTP/1.1")
 

@@ -156,14 +156,17 @@ class Service:
         """The name of a class."""
         return (self.opened.data or Description(self.name, (), ())).word(label)
 
-    def arrays(self, answer: Answer) -> dict[str, NDArray[Any]]:
-        """An answer as the arrays of `outputs`."""
-        found: dict[str, NDArray[Any]] = {
-            "probabilities": answer.probs.numpy().astype(np.float32, copy=False),
-            "labels": answer.labels.numpy().astype(np.int64, copy=False),
-            "fell_back": answer.fell_back.numpy(),
-        }
-        return found if answer.prediction_set is None else {**found, "set": answer.prediction_set.numpy()}
+    def array(self, answer: Answer, name: str) -> NDArray[Any]:
+        """One of the `outputs` of an answer."""
+        match name:
+            case "probabilities":
+                return answer.probs.numpy().astype(np.float32, copy=False)
+            case "labels":
+                return answer.labels.numpy().astype(np.int64, copy=False)
+            case "fell_back":
+                return answer.fell_back.numpy()
+        assert answer.prediction_set is not None  # `outputs` has no set otherwise
+        return answer.prediction_set.numpy()
 
     @cached_property
     def _tokenizer(self) -> tuple[Any, int]:
@@ -183,7 +186,7 @@ def describe(answer: Answer, seconds: float, *, with_set: bool) -> dict[str, Any
         "exits_total": answer.exits,
         "elapsed_us": round(1e6 * seconds),
         "deadline_met": answer.deadline_met is not False,
-        "fell_back": bool(answer.fell_back.any()),
+        "fell_back": bool(answer.fell_back.numpy().any()),
     }
     if answer.reason is not None:
         found["reason"] = answer.reason

@@ -30,6 +30,8 @@ _FAST = 0.8
 """A trial is fast if it takes less than this fraction of the median."""
 _BATCHES = 64
 """Batch sizes remembered per stage; the least recently used one is dropped."""
+_SOME = 8
+"""Durations from which on a batch size is known."""
 _PAYS = 0.9
 """A larger batch pays if a row takes less than this fraction of the time it takes in the next smaller one."""
 
@@ -174,10 +176,10 @@ class Forecast:
     def paying_batch(self, most: int) -> int:
         """The smallest batch size, by its first stage, beyond which larger ones save little time per row; at most `most`.
 
-        As long as a size is unknown, larger ones count as paying.
+        As long as little is known of large batches they count as paying, so that they are run and measured.
         """
         known: Mapping[int, DurationWindow] = self._stages.get(1, {})
-        sizes = sorted(size for size, window in known.items() if size <= most and len(window) > 1)
+        sizes = sorted(size for size, window in known.items() if size <= most and len(window) >= _SOME)
         if not sizes or sizes[-1] * 2 <= most:
             return most
         per_row = {size: known[size].median / size for size in sizes}
