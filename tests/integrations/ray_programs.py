@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+CONFIG = Path(__file__).parents[2] / "deploy" / "ray-serve.yaml"
 TOKEN = secrets.token_urlsafe(32)
 SETTINGS = {
     "ANYTIME_TOKEN": TOKEN,
@@ -48,18 +49,19 @@ def local_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-def deploy(**options: Any) -> None:
-    """The sample model, with options of its deployment."""
+def deploy(arguments: dict[str, Any] | None = None, **options: Any) -> None:
+    """The sample model, with further arguments of the application and options of its deployment."""
     from ray import serve
 
-    from anytime.integrations.ray_serve import make_application
+    from anytime.integrations.ray_serve import app
 
-    options = {"health_check_period_s": 1.0, **options}
-    serve.run(make_application(deadline="30s", engine="eager", ray=options), name="digits")
+    fixed = {"model": None, "name": "digits", "deadline": "30s", "engine": "eager", "token_file": None}
+    ray = {**(arguments or {}).get("ray", {}), "health_check_period_s": 1.0, **options}
+    serve.run(app({**(arguments or {}), **fixed, "ray": ray}), name="digits")
 
 
 @contextmanager
-def served(**options: Any) -> Iterator[str]:
+def served(arguments: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
     """The sample model on a local Ray; yields the address."""
     for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"):
         os.environ[name] = str(free_port())
@@ -69,7 +71,7 @@ def served(**options: Any) -> Iterator[str]:
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         try:
-            deploy(**options)
+            deploy(arguments, **options)
             yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
@@ -164,8 +166,11 @@ class Client:
 
 
 def smoke() -> dict[str, Any]:
-    """One replica: answers, refuses strangers, and batch inference beside it."""
-    with served(num_replicas=1) as address:
+    """One replica, as deploy/ray-serve.yaml describes it: answers, and refuses strangers."""
+    import yaml
+
+    (configured,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    with served(configured["args"], autoscaling_config={"max_replicas": 2}) as address:
         client = Client(address)
         return {
             "outcomes": Counter(map(client.ask, range(10))),

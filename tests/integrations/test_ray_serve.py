@@ -83,7 +83,7 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_neither_the_package_nor_its_help_imports_ray() -> None:
-    script = "import anytime, anytime.serve\nfrom anytime.cli import run\nrun(['--help'])\nimport sys; assert 'ray' not in sys.modules"
+    script = "import sys, anytime.serve\nfrom anytime.cli import run\nrun(['--help'])\nassert 'ray' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
@@ -100,7 +100,7 @@ def test_the_configuration_is_one_that_ray_reads() -> None:
     import yaml
 
     script = "import sys, yaml; from ray.serve.schema import ServeDeploySchema; ServeDeploySchema(**yaml.safe_load(sys.stdin))"
-    subprocess.run([sys.executable, "-c", script], stdin=CONFIG.open(), check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], input=CONFIG.read_bytes(), check=True, timeout=120)
     (application,) = yaml.safe_load(CONFIG.read_text())["applications"]
     assert application["import_path"] == "anytime.integrations.ray_serve:app"
 
