@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from anytime.run.timing.scheduling_hints import request_prompt_wakeups
+
 _LENGTH = re.compile(rb"content-length: *([0-9]+)", re.IGNORECASE)
 _SPIN = 1.5e-3
 """Seconds before a request is due from which on the loop polls: its timers are a millisecond late."""
@@ -154,6 +156,7 @@ class Client:
             timeout: Seconds to the deadline, for the server.
             give_up: Seconds after which the client no longer waits.
         """
+        request_prompt_wakeups()
         await self.open(64)
         loop, found, head = asyncio.get_running_loop(), Sent(), self._head(timeout)
         pending: deque[Exchange] = deque()

@@ -29,7 +29,7 @@ from anytime.reproduce.runs import document_of_one
 from anytime.reproduce.studies.text import text_rules
 from anytime.train.run import stored_config
 
-_PLAIN = ("log.csv", "split.json", "summary.json", "data.json")
+_PLAIN = ("log.csv", "split.json", "summary.json", "data.json", "epochs.json")
 _PART = 2_300_000
 _SAMPLE = 1_000_000
 """Bytes of logits per split that are kept for texts; for a few classes that is all of them."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,16 @@ import pytest
 import torch
 from hypothesis import settings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 torch.set_num_threads(int(os.environ.get("ANYTIME_TEST_THREADS", "1")))
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give every test the same random numbers, whichever tests this process has run before."""
+    torch.manual_seed(0)
 
 
 class FakeStream:

@@ -7,29 +7,36 @@ that passes under one and fails under another depends on the machine: it compare
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Timer
+
+from anytime.artifacts import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 NOT_NUMERIC = (
     *("api", "attacks", "cli", "data", "fault", "long", "report"),
-    *("models/test_cost.py", "reproduce/test_publish.py", "train/test_benchmark.py", "train/test_cifar_entry.py"),
+    *("models/test_cost.py", "reproduce/test_publish.py", "train/test_benchmark.py"),
     *("train/test_recipes.py", "train/test_text_entry.py", "test_documentation.py"),
+    *("test_arrays.py", "test_artifacts.py", "test_distribution_name.py", "test_reading.py"),
 )
 """What compares no floating-point results under tests/; a new folder or file is numeric until it is named here."""
-SHARDS = min(2, os.cpu_count() or 1)
+BUILD = ROOT / "build" / "portability"
+"""Results of the last run per setting, and what pytest printed."""
 AVX2 = ("AVX2", "AVX512")
 
 
@@ -67,30 +74,85 @@ SETTINGS = {
 }
 
 
+@dataclass
+class Result:
+    """What came out under one setting.
+
+    Attributes:
+        tests: Files and folders that were run.
+        passed: How many tests passed.
+        skipped: How many were skipped.
+        failed: Commands that run the failed ones again.
+        seconds: How long it took.
+        ended: Whether pytest came to its end within the limit.
+        not_run: Why this machine cannot have the setting.
+    """
+
+    tests: list[str]
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+    seconds: int = 0
+    ended: bool = True
+    not_run: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing failed."""
+        return self.ended and not self.failed
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        if self.not_run:
+            return f"not run: {self.not_run}"
+        end = "" if self.ended else ", did not end"
+        return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped} skipped{end}, {self.seconds} s"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the settings asked for; 1 if a test failed under any."""
+    """Run the settings asked for; 1 if a test failed under any, or one did not end."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME", help=_listed())
-    parser.add_argument("--limit", type=float, default=900, help="seconds per setting (default: %(default)g)")
+    parser.add_argument("--limit", type=float, default=7200, help="seconds per setting (default: %(default)g)")
+    parser.add_argument("--resume", action="store_true", help="leave out settings under which the same tests passed last time")
     parser.add_argument("tests", nargs="*", help="test files or folders instead of the numeric ones")
     options = parser.parse_args(arguments)
     tests = options.tests or numeric_tests()
-    failures: list[str] = []
+    kept = _kept()
+    results: dict[str, Result] = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends pytest and says what was found
     try:
         for name in options.settings:
-            failures += _try(name, tests, options.limit)
+            last = kept.get(name)
+            if options.resume and last and last.good and last.tests == tests:
+                results[name] = last
+            else:
+                results[name] = kept[name] = _try(name, tests, options.limit)
+                write_json(BUILD / "results.json", {setting: asdict(result) for setting, result in kept.items()})
+            _say(name, results[name].summary)
     finally:  # what was found is said after Ctrl-C too
-        if failures:
-            print("\nFailed:", *failures, sep="\n  ")
-    return bool(failures)
+        print("\nAll settings:" if len(results) == len(SETTINGS) else f"\n{len(results)} of {len(SETTINGS)} settings:")
+        for name, result in results.items():
+            _say(name, result.summary)
+            for line in result.failed:
+                print(f"  {line}")
+    return not all(result.good for result in results.values())
 
 
-def _try(name: str, tests: Sequence[str], limit: float) -> list[str]:
+def _kept() -> dict[str, Result]:
+    """Results of earlier runs; none where there are none, or of another version of this file."""
+    try:
+        return {name: Result(**result) for name, result in json.loads((BUILD / "results.json").read_text()).items()}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _try(name: str, tests: list[str], limit: float) -> Result:
     setting = SETTINGS[name]
     reason = _missing(setting)
     if reason is not None:
-        _say(name, f"skipped: {reason}")
-        return []
+        return Result(tests, not_run=reason)
     with ExitStack() as stack:
         variables = dict(setting.variables)
         if setting.misaligned:
@@ -103,54 +165,72 @@ def _try(name: str, tests: Sequence[str], limit: float) -> list[str]:
 def numeric_tests() -> list[str]:
     """Test files that compare floating-point results, and the source, for the examples in its docstrings."""
     others = [TESTS / name for name in NOT_NUMERIC]
-    files = sorted(TESTS.rglob("test_*.py"))
+    files = sorted(TESTS.rglob("test_*.py"), reverse=True)  # training takes longest and begins first
     return [str(file.relative_to(ROOT)) for file in files if not any(map(file.is_relative_to, others))] + ["src"]
 
 
-def _run(name: str, tests: Sequence[str], variables: dict[str, str], limit: float) -> list[str]:
-    """Run the tests in a few processes; give the failed ones, each as a command that runs it again."""
+def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -> Result:
+    """Run the tests in a few processes; print each failed one at once, as a command that runs it again."""
+    result, crashed = Result(tests), False
     began = time.monotonic()
-    environment = {**os.environ, **variables}
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"{shard}.log" for shard in range(min(SHARDS, len(tests)))]
-        shards = []
-        for shard, log in enumerate(logs):
-            command = [sys.executable, "-m", "pytest", "-m", "not long", "--tb=no", "-rfE", "-p", "no:cacheprovider"]
-            with log.open("w") as out:
-                process = subprocess.Popen(
-                    [*command, *tests[shard :: len(logs)]], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
-                )
-            shards.append(process)
-        try:
-            codes = [_ended(process, began + limit - time.monotonic()) for process in shards]
-        finally:
-            for process in shards:
-                process.kill()
-                process.wait()
-        texts = [log.read_text() for log in logs]
-    passed = sum(int(count) for text in texts for count in re.findall(r"(\d+) passed", text))
-    failed = [line for text in texts for line in re.findall(r"^(?:FAILED|ERROR) (\S+(?: in \S+)?)", text, re.MULTILINE)]
-    broken = [
-        f"{name}: pytest {'took longer than the limit' if code is None else f'ended with {code}'}:\n{text[-2000:]}"
-        for code, text in zip(codes, texts, strict=True)
-        if code is None or (code != 0 and not re.search(r"\d+ failed|\d+ error", text))
-    ]
-    _say(name, f"{passed} passed, {len(failed)} failed{', did not end' if broken else ''}, {time.monotonic() - began:.0f} s")
     prefix = "".join(f"{key}={shlex.quote(value)} " for key, value in SETTINGS[name].variables.items())
-    return [f"{name}: {prefix}python -m pytest {shlex.quote(test)}" for test in failed] + broken
+    log = BUILD / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as out, _pytest([*tests, "--timeout", f"{limit:g}"], variables) as process:
+        timer = Timer(limit, _end, [process])
+        timer.daemon = True  # does not outlive Ctrl-C
+        timer.start()
+        for line in process.stdout or ():
+            out.write(line)
+            crashed = crashed or "worker restarting disabled" in line
+            if found := re.match(r"\[gw\d+\].*? (PASSED|FAILED|ERROR|SKIPPED) (.+?)\s*$", line):
+                outcome, test = found.groups()
+                result.passed += outcome == "PASSED"
+                result.skipped += outcome == "SKIPPED"
+                if outcome in ("FAILED", "ERROR"):
+                    result.failed.append(f"{prefix}python -m pytest {shlex.quote(test)}")
+                    _say(name, f"failed: {result.failed[-1]}")
+        code = process.wait()
+        timer.cancel()
+    result.seconds = round(time.monotonic() - began)
+    result.ended = code == 0 or (code == 1 and bool(result.failed) and not crashed)
+    if not result.ended:
+        _say(name, f"pytest ended with {code} after {result.seconds} s; its output is in {log}")
+    return result
 
 
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+@contextmanager
+def _pytest(arguments: Sequence[str], variables: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Pytest and its workers as a process group of their own, which is gone afterwards; a crash ends it."""
+    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0"]
+    command = [sys.executable, "-m", "pytest", "-m", "not long", "-vv", "--tb=short", "-p", "no:cacheprovider", *workers]
+    process = subprocess.Popen(
+        [*command, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        return process.wait(max(0.0, seconds))
-    except subprocess.TimeoutExpired:
-        return None
+        yield process
+    finally:
+        _end(process)
+        process.wait()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _missing(setting: Setting) -> str | None:
     """Why this machine cannot have a setting."""
     if setting.misaligned and (sys.platform != "linux" or shutil.which("cc") is None):
         return "this needs Linux and a C compiler"
+    if setting.variables.get("ATEN_CPU_CAPABILITY") == _instructions().lower():
+        return "plain is the same on this processor"
     if setting.processors and _instructions() not in setting.processors:
         return f"the processor has {_instructions()}, not {' or '.join(setting.processors)}"
     return None

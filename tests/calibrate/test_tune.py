@@ -69,8 +69,10 @@ def test_fitting_rows_and_choosing_rows_are_apart() -> None:
 def test_the_same_seed_gives_the_same_frontier_and_another_another() -> None:
     rows = some(200)
     first, again, other = (tune(*rows, penalties=FEW, seed=seed) for seed in (0, 0, 1))
-    assert first.document() == again.document()
-    assert first.columns != other.columns
+    assert (again.names, again.fitting_rows) == (first.names, first.fitting_rows)
+    for name, values in first.columns.items():
+        assert again.columns[name] == pytest.approx(values, abs=1e-4)
+    assert other.columns["nll"] != pytest.approx(first.columns["nll"], abs=1e-3)
 
 
 columns = st.integers(1, 12).flatmap(

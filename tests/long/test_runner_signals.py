@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 SLOW = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 import sys, threading, time
 import torch
 from anytime.run import Runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_the_finetuned_network_is_measured_under_its_training_product(publish: P
 
 def test_both_networks_are_measured_on_the_rows_kept_for_both(publish: Publish) -> None:
     publish("msdnet")
-    folder = publish("tuned", objective="product")
+    folder = publish("tuned", objective="joint-then-product")
     keep_rows(folder / "tuned", np.arange(59, 19, -1))
     runs = Runs.open(folder)
     found = find("finetune").run(runs)
@@ -79,6 +80,37 @@ def test_both_networks_are_measured_on_the_rows_kept_for_both(publish: Publish) 
     keep_rows(folder / "msdnet", np.arange(10))
     with pytest.raises(FormatError, match="no test row was kept by all"):
         find("finetune").run(Runs.open(folder))
+
+
+def test_heads_alone_and_the_epoch_chosen_on_validation_rows_are_in_the_table_only(publish: Publish) -> None:
+    publish("msdnet")
+    publish("heads", objective="product", seed=2)
+    folder = publish("tuned", objective="joint-then-product", seed=1)
+    change_config(folder / "heads", frozen=["blocks"])
+    # The lowest ECE on validation rows is after epoch 3, on test rows after epoch 2.
+    errors = {"val": {2: 0.3, 3: 0.1, 4: 0.2}, "test": {2: 0.05, 3: 0.15, 4: 0.25}}
+    epochs = {split: {epoch: after(error) for epoch, error in by_epoch.items()} for split, by_epoch in errors.items()}
+    write_bundle(folder / "tuned", {**read_bundle(folder / "tuned"), "epochs.json": json.dumps(epochs).encode()})
+    found = find("finetune").run(Runs.open(folder))
+    rows = {row[1]: row for row in found.table}
+    assert len(rows) == 7
+    assert rows["finetuned, epoch 3 of 4"][3] == ", ".join(["0.150"] * 7)
+    assert "heads alone finetuned" in rows
+    assert not any("heads" in claim.what for claim in found.claims)
+    assert found.runs == ("msdnet", "tuned", "heads")
+
+
+def after(error: float) -> dict[str, object]:
+    """Metrics after an epoch."""
+    return {"product, softplus, ones": {"accuracy": [0.5] * 7, "ece": [error] * 7, "label_drop_percent_0.1": 10.0}}
+
+
+def change_config(folder: Path, **recipe: object) -> None:
+    """Publish a run again with other settings."""
+    files = read_bundle(folder)
+    config = json.loads(files["config.json"])
+    config["recipe"] |= recipe
+    write_bundle(folder, {**files, "config.json": json.dumps(config).encode()})
 
 
 def keep_rows(folder: Path, rows: NDArray[np.int64]) -> None:
@@ -101,13 +133,13 @@ def test_the_claim_on_calibration_is_about_every_exit(publish: Publish) -> None:
 
 def test_the_papers_claim_on_cifar100_is_not_checked_on_cifar10(publish: Publish) -> None:
     publish("msdnet", data="cifar10")
-    found = find("finetune").run(Runs.open(publish("tuned", objective="product", data="cifar10", seed=1)))
+    found = find("finetune").run(Runs.open(publish("tuned", objective="joint-then-product", data="cifar10", seed=1)))
     assert not found.comparisons
     assert not any("at every exit" in claim.what for claim in found.claims)
 
 
 def test_a_finetuned_network_needs_its_backbone(publish: Publish) -> None:
-    runs = Runs.open(publish("tuned", objective="product"))
+    runs = Runs.open(publish("tuned", objective="joint-then-product"))
     with pytest.raises(MissingFileError, match="no run of msdnet on cifar100") as caught:
         find("finetune").run(runs)
     assert "cifar100-msdnet" in caught.value.fix

@@ -24,6 +24,7 @@ RESULTS = Path(__file__).parents[2] / "results"
     [
         ("msdnet-cifar", "joint", "msdnet"),
         ("msdnet-cifar", "joint-then-product", "msdnet-finetuned"),
+        ("msdnet-cifar", "product", "msdnet-product"),
         ("msdnet-cifar", "equilibrium", "imta-stage1"),
         ("msdnet-cifar", "one-for-all", "imta"),
         ("msdnet-cifar-linear", "l2w", "l2w"),

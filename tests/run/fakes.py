@@ -1,4 +1,4 @@
-"""A clock that only advances by `sleep`, and an engine with given stage times."""
+"""A clock that only advances by `sleep`, and engines with given stage times."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from anytime.run.engines.running import Joinable
 
 PATIENCE = 20.0
 """Real seconds after which a test that hangs fails."""
@@ -112,3 +114,35 @@ class FakeStages:
 
     def close(self) -> None:
         self._engine.open -= 1
+
+
+class JoiningEngine(FakeEngine):
+    """As `FakeEngine`, with runs that share batches; a batch takes longer than one row, and less than rows one by one."""
+
+    joins = True
+
+    def __init__(self, logits: Tensor, seconds: Sequence[float] = (), clock: FakeClock | None = None) -> None:
+        super().__init__(logits, seconds, clock)
+        self.batches: list[tuple[int, int]] = []
+        self.broken: set[int] = set()
+
+    def begin(self, x: Tensor) -> JoinableStages:  # type: ignore[override]
+        return JoinableStages(self, x)
+
+
+class JoinableStages(Joinable[Tensor]):
+    """Refuses rows that are broken, and notes each stage with its number of rows."""
+
+    def __init__(self, engine: JoiningEngine, x: Tensor) -> None:
+        super().__init__(engine.num_exits, len(x))
+        self._engine, self._carry = engine, (x,)
+
+    def _run(self, exit: int) -> Tensor:
+        engine, rows = self._engine, self._carry[0][:, 0]
+        engine.begun.append(exit)
+        engine.batches.append((exit + 1, len(rows)))
+        if engine.clock is not None:
+            engine.clock.sleep(engine.seconds[exit] * (0.5 + 0.5 * len(rows)))
+        if engine.fail_at == exit and engine.broken & set(rows.tolist()):
+            raise ArithmeticError("a stage that fails")
+        return engine.logits[exit, rows]

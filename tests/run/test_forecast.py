@@ -28,176 +28,161 @@ def test_a_forecast_is_never_below_what_most_took(values: list[float], share: fl
     forecast = Forecast(quantile=share, window=100)
     for value in values:
         forecast.note(2, 1, value)
-    assert sum(value <= forecast.stage(2, 1) for value in values) >= share * len(values)
+    assert sum(value <= forecast.slow(2, 1) for value in values) >= share * len(values)
+    assert forecast.shortest(2, 1) == min(values) <= forecast.seconds(2, 1) <= forecast.slow(2, 1)
 
 
 def test_a_busy_machine_is_noticed_within_a_hundred_requests_and_forgotten_within_a_hundred() -> None:
     draw, forecast = random.Random(0), Forecast()
     for _ in range(300):
-        forecast.note(0, 1, draw.uniform(0.9, 1.1))
-    assert forecast.stage(0, 1) < 1.2
+        forecast.note(1, 1, draw.uniform(0.9, 1.1))
+    assert forecast.slow(1, 1) < 1.2
     for _ in range(100):  # one in five is held up
-        forecast.note(0, 1, draw.choice([1.0, 1.0, 1.0, 1.0, 5.0]))
-    assert forecast.stage(0, 1) == 5.0
+        forecast.note(1, 1, draw.choice([1.0, 1.0, 1.0, 1.0, 5.0]))
+    assert forecast.slow(1, 1) == 5.0
+    assert forecast.seconds(1, 1) == 1.0
     for _ in range(100):
-        forecast.note(0, 1, draw.uniform(0.9, 1.1))
-    assert forecast.stage(0, 1) < 1.2
+        forecast.note(1, 1, draw.uniform(0.9, 1.1))
+    assert forecast.slow(1, 1) < 1.2
 
 
 def test_one_hiccup_in_a_hundred_changes_little() -> None:
     forecast = Forecast()
     for number in range(100):
-        forecast.note(0, 1, 50.0 if number == 70 else 1.0)
-    assert forecast.stage(0, 1) == 1.0
+        forecast.note(1, 1, 50.0 if number == 70 else 1.0)
+    assert forecast.seconds(1, 1) == forecast.slow(1, 1) == 1.0
 
 
-def decline_until_tried(forecast: Forecast, exit: int) -> int:
+def decline_until_tried(forecast: Forecast, stage: int, *, now: float = 0.0) -> int:
     count = 1
-    while not forecast.decline(exit, 1, "thread"):
+    while not forecast.decline(stage, 1, "thread", now):
         count += 1
     return count
 
 
-def test_one_in_a_hundred_is_tried_and_four_fast_trials_reset_the_forecast() -> None:
+def test_one_in_a_hundred_is_tried_and_a_fast_trial_resets_the_forecast() -> None:
     forecast = Forecast()
-    forecast.seed(3, 1, [9.0] * 100)
-    for taken in (1.0, 1.0, 9.0, 1.0, 1.0, 1.1):
-        assert decline_until_tried(forecast, 3) == 100
-        forecast.note(3, 1, taken)
-        assert forecast.stage(3, 1) == 9.0
-    assert decline_until_tried(forecast, 3) == 100
-    forecast.note(3, 1, 1.2)
-    assert forecast.stage(3, 1) == 1.2
-    assert forecast.outlook(4, 1, "caller").needed[3] == 1.2
+    forecast.seed(4, 1, [9.0] * 100)
+    for taken in (9.0, 8.0, 20.0):  # as slow as before
+        assert decline_until_tried(forecast, 4) == 100
+        forecast.note(4, 1, taken)
+        assert forecast.seconds(4, 1) == 9.0
+    assert decline_until_tried(forecast, 4) == 100
+    forecast.note(4, 1, 1.2)
+    assert forecast.seconds(4, 1) == forecast.slow(4, 1) == 1.2
 
 
-def test_what_runs_now_and_then_is_not_forgotten() -> None:
+def test_a_fast_run_that_is_not_a_trial_is_one_among_the_others() -> None:
     forecast = Forecast()
-    for _ in range(50):
-        forecast.note(1, 1, 9.0)
-        for _ in range(90):
-            forecast.outlook(2, 1, "thread")
-            assert not forecast.decline(1, 1, "thread")
-    assert forecast.stage(1, 1) == 9.0
+    forecast.seed(1, 1, [9.0] * 100)
+    forecast.note(1, 1, 1.0)
+    assert forecast.seconds(1, 1) == 9.0
 
 
-def test_an_unknown_batch_size_takes_as_long_as_the_next_larger_or_in_proportion() -> None:
+def test_after_a_second_of_nothing_but_refusals_one_is_tried() -> None:
     forecast = Forecast()
-    assert forecast.stage(0, 1) == 0.0
-    forecast.note(0, 4, 1.0)
-    forecast.note(0, 8, 1.5)
-    forecast.note(0, 8, 1.5)
-    assert forecast.stage(0, 8) == 1.5
-    assert forecast.stage(0, 5) == 1.5
-    assert forecast.stage(0, 1) == 1.0
-    assert forecast.stage(0, 16) == 3.0
-    assert forecast.stage(1, 4) == 0.0
-    assert not forecast.decline(0, 16, "thread")
-    assert not forecast.decline(1, 1, "thread")  # nothing is known there
+    forecast.seed(1, 1, [9.0] * 100)
+    tried = [forecast.decline(1, 1, "thread", 50 + 0.1 * tenth) for tenth in range(24)]
+    assert [tenth for tenth, each in enumerate(tried) if each] == [10, 21]
+
+
+def test_what_runs_now_and_then_is_not_tried() -> None:
+    forecast = Forecast()
+    for turn in range(50):
+        forecast.note(2, 1, 9.0)
+        assert not any(forecast.decline(2, 1, "thread", float(turn)) for _ in range(90))
+    assert forecast.seconds(2, 1) == 9.0
+
+
+def test_what_was_never_seen_is_tried() -> None:
+    assert Forecast().decline(1, 1, "thread", 0.0)
+
+
+def test_a_slow_wake_up_is_tried_again_as_well() -> None:
+    forecast = Forecast()
+    for _ in range(100):
+        forecast.note(1, 1, 1.0)
+        forecast.note_dispatch("thread", 9.0)
+    assert decline_until_tried(forecast, 1) == 100
+    forecast.note(1, 1, 1.0)
+    forecast.note_dispatch("thread", 0.1)
+    assert forecast.dispatch("thread") == (0.1, 0.1)
+
+
+def test_an_unknown_batch_size_lies_on_a_line_between_its_neighbours_or_in_proportion_beyond_them() -> None:
+    forecast = Forecast()
+    assert forecast.seconds(1, 1) == 0.0
+    forecast.note(1, 4, 1.0)
+    forecast.note(1, 8, 1.5)
+    assert forecast.seconds(1, 8) == 1.5
+    assert forecast.seconds(1, 6) == forecast.slow(1, 6) == 1.25
+    assert forecast.seconds(1, 1) == 1.0
+    assert forecast.seconds(1, 16) == 3.0
+    assert forecast.seconds(2, 4) == 0.0
+    assert not forecast.decline(1, 16, "thread", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "pays"),
+    [
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}, 16, 16),  # a batch takes as long as one row
+        ({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0}, 16, 1),  # rows one after the other
+        ({1: 4.2, 2: 6.8, 4: 12.0, 8: 20.3, 16: 40.0}, 16, 8),
+        ({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0}, 4, 4),
+        ({1: 1.0, 2: 2.0}, 16, 16),  # larger ones are unknown
+        ({}, 16, 16),
+    ],
+)
+def test_the_batch_that_pays_is_the_smallest_with_almost_the_best_time_per_row(
+    seconds: dict[int, float], most: int, pays: int
+) -> None:
+    forecast = Forecast()
+    for size, taken in seconds.items():
+        forecast.seed(1, size, [taken] * 3)
+    assert forecast.paying_batch(most) == pays
 
 
 def test_memory_stays_flat_over_many_batch_sizes() -> None:
     forecast = Forecast()
     for batch in range(1, 1000):
-        forecast.note(0, batch, float(batch))
-    assert len(forecast._stages[0]) == 64
-    assert forecast.stage(0, 999) == 999.0
+        forecast.note(1, batch, float(batch))
+    assert len(forecast._stages[1]) == 64
+    assert forecast.seconds(1, 999) == 999.0
 
 
 def test_seeds_are_replaced_one_by_one() -> None:
     forecast = Forecast(window=10)
-    forecast.seed(0, 1, [1.0] * 8 + [3.0] * 2)
-    assert forecast.stage(0, 1) == 3.0
+    forecast.seed(1, 1, [1.0] * 8 + [3.0] * 2)
+    assert forecast.slow(1, 1) == 3.0
     for _ in range(10):
-        forecast.note(0, 1, 2.0)
-    assert forecast.stage(0, 1) == 2.0
+        forecast.note(1, 1, 2.0)
+    assert forecast.slow(1, 1) == 2.0
 
 
-def test_dispatch_times_are_recorded_and_forgotten() -> None:
+def test_dispatch_times_are_recorded_per_mode_and_forgotten() -> None:
     forecast = Forecast(window=5)
-    assert forecast.outlook(1, 1, "thread").dispatch == 0.0
+    assert forecast.dispatch("thread") == (0.0, 0.0)
     forecast.note_dispatch("thread", 0.3)
-    assert forecast.outlook(1, 1, "thread").dispatch == 0.3
-    assert forecast.outlook(1, 1, "asyncio").dispatch == 0.0
-    for _ in range(4):
-        while not forecast.decline(0, 1, "thread"):
-            pass
+    assert forecast.dispatch("thread") == (0.3, 0.3)
+    assert forecast.dispatch("asyncio") == (0.0, 0.0)
+    for _ in range(5):
         forecast.note_dispatch("thread", 0.1)
-    assert forecast.outlook(1, 1, "thread").needed[0] == 0.1
+    assert forecast.dispatch("thread") == (0.1, 0.1)
 
 
-def test_a_caller_that_runs_the_stages_needs_time_for_a_slow_stage_or_a_slow_dispatch_but_not_both() -> None:
-    forecast = Forecast(window=10, quantile=0.9)
-    for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
-        forecast.note(0, 1, taken)
-    assert forecast.outlook(1, 1, "caller").needed[0] == 5.0
-    for taken in (0.1, 0.1, 0.1, 2.0, 2.0):
-        forecast.note_dispatch("caller", taken)
-    assert forecast.outlook(1, 1, "caller").needed[0] == 5.1
-    for _ in range(2):
-        forecast.note_dispatch("caller", 7.0)
-    assert forecast.outlook(1, 1, "caller").needed[0] == 8.0
-    assert forecast.outlook(2, 1, "caller").needed[1] == 7.0
-
-
-@pytest.mark.parametrize(
-    ("mode", "grace", "wanted"), [("caller", 0.4, 4.7), ("caller", 4.5, 1.1), ("thread", 0.4, 1.3), ("thread", 9.0, 1.1)]
-)
-def test_slow_times_may_use_the_grace_period_and_typical_ones_may_not(mode: str, grace: float, wanted: float) -> None:
-    forecast = Forecast(window=10, quantile=0.9)
-    for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
-        forecast.note(0, 1, taken)
-    for taken in (0.1, 0.1, 0.1, 0.7, 0.7):
-        forecast.note_dispatch(mode, taken)
-    outlook = forecast.outlook(1, 1, mode, grace)
-    assert outlook.needed[0] == pytest.approx(wanted)
-    assert outlook.dispatch == pytest.approx(max(0.0, 0.7 - grace) if mode == "thread" else 0.1)
-
-
-@pytest.mark.parametrize(("rare", "waking"), [(0.5, 0.0), (0.8, 0.3), (5.0, 0.7)])
-def test_all_but_the_rarest_wake_ups_end_within_the_grace_period(rare: float, waking: float) -> None:
+@pytest.mark.parametrize(("rare", "slow"), [(0.4, 0.0), (0.8, 0.3), (5.0, 4.5)])
+def test_slow_wake_ups_may_use_the_grace_period_and_typical_ones_may_not(rare: float, slow: float) -> None:
     forecast = Forecast()
-    for taken in [0.2] * 90 + [0.7 if rare > 0.7 else 0.4] * 8 + [rare] * 2:
+    for taken in [0.2] * 90 + [rare] * 10:
         forecast.note_dispatch("thread", taken)
-    outlook = forecast.outlook(1, 1, "thread", 0.5)
-    assert outlook.dispatch == pytest.approx(waking)
-    assert outlook.needed[0] == pytest.approx(max(waking, 0.2))
-
-
-def test_with_many_durations_requests_are_processed_together() -> None:
-    forecast = Forecast()
-    forecast.seed(0, 1, [1.0] * 100)
-    for _ in range(100):
-        forecast.note_dispatch("thread", 0.1)
-    before = forecast.outlook(1, 1, "thread")
-    seen = []
-    for _ in range(100):
-        forecast.note_all([(0, 1, 5.0)])
-        forecast.note_dispatch("thread", 0.3)
-        seen.append(forecast.outlook(1, 1, "thread"))
-    assert seen[:7] == [before] * 7
-    assert seen[7].dispatch == 0.3
-    assert seen[55].needed[0] == 5.3
-    assert forecast.stage(0, 1) == 5.0
-
-
-@pytest.mark.parametrize("mode", ["thread", "asyncio"])
-def test_a_waiting_caller_needs_time_for_a_typical_stage_and_a_slow_wake_up(mode: str) -> None:
-    forecast = Forecast(window=100)
-    for taken in (1.0, 1.0, 1.0, 5.0, 5.0):
-        forecast.note(0, 1, taken)
-    assert forecast.outlook(1, 1, mode).needed[0] == 1.0
-    for taken in [0.1] * 90 + [0.5] * 8 + [9.0] * 2:
-        forecast.note_dispatch(mode, taken)
-    assert forecast.outlook(1, 1, mode).needed[0] == 1.5
-    assert forecast.outlook(1, 1, mode).dispatch == 0.5
+    assert forecast.dispatch("thread", 0.5) == pytest.approx((0.2, slow))
 
 
 def test_a_clock_that_went_back_gives_no_negative_time() -> None:
     forecast = Forecast()
-    forecast.note(0, 1, -5.0)
+    forecast.note(1, 1, -5.0)
     forecast.note_dispatch("thread", -5.0)
-    assert forecast.stage(0, 1) == forecast.outlook(1, 1, "thread").dispatch == 0.0
+    assert forecast.seconds(1, 1) == forecast.dispatch("thread").slow == 0.0
 
 
 def test_a_forecast_is_thread_safe() -> None:
@@ -206,14 +191,14 @@ def test_a_forecast_is_thread_safe() -> None:
     def work(seed: int) -> None:
         draw = random.Random(seed)
         for _ in range(2000):
-            forecast.note(0, 1, draw.random())
+            forecast.note(1, 1, draw.random())
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    window = forecast._stages[0][1]
+    window = forecast._stages[1][1]
     assert sorted(window._recent) == window._ordered
 
 
@@ -223,74 +208,3 @@ def test_a_forecast_is_thread_safe() -> None:
 def test_invalid_arguments_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(OptionError):
         Forecast(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("mode", ["thread", "caller"])
-def test_a_slow_first_run_is_retried_as_long_as_the_next_ones_are_fast(mode: str) -> None:
-    forecast = Forecast()
-    forecast.note(0, 1, 9.0)
-    for _ in range(4):
-        assert forecast.decline(0, 1, mode, left=2.0)
-        forecast.note(0, 1, 1.0)
-    assert forecast.outlook(1, 1, mode).needed[0] == 1.0
-
-
-def test_two_slow_runs_are_taken_as_typical() -> None:
-    forecast = Forecast()
-    forecast.note(0, 1, 9.0)
-    assert forecast.decline(0, 1, "caller", left=2.0)
-    forecast.note(0, 1, 9.0)
-    assert not any(forecast.decline(0, 1, "caller", left=2.0) for _ in range(99))
-
-
-def test_one_spike_among_few_wake_ups_refuses_no_request() -> None:
-    forecast = Forecast()
-    for taken in (0.1, 0.1, 7.0):
-        forecast.note(0, 1, 1.0)
-        forecast.note_dispatch("thread", taken)
-    for _ in range(4):
-        assert forecast.outlook(1, 1, "thread").needed[0] > 2.0
-        assert forecast.decline(0, 1, "thread", left=2.0)
-        forecast.note_dispatch("thread", 0.1)
-    assert forecast.outlook(1, 1, "thread").needed[0] == 1.1
-
-
-def test_few_durations_do_not_start_a_later_stage() -> None:
-    forecast = Forecast()
-    forecast.note(1, 1, 9.0)
-    assert not forecast.decline(1, 1, "thread", left=2.0)
-
-
-def test_a_new_batch_size_is_tried_while_others_run() -> None:
-    forecast = Forecast()
-    forecast.seed(1, 1, [1.0] * 100)
-    assert forecast.stage(1, 8) == 8.0
-    assert not forecast.decline(1, 8, "thread", left=0.5)
-    assert forecast.decline(1, 8, "thread", left=3.0)
-    forecast.note(1, 8, 2.0)
-    assert forecast.stage(1, 8) == 2.0
-
-
-@pytest.mark.parametrize(("mode", "shortest", "tried"), [("thread", 1.0, 1), ("caller", 1.0, 0), ("thread", 9.0, 0)])
-def test_a_request_that_may_fit_and_cannot_be_late_is_tried_after_a_second_of_refusals(
-    mode: str, shortest: float, tried: int
-) -> None:
-    forecast = Forecast()
-    forecast.seed(0, 1, [shortest] + [9.0] * 99)
-    assert sum(forecast.decline(0, 1, mode, left=2.0, now=50 + 0.1 * tenth) for tenth in range(12)) == tried
-
-
-@pytest.mark.parametrize(("mode", "left", "tried"), [("thread", 2.0, 99), ("caller", 2.0, 999), ("caller", 9.0, 99)])
-def test_a_caller_that_cannot_abandon_a_stage_tries_what_may_fit(mode: str, left: float, tried: int) -> None:
-    forecast = Forecast()
-    forecast.seed(0, 1, [9.0] * 100)
-    assert [forecast.decline(0, 1, mode, left=left) for _ in range(tried + 1)] == [False] * tried + [True]
-
-
-def test_a_request_too_short_for_any_stage_does_not_reset_the_refusals() -> None:
-    forecast = Forecast()
-    forecast.seed(0, 1, [1.0] + [9.0] * 99)
-    assert not forecast.decline(0, 1, "thread", left=0.5, now=50.0)
-    assert not forecast.decline(0, 1, "thread", left=2.0, now=50.1)
-    assert not forecast.decline(0, 1, "thread", left=0.5, now=51.0)
-    assert forecast.decline(0, 1, "thread", left=2.0, now=51.2)

@@ -177,29 +177,21 @@ def test_requests_of_other_shapes_are_not_batched_together() -> None:
     assert chosen == StageBatch(1, [requests[0], requests[2]])
 
 
-def test_retry_after_counts_the_batches_of_others() -> None:
+def test_retry_after_counts_the_others_as_full_batches_with_a_reserve() -> None:
     times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=2, margin=0.5)
-    waiting = [Waiting(10.0), Waiting(10.0)]
-    assert retry_after(6.5, Waiting(11.0), waiting, times) is None  # it can run after the first two
-    assert retry_after(7.0, Waiting(10.0), waiting, times) == 1.0  # half a second is missing, at least a stage is waited
-    assert retry_after(7.0, Waiting(10.0), waiting, times, free=[7.0, 7.0]) is None
-    assert retry_after(7.0, Waiting(10.0), waiting, times, free=[7.0, 9.0]) == 1.0
-
-
-def test_retry_after_is_the_time_that_is_missing() -> None:
-    times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=1)
-    waiting = [Waiting(3.0), Waiting(3.0)]
-    assert retry_after(0.0, Waiting(3.0), waiting, times) is None
-    assert retry_after(0.5, Waiting(3.0), waiting, times) == 1.0  # at least one stage
-    assert retry_after(0.0, Waiting(3.0), waiting, times, free=1.5) == 1.5
+    waiting = [Waiting(12.0), Waiting(12.0)]
+    assert retry_after(6.0, Waiting(12.0), [], times) is None  # nobody waits: it can run alone
+    assert retry_after(6.5, Waiting(12.0), waiting, times) is None  # after the first two, in 2 · 1.2 · 2 + 0.5 s
+    assert retry_after(8.0, Waiting(12.0), waiting, times) == pytest.approx(1.3)
+    assert retry_after(8.0, Waiting(12.0), waiting, times, free=[8.0, 8.0]) is None
+    assert retry_after(8.0, Waiting(12.0), waiting, times, free=[8.0, 10.0]) == 1.0  # 0.9 are missing; at least a stage
     waiting[0].exit = 1  # it has an answer: its next stage is optional
-    assert retry_after(0.5, Waiting(3.0), waiting, times) is None
+    assert retry_after(8.0, Waiting(12.0), waiting, times) is None
 
 
 def test_requests_that_are_too_late_already_keep_nobody_out() -> None:
     times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=1)
     assert retry_after(0.0, Waiting(1.5), [Waiting(0.5)] * 9, times) is None
-    assert retry_after(0.0, Waiting(3.5), [Waiting(1.2)] * 2, times) is None  # the second is late whoever comes after it
 
 
 def test_stages_up_to_the_least_exit_are_mandatory() -> None:

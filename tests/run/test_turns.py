@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +20,10 @@ import torch
 from torch import Tensor
 
 import anytime
-from anytime.errors import DeadlineTooShort, StateError
+from anytime.errors import DeadlineTooShort, Overloaded, StateError
 from anytime.models import MLP, MLPConfig
-from anytime.run import Budget, Forecast, Runner
-from anytime.run.timing.pace import Pace
+from anytime.models.modes import Modes
+from anytime.run import Budget, Forecast, LoadStatus, Runner, RunOptions, Task
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 
@@ -44,11 +43,11 @@ class Held:
 
 
 @pytest.mark.parametrize("deadline", [None, 1000.0])
-def test_every_request_gets_a_first_exit_before_any_gets_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
+def test_with_least_progress_every_request_gets_a_first_exit_before_any_gets_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
-    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(schedule="least-progress", clock=clock, workers=1)) as runner:
         first = runner.submit(engine.rows, deadline=deadline)
         assert held.reached.wait(20)
         tasks = [first, *(runner.submit(engine.rows, deadline=deadline) for _ in range(7))]
@@ -62,7 +61,7 @@ def test_the_earliest_deadline_is_first_among_equals(fakes: Any, logits: Tensor)
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
     ended: list[float] = []
-    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1)) as runner:
         tasks = [runner.submit(engine.rows, budget=Budget(exits=1))]
         assert held.reached.wait(20)
         for deadline in (300.0, 100.0, 200.0):
@@ -86,7 +85,7 @@ def test_waiting_for_others_does_not_count_as_stage_time(fakes: Any, logits: Ten
         advance(seconds)
 
     clock.sleep = sleep
-    with Runner(engine, engine=engine, clock=clock, workers=1, forecast=forecast) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1, forecast=forecast)) as runner:
         tasks = [runner.submit(engine.rows)]
         assert held.reached.wait(20)
         tasks += [runner.submit(engine.rows) for _ in range(7)]
@@ -94,28 +93,14 @@ def test_waiting_for_others_does_not_count_as_stage_time(fakes: Any, logits: Ten
         for task in tasks:
             assert task.result().exit == 5
     assert clock.time == 1040.0  # eight times five stages, one after the other
-    assert [forecast.stage(exit, 6) for exit in range(5)] == [1.0] * 5
-
-
-def test_a_stage_that_ended_after_its_deadline_counts_as_zero_throughput(fakes: Any, logits: Tensor) -> None:
-    clock = fakes.FakeClock()
-    engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
-    forecast = Forecast()
-    forecast.seed(0, len(engine.rows), [1.0] * 30)
-    with Runner(engine, engine=engine, clock=clock, forecast=forecast) as runner:
-        task = runner._task(engine.rows, Budget(time=2.0))
-        assert task.done is None
-        task.step()
-        assert task.done == 1.0
-        task.deadline = clock.now() - 0.5
-        assert task.done == 0.0
+    assert [forecast.slow(stage, 6) for stage in range(1, 6)] == [1.0] * 5
 
 
 def test_a_request_without_a_deadline_is_not_starved(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
-    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1)) as runner:
         tasks = [runner.submit(engine.rows, deadline=1000.0)]
         assert held.reached.wait(20)
         patient = runner.submit(engine.rows)
@@ -134,7 +119,7 @@ def test_a_request_in_its_callers_thread_takes_turns_with_the_others(fakes: Any,
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
     answers: list[Any] = []
-    with Runner(engine, engine=engine, clock=clock, workers=1, preempt=False) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1, preempt=False)) as runner:
         task = runner.submit(engine.rows)
         assert held.reached.wait(20)
         asked = [
@@ -143,7 +128,7 @@ def test_a_request_in_its_callers_thread_takes_turns_with_the_others(fakes: Any,
         ]
         for count, thread in enumerate(asked, 1):
             thread.start()
-            while len(runner._executor._waiting) < count:
+            while runner.load_status.waiting < count:
                 threading.Event().wait(0.001)
         assert engine.begun == [0]
         held.go_on.set()
@@ -159,8 +144,7 @@ def test_a_very_long_stage_does_not_block_others(fakes: Any, logits: Tensor) -> 
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
-    with Runner(engine, engine=engine, clock=clock, workers=2) as runner:
-        runner._executor.pace = Pace(1)
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=2)) as runner:
         hangs = runner.submit(engine.rows)  # without a deadline it is never given up
         assert held.reached.wait(20)
         task = runner.submit(engine.rows)
@@ -177,16 +161,15 @@ def test_a_very_long_stage_does_not_block_others(fakes: Any, logits: Tensor) -> 
 class Simulation:
     """Callers that ask again as soon as they have an answer or a refusal, and one worker; time is made up."""
 
-    def __init__(self, fakes: Any, logits: Tensor, seconds: list[float], *, callers: int, allowed: float) -> None:
-        self.time, self.allowed, self.others = 1000.0, allowed, False
+    def __init__(self, engine: Any, *, callers: int, allowed: float, forecast: Forecast | None = None) -> None:
+        self.time, self.allowed, self.engine = 1000.0, allowed, engine
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._draw = random.Random(0)
-        self.engine = fakes.FakeEngine(logits, seconds, self)
-        self.runner = Runner(self.engine, engine=self.engine, clock=self, workers=1)
+        engine.clock = self
+        self.runner = Runner(engine, engine=engine, options=RunOptions(clock=self, workers=1, forecast=forecast))
         self.executor = self.runner._executor
-        self.executor._call = lambda idle: None  # type: ignore[method-assign]
-        self.executor._at[0] = None
+        self.executor._wake = lambda: None  # type: ignore[method-assign]
         self.refused, self.longest, self.exits = [0] * callers, [0] * callers, list[int]()
         for caller in range(callers):
             self._at(1e-4 * caller, lambda caller=caller: self._ask(caller))  # type: ignore[misc]
@@ -194,19 +177,20 @@ class Simulation:
     def now(self) -> float:
         return self.time
 
+    def wait(self, gate: Any, seconds: float | None) -> bool:
+        raise AssertionError("nobody waits here")
+
     def sleep(self, seconds: float) -> None:
         """A stage, which takes up to a tenth longer or shorter; meanwhile callers come and go."""
         self._pass(self.time + seconds * self._draw.uniform(0.9, 1.1))
 
     def run(self, seconds: float) -> None:
-        end, last, more = self.time + seconds, None, False
+        end, batch, modes, ended = self.time + seconds, None, Modes.now(), list[Any]()
         while self.time < end:
-            work, _ = self.executor._next(0, last, more)
-            if last is not None and not more:
-                last.finish()
-            last = work
-            if work is not None:
-                more = self.executor._stages(work)
+            batch = self.executor._next(batch, ended)
+            self.executor._end(ended)
+            if batch is not None:
+                ended = self.executor._run(batch, modes)
             else:
                 self._pass(self._events[0][0])
         self.runner.close()
@@ -221,28 +205,23 @@ class Simulation:
         self.time = max(self.time, target)
 
     def _ask(self, caller: int) -> None:
-        self.executor.caller.refused = self.refused[caller]  # each is a thread of its own
-        if self.others:
-            self.executor._refusal = None, self.executor._refusal[1]
+        """As `Runner.predict`, without blocking."""
         task = self.runner._task(self.engine.rows[:1], Budget(time=self.allowed))
-        if task.fits():
-            task._notify = lambda: self._at(5e-5, lambda: self._take(caller, task, True))
-            self.executor.run(task)
-            self._at(task.seconds_left(), lambda: self._take(caller, task, False))
-        else:
-            task.refuse()
-            self._at(self.allowed / 2, lambda: self._take(caller, task, True))
+        task._notify = lambda: self._at(5e-5, lambda: self._take(caller, task, notified=True))
+        task.refusals = self.refused[caller]
+        self.executor.run(task)
+        task.thread = caller + 1  # each is a thread of its own
+        self._at(task.seconds_left() or 0.0, lambda: self._take(caller, task, notified=False))
 
-    def _take(self, caller: int, task: Any, notified: bool) -> None:
+    def _take(self, caller: int, task: Any, *, notified: bool) -> None:
         if task.settled and not notified:
             return  # the caller was notified
         if not task.settled:
             task._notify = None
             task.expire()
-        self.executor.caller.refused = self.refused[caller]
         try:
-            answer = task.collect(since=task.ended if notified else self.time)
-        except DeadlineTooShort:
+            answer = task.collect(since=task.settled_at if notified else self.time)
+        except (DeadlineTooShort, Overloaded):
             self.refused[caller] += 1
             self.longest[caller] = max(self.longest[caller], self.refused[caller])
         else:
@@ -254,43 +233,49 @@ class Simulation:
 
 SIMULATED = 3.0
 SECONDS = [3.5e-3, 1.5e-3, 1.2e-3, 1.2e-3, 1e-3]
+ENGINES = ["FakeEngine", "JoiningEngine"]
 
 
-def in_time(fakes: Any, logits: Tensor, callers: int, *, seconds: list[float] = SECONDS) -> Simulation:
-    simulation = Simulation(fakes, logits, seconds, callers=callers, allowed=0.02)
+def in_time(fakes: Any, logits: Tensor, kind: str, callers: int) -> Simulation:
+    simulation = Simulation(getattr(fakes, kind)(logits, SECONDS), callers=callers, allowed=0.02)
     simulation.run(SIMULATED)
     return simulation
 
 
 @pytest.fixture(scope="module")
-def few(fakes: Any, logits: Tensor) -> int:
+def few(fakes: Any, logits: Tensor) -> dict[str, int]:
     """The most answers on time with 1, 2 or 4 callers."""
-    return max(len(in_time(fakes, logits, count).exits) for count in (1, 2, 4))
+    return {kind: max(len(in_time(fakes, logits, kind, count).exits) for count in (1, 2, 4)) for kind in ENGINES}
 
 
+@pytest.mark.parametrize("kind", ENGINES)
 @pytest.mark.parametrize("callers", [8, 16, 64])
-def test_with_many_callers_as_many_are_answered_in_time_as_with_few(fakes: Any, logits: Tensor, few: int, callers: int) -> None:
-    many = in_time(fakes, logits, callers)
-    assert len(many.exits) >= 0.8 * few
+def test_with_many_callers_as_many_are_answered_in_time_as_with_few(
+    fakes: Any, logits: Tensor, few: dict[str, int], kind: str, callers: int
+) -> None:
+    many = in_time(fakes, logits, kind, callers)
+    assert len(many.exits) >= 0.9 * few[kind]
     # First exits in turn: as often refused in a row as there are callers for a place, and a few more by chance.
     places = 20 / 3.5
     assert max(many.longest) <= 2 * callers / places + 3
 
 
-def test_a_single_caller_has_all_exits(fakes: Any, logits: Tensor) -> None:
-    alone = in_time(fakes, logits, 1)
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_single_caller_has_all_exits(fakes: Any, logits: Tensor, kind: str) -> None:
+    alone = in_time(fakes, logits, kind, 1)
     assert set(alone.exits) == {5}
     assert len(alone.exits) > 0.9 * SIMULATED / sum(SECONDS)
 
 
-def test_durations_measured_under_contention_are_soon_forgotten(fakes: Any, logits: Tensor) -> None:
-    """All stages looked ten times as slow for a while: every caller has an answer again within a few deadlines."""
-    simulation = Simulation(fakes, logits, SECONDS, callers=8, allowed=0.02)
-    for exit, seconds in enumerate(SECONDS):
-        simulation.runner._forecast.seed(exit, 1, [10 * seconds] * 100)
-    simulation.others = True
-    simulation.run(1.0)
-    assert max(simulation.longest) <= 10
+@pytest.mark.parametrize("kind", ENGINES)
+def test_durations_measured_under_contention_are_forgotten_within_a_second(fakes: Any, logits: Tensor, kind: str) -> None:
+    """All stages looked ten times as slow for a while."""
+    forecast = Forecast()
+    for stage, seconds in enumerate(SECONDS, 1):
+        forecast.seed(stage, 1, [10 * seconds] * 100)
+    simulation = Simulation(getattr(fakes, kind)(logits, SECONDS), callers=8, allowed=0.02, forecast=forecast)
+    simulation.run(2.0)
+    assert max(simulation.longest) <= 1.1 / 0.02
     assert len(simulation.exits) > 150
 
 
@@ -326,7 +311,7 @@ def interrupt_at(number: int, work: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("mode", ["thread", "task", "caller"])
 def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes: Any, logits: Tensor, mode: str) -> None:
     engine = fakes.FakeEngine(logits)
-    with Runner(engine, engine=engine, workers=1, preempt=mode != "caller") as runner:
+    with Runner(engine, engine=engine, options=RunOptions(workers=1, preempt=mode != "caller")) as runner:
 
         def ask() -> None:
             (runner.submit(engine.rows, deadline=60).result() if mode == "task" else runner.predict(engine.rows, deadline=60))
@@ -339,24 +324,36 @@ def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes:
             assert task.result().exit == 5  # every thread is still there, every lock open
             count += 1
         assert count > 50
-        assert len(runner._executor._at) <= 1
-        assert not runner._executor._waiting
+        assert len(runner._executor._threads) <= 1
+        assert runner.load_status == LoadStatus(waiting=0, running=0, workers=1)
 
 
-def test_an_interrupt_while_expired_requests_are_removed_loses_none(fakes: Any, logits: Tensor) -> None:
+@pytest.mark.parametrize("ask", ["predict", "submit"])
+def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(fakes: Any, logits: Tensor, ask: str) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
-    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
-        tasks = [runner.submit(engine.rows, deadline=1.0)]
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1)) as runner:
+        first = runner.submit(engine.rows, budget=Budget(exits=1))
         assert held.reached.wait(20)
-        for place in range(0, 400, 7):
-            tasks += [runner.submit(engine.rows, deadline=1.0) for _ in range(60)]
+        executor, place, reached = runner._executor, 0, True
+        tasks = []
+        while reached:
+            others = [runner._task(engine.rows, Budget(exits=1)) for _ in range(70)]
+            tasks += others
+            for task in others:
+                executor._arrived.append(task)  # as `predict` in other threads
+            mine = runner._task(engine.rows, Budget(exits=1, time=1.0))
             clock.time += 2.0
-            runner._executor._look_at = 64
-            interrupt_at(place, lambda: runner.submit(engine.rows, deadline=1.0))
-            assert all(task.settled or task in runner._executor._waiting for task in tasks[1:])
+            reached = interrupt_at(place, lambda mine=mine: executor.run(mine) if ask == "predict" else executor.submit(mine))
+            kept = {*executor._arrived, *executor._waiting}
+            assert all(task in kept for task in others)
+            for task in others:
+                task.interrupt()
+            place += 1
+        assert place > 20
         held.go_on.set()
+        assert first.result().exit == 1
 
 
 @needs_fork
@@ -405,7 +402,7 @@ def test_a_task_of_the_other_process_is_settled_in_a_forked_one(fakes: Any, logi
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=2)
-    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1)) as runner:
         running = runner.submit(engine.rows)
         assert held.reached.wait(20)
         waiting = runner.submit(engine.rows)
@@ -422,21 +419,39 @@ def test_a_task_of_the_other_process_is_settled_in_a_forked_one(fakes: Any, logi
         assert (running.result().exit, waiting.result().exit) == (5, 5)
 
 
-def test_expired_tasks_are_removed_while_threads_hang(fakes: Any, logits: Tensor) -> None:
+def test_expired_requests_are_removed_while_threads_hang(fakes: Any, logits: Tensor) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
-    with Runner(engine, engine=engine, clock=clock, workers=1) as runner:
-        runner.submit(engine.rows, deadline=1.0)
+    clock.wait = lambda gate, seconds: False  # the deadline comes at once
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1)) as runner:
+        runner.submit(engine.rows)
         assert held.reached.wait(20)
-        gone = []
-        for _ in range(3000):
-            gone.append(weakref.ref(runner.submit(engine.rows, deadline=1.0)))
-            clock.time += 0.1
-        assert len(runner._executor._waiting) <= 65
+        for _ in range(300):
+            with pytest.raises((DeadlineTooShort, Overloaded)):
+                runner.predict(engine.rows, deadline=1.0)
+            clock.time += 1.0
+        assert runner.load_status.waiting <= 65
         gc.collect()
-        assert sum(task() is not None for task in gone) <= 65
+        assert sum(type(thing) is Task for thing in gc.get_objects()) <= 67
         held.go_on.set()
+
+
+def test_a_full_queue_refuses_with_a_time_to_try_again(fakes: Any, logits: Tensor) -> None:
+    clock = fakes.FakeClock()
+    engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
+    held = Held(clock, engine, at=1)
+    with Runner(engine, engine=engine, options=RunOptions(clock=clock, workers=1, queue=3)) as runner:
+        tasks = [runner.submit(engine.rows)]
+        assert held.reached.wait(20)
+        tasks += [runner.submit(engine.rows) for _ in range(3)]
+        with pytest.raises(Overloaded) as error:
+            runner.submit(engine.rows, deadline=60.0).result()
+        assert error.value.retry_after > 0
+        with pytest.raises(Overloaded):
+            runner.submit(engine.rows).result()  # without a deadline as well
+        held.go_on.set()
+        assert [task.result().exit for task in tasks] == [5] * 4
 
 
 # Engines that are built, and modes that are carried along.
@@ -457,7 +472,7 @@ def test_a_request_with_a_deadline_builds_no_engine(model: MLP, name: str) -> No
                 ask(x, deadline="50ms")
         runner.warm_up(x)
         assert runner.predict(x, deadline=60).exit == 3
-        assert runner._forecast.stage(0, 2) > 0
+        assert runner._forecast.seconds(1, 2) > 0
     with Runner(model, engine=name) as runner:
         assert runner.predict(x).exit == 3  # it has the time
         assert runner.predict(x, deadline=60).exit == 3
@@ -526,7 +541,7 @@ class LeftOn:
 
 def test_what_a_model_leaves_on_between_its_exits_stays_with_its_request() -> None:
     model, x = LeftOn(), torch.zeros(1, 1)
-    with Runner(model, workers=1) as runner:
+    with Runner(model, options=RunOptions(workers=1)) as runner:
         tasks = [runner.submit(x)]
         assert model.reached.wait(20)
         tasks += [runner.submit(x) for _ in range(5)]

@@ -50,7 +50,7 @@ class Live:
         async def count() -> int:
             return len(asyncio.all_tasks())
 
-        return asyncio.run_coroutine_threadsafe(count(), self.loop[0]).result(10)
+        return asyncio.run_coroutine_threadsafe(count(), self.loop[0]).result(60)
 
     def wait_until_idle(self, tasks: int, seconds: float = 30.0) -> None:
         """Wait until no more tasks than before are left."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import random
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -126,6 +129,9 @@ def check(live: Any, count: int, seed: int, threads: int = 4) -> None:
 
 def memory() -> int:
     """Resident bytes of this process."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # memory that is free but was not given back
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

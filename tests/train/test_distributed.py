@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ def ranks() -> ModuleType:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=200)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +72,16 @@ def test_an_error_on_another_rank_ends_the_run_with_its_message() -> None:
 def test_ctrl_c_on_rank_0_stops_all_ranks() -> None:
     """A terminal sends it to all ranks: see test_command.py."""
     command = [sys.executable, str(PROGRAM), "wait"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "training\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "training\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=280)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, out) == (130, "Ctrl-C was pressed\n"), err
     assert "Traceback" not in err
 

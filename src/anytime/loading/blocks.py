@@ -127,7 +127,10 @@ def _as_array(values: Any, path: Path) -> NDArray[Any]:
 
     if values.null_count:
         raise FormatError(
-            f"{path} has {values.null_count} nulls in the inputs", expected="values only", fix="drop these rows", path=path
+            f"{path} has {values.null_count} nulls in the inputs",
+            expected="a value in each row",
+            fix="drop these rows",
+            path=path,
         )
     if isinstance(values, FixedShapeTensorArray):
         return np.asarray(values.to_numpy_ndarray())
@@ -139,5 +142,7 @@ def _as_array(values: Any, path: Path) -> NDArray[Any]:
             raise ShapeError(f"{path} has inputs of {len(lengths)} lengths", expected="one length", fix="pad or crop them")
         return flat.reshape(len(values), -1)
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_primitive(kind)):
-        raise DtypeError(f"{path} has inputs of type {kind}", expected="numbers, texts or lists of numbers", fix="convert them")
+        raise DtypeError(
+            f"{path} has inputs of type {kind}", expected="numbers, texts, or lists of numbers", fix="convert them"
+        )
     return np.asarray(values.to_numpy(zero_copy_only=False))

@@ -31,7 +31,7 @@ from anytime.reading import parsing, read_file, read_json
 from anytime.reproduce.needs import Need
 
 Split = Literal["test", "val"]
-_OUTSIDE = "oos-sample.npz"
+_OUTSIDE, _EPOCHS = "oos-sample.npz", "epochs.json"
 _WEIGHTS = "weights-"
 Logits = tuple[Tensor, Tensor]
 """`(exits, rows, classes)` in float32, and labels."""
@@ -123,6 +123,15 @@ class Run:
     def exits(self, split: Split = "test") -> int:
         """Number of exits."""
         return int(self._document(split)["exits"])
+
+    def epochs(self, split: Split = "test") -> dict[int, dict[str, dict[str, Any]]]:
+        """Some metrics after some epochs of the training, by epoch and rule; empty if none were measured."""
+        if self.folder is None or _EPOCHS not in self.files:
+            return {}
+        path, expected = self.files[_EPOCHS], "metrics by split, epoch and rule"
+        document = read_json(path, expected=expected, fix="publish the run again")
+        with parsing(path, expected=expected, fix="publish the run again", kind=FormatError):
+            return {int(epoch): dict(rules) for epoch, rules in document[split].items()}
 
     def macs(self) -> tuple[float, ...]:
         """MACs up to each exit."""
@@ -291,6 +300,8 @@ def network_of(config: Mapping[str, Any]) -> str:
 
     >>> network_of({"model": "msdnet-cifar", "recipe": {"objective": "joint-then-product"}})
     'msdnet-finetuned'
+    >>> network_of({"model": "msdnet-cifar", "recipe": {"objective": "product", "frozen": ["blocks"]}})
+    'msdnet-heads'
     >>> network_of({"model": "minilm-l6", "options": {"layers": [6]}, "recipe": {"objective": "joint"}})
     'minilm-single'
     >>> network_of({"model": "msdnet-cifar", "recipe": {"objective": "joint", "schedule": "step"}})  # its published schedule
@@ -303,7 +314,8 @@ def network_of(config: Mapping[str, Any]) -> str:
     if len((config.get("options") or {}).get("layers", ())) == 1:
         return f"{kind}-single"
     methods = {"one-for-all": "imta", "equilibrium": "imta-stage1", "l2w": "l2w"}
-    methods |= dict.fromkeys(("joint-then-product", "product"), f"{kind}-finetuned")
+    methods |= {"joint-then-product": f"{kind}-finetuned"}
+    methods |= {"product": f"{kind}-heads" if config["recipe"].get("frozen") else f"{kind}-product"}
     return methods.get(objective, kind)
 
 

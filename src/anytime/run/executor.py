@@ -33,7 +33,7 @@ from anytime.errors import StateError
 from anytime.models.modes import Modes
 from anytime.run.batch import Batch, StageReport
 from anytime.run.forks import renew_in_children
-from anytime.run.scheduler import SchedulingPolicy, time_to_room
+from anytime.run.scheduler import SchedulingPolicy, retry_after
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
 from anytime.run.timing.clock import Clock
@@ -317,12 +317,15 @@ class Executor:
 
     def _take_arrivals(self, now: float, ended: list[Task]) -> None:
         """Admit, park or refuse the requests that have arrived."""
+        crowd = bool(self._parked) or len(self._arrived) > 1
         while self._arrived:
             task = self._arrived.popleft()
             if task.settled:
                 ended.append(task)
                 continue
             retry = None if task.exit else self._retry_after(task, now)
+            if retry is None and crowd and task.parks and task.dispatch is not None and not (task.exit or task.trial):
+                retry = self.setup.forecast.seconds(1, task.rows) + _SHORTEST  # `_unpark` chooses among all of them
             if retry is None:
                 task.waited = task.waited or bool(self._waiting) or self._free(now) <= 0
                 self._waiting[task] = None
@@ -351,7 +354,7 @@ class Executor:
         backlog, times = sum(one.exit < one.least for one in self._waiting), self._stage_times(task)
         if task.parks and backlog >= self.slots * times.largest_batch:
             return times.full  # it waits outside: who comes later has more time left when there is room
-        return time_to_room(task, backlog, times, free=slots)
+        return retry_after(now, task, self._waiting, times, free=slots)
 
     def _may_try(self, task: Task, now: float) -> bool:
         task.trial = self.setup.forecast.decline(1, task.rows, task.mode, now)

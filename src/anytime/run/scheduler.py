@@ -37,7 +37,6 @@ __all__ = [
     "StageBatch",
     "StageTimes",
     "retry_after",
-    "time_to_room",
 ]
 
 CAUTION = 1.2
@@ -142,8 +141,12 @@ def retry_after(
         times: How long stages take.
         free: When the worker is free; for several workers one time each.
     """
-    workers = [max(now, each) for each in ((free,) if isinstance(free, int | float) else free)]
+    workers = sorted(max(now, each) for each in ((free,) if isinstance(free, int | float) else free))
     mandatory = [one for one in waiting if one.deadline == math.inf or one.exit < getattr(one, "least", 1)]
+    soonest = workers[0] + times.seconds(1, 1) + times.margin
+    backlog = sum([one.deadline >= soonest for one in mandatory])
+    if backlog and (missing := _missing_for_full_batches(request, backlog, times, workers)) > 0:
+        return max(missing, times.seconds(1, 1))
     groups = _alike(min(workers), mandatory, times)
     key = request.exit, _least(request), request.deadline == math.inf, request.group
     groups.setdefault(key, []).append(request)
@@ -154,23 +157,15 @@ def retry_after(
     return None if missing <= 0 else max(missing, times.seconds(1, 1))
 
 
-def time_to_room(request: Request, backlog: int, times: StageTimes, *, free: Sequence[float]) -> float | None:
-    """Whether there is room for a new request behind others: None, or else the seconds after which to try again.
+def _missing_for_full_batches(request: Request, backlog: int, times: StageTimes, workers: Sequence[float]) -> float:
+    """How many seconds are missing if all requests before this one run in full batches that take longer than expected.
 
-    In contrast to `retry_after` it takes the same time however many requests wait. They count as full batches: if requests were
-    admitted as long as small batches fit, they would wait until only small ones fit, which are slow.
-
-    Args:
-        request: The new request.
-        backlog: How many requests wait for mandatory stages.
-        times: How long stages take.
-        free: When each worker is free.
+    If requests were admitted as long as small batches fit, they would wait until only small ones fit, which are slow. It also
+    refuses most of an overload at once, whatever the number of requests that wait.
     """
-    size, stages = times.largest_batch, range(1, _least(request) + 1)
-    full = sum([times.seconds(stage, size if backlog else 1) for stage in stages])
-    rounds, worker = divmod(backlog // size, len(free))
-    missing = sorted(free)[worker] + CAUTION * (rounds + 1) * full + times.margin - request.deadline
-    return None if missing <= 0 else max(missing, times.seconds(1, 1))
+    full = _through(0, _least(request), times.largest_batch, times)
+    rounds, worker = divmod(backlog // times.largest_batch, len(workers))
+    return workers[worker] + CAUTION * (rounds + 1) * full + times.margin - request.deadline
 
 
 @dataclass(frozen=True)

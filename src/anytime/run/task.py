@@ -95,7 +95,8 @@ class Task:
         self._uniform = setup.draw(self._batch)
         self.dispatch = setup.forecast.dispatch(mode, setup.grace) if budget.time is not None else None
         self.modes = Modes.now()
-        self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else self
+        # Not the task itself: a reference cycle would keep the runner alive until the next garbage collection.
+        self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else object()
         self.run: Any = None  # what its next stage runs on
         self.started = self.ended = began
         self.waited = False  # whether it waited for its next stage; that time is not the stage's
@@ -269,7 +270,7 @@ class Task:
             return True
         self.trial = now < self.deadline and self._setup.forecast.decline(self.exit + 1, self.rows, self.mode, now)
         if not self.trial:
-            self._reason = self._reason or "forecast"
+            self._reason = self._reason or ("deadline" if self.deadline - now <= self._reserve() else "forecast")
         return self.trial
 
     def open(self) -> Stages:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from html import escape
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -82,10 +82,8 @@ def make_app(
         redirect_slashes=False,
     )
     app.add_middleware(Guard, host=host, allowed=allowed, token=token)
-    app.add_exception_handler(Problem, lambda request, error: _refusal(cast(Problem, error)))
-    app.add_exception_handler(Disconnected, lambda request, error: Response(status_code=499))  # nobody reads it
-    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, lambda request, error: _refusal(_INTERNAL))
+    for kind in (Problem, Disconnected, HTTPException, Exception):
+        app.add_exception_handler(kind, _on_error)
     for path, method, endpoint, described in routes.table():
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
     return app
@@ -285,6 +283,14 @@ def _refusal(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, problem.headers, _JSON)
 
 
-def _http_error(request: Request, error: HTTPException) -> Response:
-    code = error.detail.lower().replace(" ", "_")
-    return _refusal(Problem(error.status_code, code, error.detail, headers=error.headers, fix="see GET /openapi.json"))
+async def _on_error(request: Request, error: Exception) -> Response:
+    """The answer to an exception. (Starlette would run a plain function in another thread.)"""
+    match error:
+        case Problem():
+            return _refusal(error)
+        case Disconnected():
+            return Response(status_code=499)  # nobody reads it
+        case HTTPException():
+            code = error.detail.lower().replace(" ", "_")
+            return _refusal(Problem(error.status_code, code, error.detail, headers=error.headers, fix="see GET /openapi.json"))
+    return _refusal(_INTERNAL)

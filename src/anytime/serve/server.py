@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import threading
@@ -129,4 +130,6 @@ def run(server: uvicorn.Server, listening: socket.socket) -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda number, frame: None)
+    gc.collect()
+    gc.freeze()  # a full collection of everything that torch has loaded takes a tenth of a second
     server.run(sockets=[listening])

@@ -21,7 +21,7 @@ from anytime.errors import FormatError, OptionError
 from anytime.reading import parsing, read_file
 from anytime.train.config import Hardware, TrainConfig
 
-DataName = Literal["cifar10", "cifar100", "digits", "imagenet", TextName]
+DataName = Literal["cifar10", "cifar100", "digits", "imagenet", "tiny-imagenet", TextName]
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # Settings after whose change the expected accuracy still holds.
 _NO_EFFECT = {"about", "root", "seed", "minutes", "processes", "workers", "checkpoint_every", "evaluate_every", "expected"}

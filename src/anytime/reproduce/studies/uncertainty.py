@@ -94,7 +94,10 @@ def calibration_gap(draft: Draft) -> Finding:
             replace(error, lines=(*error.lines, drawn)),
             inputs_plot("Ten inputs, finetuned", after, behind=before[:, chosen]),
         ]
-        note = f"The metrics of the finetuned network are of the rows whose logits were kept. {TEN}"
+        note = (
+            "The finetuned network was trained by the paper's schedule, see the study finetune; its metrics are of the rows "
+            f"whose logits were kept. {TEN}"
+        )
     draft.numbers = group.numbers(ECE, NLL, BRIER)
     return draft.finding(
         rows=group.rows,

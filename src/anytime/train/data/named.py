@@ -22,6 +22,7 @@ from anytime.data.text import (
     take_classes,
     tokenize,
 )
+from anytime.data.tiny_imagenet import SIZE, load_tiny_imagenet
 from anytime.data.wordpiece import WordPiece
 from anytime.models.base import MultiExit
 from anytime.train.data.logits import ExitEvaluation
@@ -63,8 +64,7 @@ def open_sets(config: RunConfig) -> Sets:
         return Sets(parts["train"], parts["val"], parts["test"])
     if config.texts:
         return _open_texts(config)
-    root, name = config.root or ".", config.data
-    images: Any = load_imagenet(root, workers=config.workers) if name == "imagenet" else load_cifar(name, root)  # type: ignore[arg-type]
+    images = _open_images(config)
     return _held_out(images["train"], images["test"], config)
 
 
@@ -73,6 +73,15 @@ def measure(model: MultiExit, data: Rows, *, graph: bool = False) -> ExitEvaluat
     if isinstance(data, TokenData):
         return TokenEvaluation(model, data)
     return ExitEvaluation(model, data, graph=graph) if isinstance(data, ImageData) else StreamedEvaluation(model, data)
+
+
+def _open_images(config: RunConfig) -> Any:
+    root, name = config.root or ".", config.data
+    if name == "imagenet":
+        return load_imagenet(root, workers=config.workers)
+    if name == "tiny-imagenet":
+        return load_tiny_imagenet(root, size=config.options.get("image_size", SIZE), workers=config.workers)
+    return load_cifar(name, root)  # type: ignore[arg-type]
 
 
 def _open_texts(config: RunConfig) -> Sets:
