@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+CONFIG = Path(__file__).parents[2] / "deploy" / "ray-serve.yaml"
 TOKEN = secrets.token_urlsafe(32)
 SETTINGS = {
     "ANYTIME_TOKEN": TOKEN,
@@ -48,24 +49,68 @@ def local_ray() -> Iterator[None]:
         ray.shutdown()
 
 
+def deploy(arguments: dict[str, Any] | None = None, **options: Any) -> None:
+    """The sample model, with further arguments of the application and options of its deployment."""
+    from ray import serve
+
+    from anytime.integrations.ray_serve import app
+
+    fixed = {"model": None, "name": "digits", "deadline": "30s", "engine": "eager", "token_file": None}
+    ray = {**(arguments or {}).get("ray", {}), "health_check_period_s": 1.0, **options}
+    serve.run(app({**(arguments or {}), **fixed, "ray": ray}), name="digits")
+
+
 @contextmanager
-def served(replicas: int) -> Iterator[str]:
+def served(arguments: dict[str, Any] | None = None, **options: Any) -> Iterator[str]:
     """The sample model on a local Ray; yields the address."""
     for name in ("RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"):
         os.environ[name] = str(free_port())
     with local_ray():
         from ray import serve
 
-        from anytime.integrations.ray_serve import make_application
-
         port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
         try:
-            options = {"num_replicas": replicas, "health_check_period_s": 1.0}
-            serve.run(make_application(deadline="30s", engine="eager", ray=options), name="digits")
+            deploy(arguments, **options)
             yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
+
+
+def replicas() -> list[str]:
+    from ray.util import list_named_actors
+
+    return sorted(each["name"] for each in list_named_actors(all_namespaces=True) if "SERVE_REPLICA::digits#" in each["name"])
+
+
+@contextmanager
+def loaded(address: str, *, threads: int, most: int = 20_000) -> Iterator[list[str]]:
+    """Requests from several threads, until the context ends; yields their outcomes."""
+    outcomes: list[str] = []
+    client, numbers, ended = Client(address), iter(range(most)), threading.Event()
+
+    def loop() -> None:
+        for number in numbers:
+            if ended.is_set():
+                break
+            outcomes.append(client.ask(number))
+
+    load = [threading.Thread(target=loop) for _ in range(threads)]
+    for thread in load:
+        thread.start()
+    try:
+        yield outcomes
+    finally:
+        ended.set()
+        for thread in load:
+            thread.join()
+
+
+def wait_until(reached: Callable[[], bool], seconds: float = 120.0) -> bool:
+    until = time.monotonic() + seconds
+    while not (done := reached()) and time.monotonic() < until:
+        time.sleep(0.2)
+    return done
 
 
 class Client:
@@ -121,8 +166,11 @@ class Client:
 
 
 def smoke() -> dict[str, Any]:
-    """One replica: answers, refuses strangers, and batch inference beside it."""
-    with served(1) as address:
+    """One replica, as deploy/ray-serve.yaml describes it: answers, and refuses strangers."""
+    import yaml
+
+    (configured,) = yaml.safe_load(CONFIG.read_text())["applications"]
+    with served(configured["args"], autoscaling_config={"max_replicas": 2}) as address:
         client = Client(address)
         return {
             "outcomes": Counter(map(client.ask, range(10))),
@@ -154,49 +202,44 @@ def data() -> dict[str, Any]:
     }
 
 
-def kill(requests: int = 600, threads: int = 8) -> dict[str, Any]:
-    """Two replicas under load; one is killed after a third of the requests."""
+def kill(threads: int = 8) -> dict[str, Any]:
+    """Two replicas under load, one of which is killed. Ends when there are two again."""
     import ray
-    from ray.util import list_named_actors
 
-    outcomes: list[tuple[int, str]] = []
-    numbers, killed = iter(range(requests)), threading.Event()
-
-    def replicas() -> list[str]:
-        return sorted(
-            each["name"] for each in list_named_actors(all_namespaces=True) if each["name"].startswith("SERVE_REPLICA::digits#")
-        )
-
-    def loop(ask: Callable[[int], str]) -> None:
-        for number in numbers:
-            after = killed.is_set()
-            outcomes.append((after, ask(number)))
-
-    with served(2) as address:
-        client = Client(address)
+    with served(num_replicas=2) as address, loaded(address, threads=threads) as outcomes:
         before = replicas()
-        load = [threading.Thread(target=loop, args=(client.ask,)) for _ in range(threads)]
-        for thread in load:
-            thread.start()
-        while len(outcomes) < requests // 3:
-            time.sleep(0.01)
-        killed.set()
+        wait_until(lambda: len(outcomes) > 200)
+        count = len(outcomes)
         ray.kill(ray.get_actor(before[0], namespace="serve"))
-        began = time.monotonic()
-        for thread in load:
-            thread.join()
-        until = began + 240
-        while len(current := [name for name in replicas() if name != before[0]]) < 2 and time.monotonic() < until:
-            time.sleep(0.5)
+        replaced = wait_until(lambda: len(replicas()) == 2 and before[0] not in replicas())
+        wait_until(lambda: len(outcomes) > count + 200)
         return {
-            "before": Counter(outcome for after, outcome in outcomes if not after),
-            "after": Counter(outcome for after, outcome in outcomes if after),
+            "before": Counter(outcomes[:count]),
+            "after": Counter(outcomes[count:]),
             "replicas": len(before),
-            "replaced": len(current) == 2,
+            "replaced": replaced,
             "threads": threads,
         }
 
 
+def scale() -> dict[str, Any]:
+    """Load adds a replica; a new version with one replica takes it away again, under load."""
+    scaling = {
+        "max_replicas": 2,
+        "target_ongoing_requests": 1,
+        "upscale_delay_s": 1,
+        "metrics_interval_s": 1,
+        "look_back_period_s": 2,
+    }
+    with served(autoscaling_config=scaling) as address, loaded(address, threads=4) as outcomes:
+        before = replicas()
+        grown = wait_until(lambda: len(replicas()) == 2)
+        deploy(num_replicas=1)
+        count = len(outcomes)
+        wait_until(lambda: len(replicas()) == 1 and len(outcomes) > count + 100)
+        return {"before": len(before), "grown": grown, "left": len(replicas()), "outcomes": Counter(outcomes)}
+
+
 if __name__ == "__main__":
     os.environ.update(SETTINGS)
-    print(json.dumps({"smoke": smoke, "data": data, "kill": kill}[sys.argv[1]]()))
+    print(json.dumps({"smoke": smoke, "data": data, "kill": kill, "scale": scale}[sys.argv[1]]()))

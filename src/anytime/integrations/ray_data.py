@@ -72,6 +72,7 @@ class Predictor:
 
     def predict(self, inputs: NDArray[Any]) -> Columns:
         """The answers to a batch of inputs, as columns."""
+        inputs = np.array(inputs)  # mapped files and Ray's blocks cannot be written to, and torch warns of such arrays
         if not reads_texts(self._opened):
             sizes = input_shape(self._opened.model)
             if inputs.ndim == 2 and inputs.shape[1] == prod(sizes):  # columns hold flat lists
