@@ -6,14 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Only the allocator of tensors, in libc10: the workspace of a kernel must be aligned as it asked, else it crashes. */
+/* Only the allocator of tensors, in libc10: the workspace of a kernel must be aligned as it asked, else it crashes. dladdr looks at
+   every symbol of a library, so the few places that ask are remembered. */
 static int for_tensors(void *caller)
 {
-    static void *known;
+    static struct { void *caller; int yes; } known[64];
+    unsigned i;
     Dl_info library;
-    if (caller != known && dladdr(caller, &library) && strstr(library.dli_fname, "libc10."))
-        known = caller;
-    return caller == known;
+    for (i = 0; i < 63 && known[i].caller; i++)
+        if (known[i].caller == caller)
+            return known[i].yes;
+    known[i].yes = dladdr(caller, &library) && strstr(library.dli_fname, "libc10.");
+    known[i].caller = caller;
+    return known[i].yes;
 }
 
 int posix_memalign(void **out, size_t alignment, size_t size)

@@ -176,7 +176,7 @@ def _run(name: str, tests: list[str], variables: dict[str, str], limit: float) -
     prefix = "".join(f"{key}={shlex.quote(value)} " for key, value in SETTINGS[name].variables.items())
     log = BUILD / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as out, _pytest([*tests, "--timeout", f"{limit:g}"], variables) as process:
+    with log.open("w", buffering=1) as out, _pytest([*tests, "--timeout", f"{limit:g}"], variables) as process:
         timer = Timer(limit, _end, [process])
         timer.daemon = True  # does not outlive Ctrl-C
         timer.start()
