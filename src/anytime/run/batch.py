@@ -75,13 +75,14 @@ class Batch:
         stages: For how many stages they stay together.
         final: Whether they end after these, since their depth was decided at the start.
         began: When its stage began.
-        expected: How many seconds it is expected to take.
+        expected: How many seconds its first stage is expected to take.
+        took: How many seconds its last stage took; None if it failed.
     """
 
     def __init__(self, tasks: Sequence[Task], setup: RunSetup, now: float, *, stages: int = 1, final: bool = False) -> None:
         self.tasks, self.stages, self.final, self.began, self._setup = list(tasks), stages, final, now, setup
         self.running = self.tasks
-        self._took: float | None = None
+        self.took: float | None = None
         self._times: list[tuple[int, int, float]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
@@ -99,10 +100,10 @@ class Batch:
             self.began = first.arrived if not (first.exit or first.waited or len(live) > 1) else now
             stage = first.exit + 1
             self._advance(live, ended, contended=waiting > 0 or len(live) > 1)
-            if self._took is not None:
-                self._times.append((stage, rows, self._took))
+            if self.took is not None:
+                self._times.append((stage, rows, self.took))
                 if on_stage is not None:
-                    on_stage(StageReport(stage, len(live), rows, self.began, self._took, waiting))
+                    on_stage(StageReport(stage, len(live), rows, self.began, self.took, waiting))
         self.stages -= 1
         return ended
 
@@ -114,12 +115,12 @@ class Batch:
 
     def _advance(self, live: list[Task], ended: list[Task], *, contended: bool) -> None:
         """Run a stage for all of them; if a joint one fails, for each alone, so that only the culprit fails."""
-        self._took = None
+        self.took = None
         try:
             run, order = self._joined(live)
             output = run.advance()
             now = self._setup.clock.now()
-            self._took = now - self.began
+            self.took = now - self.began
             if len(order) == 1:
                 self._publish_one(order[0], run, output, now, ended, contended=contended)
             else:
@@ -133,7 +134,7 @@ class Batch:
                 return
             for task in left:
                 self._advance([task], ended, contended=contended)
-            self._took = None
+            self.took = None
 
     def _joined(self, live: list[Task]) -> tuple[Stages, list[Task]]:
         """One run for the requests, and their order in it."""
