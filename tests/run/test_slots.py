@@ -21,9 +21,12 @@ def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_four_cores")
 @pytest.mark.parametrize(
-    ("device", "workers", "threads", "most"), [("cuda", 8, 1, 1), ("cpu", 8, 1, 4), ("cpu", 2, 1, 2), ("cpu", 8, 2, 2), ("cpu", 8, 9, 1)]
+    ("device", "workers", "threads", "most"),
+    [("cuda", 8, 1, 1), ("cpu", 8, 1, 4), ("cpu", 2, 1, 2), ("cpu", 8, 2, 2), ("cpu", 8, 9, 1)],
 )
-def test_there_is_one_slot_on_a_gpu_and_one_per_so_many_cores_on_a_cpu(device: str, workers: int, threads: int, most: int) -> None:
+def test_there_is_one_slot_on_a_gpu_and_one_per_so_many_cores_on_a_cpu(
+    device: str, workers: int, threads: int, most: int
+) -> None:
     engine: Any = SimpleNamespace(device=torch.device(device), in_python=False)
     assert slots.most_slots(engine, workers, threads) == slots.count_slots(engine, workers, threads) == most
 

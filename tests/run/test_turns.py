@@ -43,7 +43,9 @@ class Held:
 
 
 @pytest.mark.parametrize("deadline", [None, 1000.0])
-def test_with_least_progress_every_request_gets_a_first_exit_before_any_gets_a_second(fakes: Any, logits: Tensor, deadline: float | None) -> None:
+def test_with_least_progress_every_request_gets_a_first_exit_before_any_gets_a_second(
+    fakes: Any, logits: Tensor, deadline: float | None
+) -> None:
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)

@@ -119,22 +119,28 @@ class Batch:
         try:
             run, order = self._joined(live)
             output = run.advance()
-            now = self._setup.clock.now()
-            self.took = now - self.began
+        except BaseException as error:  # raised where the callers wait
+            if len(live) == 1 or not isinstance(error, Exception):
+                self._fail(live, error, ended)
+                return
+            for task in live:
+                self._advance([task], ended, contended=contended)
+            self.took = None
+            return
+        now = self._setup.clock.now()
+        self.took = now - self.began
+        try:
             if len(order) == 1:
                 self._publish_one(order[0], run, output, now, ended, contended=contended)
             else:
                 self._publish(order, run, output, now, ended)
-        except BaseException as error:  # raised where the callers wait
-            left = [task for task in live if task not in ended and task not in self.tasks]
-            if len(left) == 1 or not isinstance(error, Exception):
-                for task in left:
-                    task.fail(error)
-                ended += left
-                return
-            for task in left:
-                self._advance([task], ended, contended=contended)
-            self.took = None
+        except BaseException as error:  # the stage has run: it must not run again
+            self._fail([task for task in live if task not in ended and task not in self.tasks], error, ended)
+
+    def _fail(self, tasks: list[Task], error: BaseException, ended: list[Task]) -> None:
+        for task in tasks:
+            task.fail(error)
+        ended += tasks
 
     def _joined(self, live: list[Task]) -> tuple[Stages, list[Task]]:
         """One run for the requests, and their order in it."""
@@ -159,7 +165,7 @@ class Batch:
             prediction = self._setup.predict([*task.outputs, output])
         confidence = None if prediction is None else prediction.confidence.tolist()
         if task.exit == 0 and isinstance(run, Joinable):
-            task.group = (task.group, run.kind)
+            task.group = (task.group, run.kind) if self._setup.merges else object()
         (self.tasks if task.take(output, prediction, confidence, run, now) else ended).append(task)
 
     def _publish(self, order: list[Task], run: Any, output: Any, now: float, ended: list[Task]) -> None:
@@ -180,15 +186,19 @@ class Batch:
         for task, end in zip(order, accumulate(joint.sizes), strict=True):
             rows = slice(end - task.rows, end)
             if task.exit == 0:
-                task.group = (task.group, run.kind)
-            more = task.take(
-                output.at(rows) if isinstance(output, Prediction) else output[rows],
-                None if prediction is None else prediction.at(rows),
-                None if confidence is None else confidence[rows],
-                joint if setup.policy is None else task.run,
-                now,
-            )
-            (self.tasks if more else ended).append(task)
+                task.group = (task.group, run.kind) if setup.merges else joint
+            try:
+                more = task.take(
+                    output.at(rows) if isinstance(output, Prediction) else output[rows],
+                    None if prediction is None else prediction.at(rows),
+                    None if confidence is None else confidence[rows],
+                    joint if setup.policy is None else task.run,
+                    now,
+                )
+            except Exception as error:  # such as NaN in its rows, which a policy reads
+                self._fail([task], error, ended)
+            else:
+                (self.tasks if more else ended).append(task)
 
 
 def _join(parts: Sequence[Any]) -> Any:

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -33,7 +33,7 @@ from anytime.errors import StateError
 from anytime.models.modes import Modes
 from anytime.run.batch import Batch, StageReport
 from anytime.run.forks import renew_in_children
-from anytime.run.scheduler import SchedulingPolicy, retry_after
+from anytime.run.scheduler import POLICIES, SchedulingPolicy, retry_after
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
 from anytime.run.timing.clock import Clock
@@ -441,6 +441,8 @@ class Executor:
         else:
             try:
                 chosen = self._policy.choose(now, list(self._waiting), self._stage_times())
+                if chosen is not None and type(self._policy) not in POLICIES.values():
+                    _check_choice(chosen.requests, self._waiting)
             except Exception as error:  # a policy of the user's
                 for task in self._waiting:
                     task.fail(error)
@@ -478,6 +480,8 @@ class Executor:
                     self._sleep(me, ended)
                 else:
                     self._end(ended)
+                    if (self._waiting or self._parked) and not self._watched:
+                        self._wake()  # this thread may have watched, and its stage may hang
                     ended = self._run(batch, own)
         finally:
             self._threads.discard(me)
@@ -524,7 +528,7 @@ class Executor:
             if self._arrived or self._closed or self._submitted != self._seen:
                 return
             active = list(self._active)
-            watches = bool(self._waiting and active) and not self._watched
+            watches = bool((self._waiting or self._parked) and active) and not self._watched
             timeout = None
             if watches:
                 self._watched = True
@@ -575,3 +579,18 @@ class Executor:
             else:
                 with suppress(RuntimeError):  # released already
                     task.turn.release()
+
+
+def _check_choice(chosen: Sequence[Task], waiting: Mapping[Task, None]) -> None:
+    """Refuse what a policy of the user's must not choose: it would end the thread."""
+    if not chosen or len(set(chosen)) < len(chosen) or any(one not in waiting for one in chosen):
+        fault = "no request, or one that does not wait"
+    elif len({(one.exit, one.group) for one in chosen}) > 1:
+        fault = "requests at different exits or of different groups"
+    else:
+        return
+    raise StateError(
+        f"the scheduling policy chose {fault}",
+        expected="some of the requests that it was given, with equal `exit` and `group`; or None",
+        fix="correct its choose(now, requests, times)",
+    )
