@@ -121,7 +121,6 @@ class Executor:
         policy: Chooses the next batch.
         largest_batch: The largest number of rows in a batch.
         queue: How many requests may wait.
-        nice: How much lower the priority of the threads is.
 
     Attributes:
         setup: What all requests share; set before the first one.
@@ -130,10 +129,8 @@ class Executor:
         caller: The number of consecutive `refusals` of the calling thread.
     """
 
-    def __init__(
-        self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int, nice: int = 0
-    ) -> None:
-        self._limit, self._clock, self._policy, self._queue, self._nice = limit, clock, policy, queue, nice
+    def __init__(self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int) -> None:
+        self._limit, self._clock, self._policy, self._queue = limit, clock, policy, queue
         self._largest_batch = largest_batch
         self.setup: RunSetup
         self.slots = 1
@@ -463,7 +460,7 @@ class Executor:
     # The threads.
 
     def _serve(self) -> None:
-        use_batch_scheduling(self._nice)
+        use_batch_scheduling()
         me = threading.get_ident()
         with self._lock:
             if self._closed or len(self._threads) >= self._limit:
