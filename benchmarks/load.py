@@ -29,6 +29,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -298,6 +299,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.smoke:
         options.loads, options.deadlines, options.seconds, options.slices, options.rows = [100, 400], ["40ms"], 1.0, 1, 100
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end as well
     torch.set_num_threads(1)
     loop = asyncio.new_event_loop()
     questions = prepare(options.data, options.rows)

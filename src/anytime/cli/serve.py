@@ -72,7 +72,6 @@ def serve(
     from anytime.errors import MissingExtraError
     from anytime.run import RunOptions
     from anytime.run.budget import seconds
-    from anytime.run.options import SERVER_NICE
 
     try:
         from anytime import serve as server
@@ -86,7 +85,7 @@ def serve(
     limits = server.Limits(body=body, held=max(256 << 20, 4 * body), batch=max_batch, in_flight=max_queue, streams=max_streams)
     token = read_token(token_file)
     check_exposure(host, token, insecure=insecure)
-    options = RunOptions(schedule=policy, workers=workers, threads=threads, queue=max_queue, nice=0)
+    options = RunOptions(schedule=policy, workers=workers, threads=threads, queue=max_queue)
     seconds_left, drained = seconds(deadline), seconds(drain)
     with server.listen(host, port) as listening:
         logs.set_up(log_level)

@@ -75,13 +75,14 @@ class Batch:
         stages: For how many stages they stay together.
         final: Whether they end after these, since their depth was decided at the start.
         began: When its stage began.
-        expected: How many seconds it is expected to take.
+        expected: How many seconds its first stage is expected to take.
+        took: How many seconds its last stage took; None if it failed.
     """
 
     def __init__(self, tasks: Sequence[Task], setup: RunSetup, now: float, *, stages: int = 1, final: bool = False) -> None:
         self.tasks, self.stages, self.final, self.began, self._setup = list(tasks), stages, final, now, setup
         self.running = self.tasks
-        self._took: float | None = None
+        self.took: float | None = None
         self._times: list[tuple[int, int, float]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
@@ -99,10 +100,10 @@ class Batch:
             self.began = first.arrived if not (first.exit or first.waited or len(live) > 1) else now
             stage = first.exit + 1
             self._advance(live, ended, contended=waiting > 0 or len(live) > 1)
-            if self._took is not None:
-                self._times.append((stage, rows, self._took))
+            if self.took is not None:
+                self._times.append((stage, rows, self.took))
                 if on_stage is not None:
-                    on_stage(StageReport(stage, len(live), rows, self.began, self._took, waiting))
+                    on_stage(StageReport(stage, len(live), rows, self.began, self.took, waiting))
         self.stages -= 1
         return ended
 
@@ -114,7 +115,7 @@ class Batch:
 
     def _advance(self, live: list[Task], ended: list[Task], *, contended: bool) -> None:
         """Run a stage for all of them; if a joint one fails, for each alone, so that only the culprit fails."""
-        self._took = None
+        self.took = None
         try:
             run, order = self._joined(live)
             output = run.advance()
@@ -124,10 +125,10 @@ class Batch:
                 return
             for task in live:
                 self._advance([task], ended, contended=contended)
-            self._took = None
+            self.took = None
             return
         now = self._setup.clock.now()
-        self._took = now - self.began
+        self.took = now - self.began
         try:
             if len(order) == 1:
                 self._publish_one(order[0], run, output, now, ended, contended=contended)
@@ -164,7 +165,7 @@ class Batch:
             prediction = self._setup.predict([*task.outputs, output])
         confidence = None if prediction is None else prediction.confidence.tolist()
         if task.exit == 0 and isinstance(run, Joinable):
-            task.group = (task.group, run.kind)
+            task.group = (task.group, run.kind) if self._setup.merges else object()
         (self.tasks if task.take(output, prediction, confidence, run, now) else ended).append(task)
 
     def _publish(self, order: list[Task], run: Any, output: Any, now: float, ended: list[Task]) -> None:
@@ -185,7 +186,7 @@ class Batch:
         for task, end in zip(order, accumulate(joint.sizes), strict=True):
             rows = slice(end - task.rows, end)
             if task.exit == 0:
-                task.group = (task.group, run.kind)
+                task.group = (task.group, run.kind) if setup.merges else joint
             try:
                 more = task.take(
                     output.at(rows) if isinstance(output, Prediction) else output[rows],

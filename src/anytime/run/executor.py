@@ -50,6 +50,8 @@ _SOONEST = 1e-3
 _HALF, _MOST, _FASTER = 0.5, 0.75, 1.3
 """A batch takes at most half of the time allowed, so that those who come while it runs have time for theirs; or three quarters,
 if the larger batch has so many times the throughput."""
+_NEW, _SLOWEST = 0.1, 5.0
+"""The weight of the last stage in the present slowdown, and the largest one that counts."""
 _SHORTEST = 1e-6
 """Seconds that a stage of unknown duration counts for."""
 
@@ -83,15 +85,16 @@ class _Times:
         rows: The largest batch in rows.
         each: Rows per request.
         margin: Seconds between the end of a stage and its answer being with the caller.
+        slowdown: How much longer than forecast stages take now.
     """
 
-    def __init__(self, setup: RunSetup, rows: int, each: int, margin: float) -> None:
+    def __init__(self, setup: RunSetup, rows: int, each: int, margin: float, slowdown: float) -> None:
         self._seconds, self._each = setup.forecast.seconds, each
-        self.largest_batch, self.margin = max(1, rows // each), margin
+        self.largest_batch, self.margin, self._slowdown = max(1, rows // each), margin, slowdown
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage for a number of requests."""
-        return max(self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
+        return max(self._slowdown * self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
 
     def limit(self, allowed: float) -> None:
         """Limit the batch size for requests that allow so many seconds."""
@@ -118,7 +121,6 @@ class Executor:
         policy: Chooses the next batch.
         largest_batch: The largest number of rows in a batch.
         queue: How many requests may wait.
-        nice: How much lower the priority of the threads is.
 
     Attributes:
         setup: What all requests share; set before the first one.
@@ -127,10 +129,8 @@ class Executor:
         caller: The number of consecutive `refusals` of the calling thread.
     """
 
-    def __init__(
-        self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int, nice: int = 0
-    ) -> None:
-        self._limit, self._clock, self._policy, self._queue, self._nice = limit, clock, policy, queue, nice
+    def __init__(self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int) -> None:
+        self._limit, self._clock, self._policy, self._queue = limit, clock, policy, queue
         self._largest_batch = largest_batch
         self.setup: RunSetup
         self.slots = 1
@@ -155,7 +155,8 @@ class Executor:
         self._turn = 0
         self._numbers = itertools.count()
         self._last = 0, -math.inf  # the thread of the last request, and its time
-        self._known_times: tuple[object, _Times] | None = None
+        self._slowdown = 1.0
+        self._known_times: dict[bool, tuple[object, _Times]] = {}  # for the policy and for admission
         self._clean_at = _LOOK_AT
 
     def renew(self) -> None:
@@ -359,7 +360,9 @@ class Executor:
             return max(task.first_needed() - left, _SOONEST) if busy else 0.0
         if task.trial or (not self._waiting and self._free(now) > 0):
             return None
-        ends = sorted(max(now, one.began + one.expected) for one in list(self._active) if now < self._lost_at(one))
+        ends = sorted(
+            max(now, one.began + self._slowdown * one.expected) for one in list(self._active) if now < self._lost_at(one)
+        )
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
         backlog, times = sum(one.exit < one.least for one in self._waiting), self._stage_times(task)
         if task.parks and backlog >= self.slots * times.largest_batch:
@@ -381,14 +384,16 @@ class Executor:
         waiting = self._waiting if task is None else (task,)
         allowed = min((one.deadline - one.arrived for one in waiting), default=math.inf)
         each = max((one.rows for one in waiting), default=1)
-        key, known = (turn, round(allowed, 4), each), self._known_times
+        key, known = (turn, round(allowed, 4), each), self._known_times.get(task is None)
         if known is None or known[0] != key:
             explore = turn % _EXPLORE == 0
             rows = self._largest_batch if explore else setup.forecast.paying_batch(self._largest_batch)
-            margin = max((one.dispatch.slow for one in waiting if one.dispatch is not None), default=0.0)
-            times = _Times(setup, rows if setup.joins else 1, each, margin)
+            # Who is admitted must have time for a slow dispatch; after that a typical one is better than no answer.
+            known_modes = [one.dispatch for one in waiting if one.dispatch is not None]
+            margin = max((each.typical if task is None else each.slow for each in known_modes), default=0.0)
+            times = _Times(setup, rows if setup.joins else 1, each, margin, self._slowdown)
             times.limit(allowed)
-            self._known_times = known = key, times
+            self._known_times[task is None] = known = key, times
         return known[1]
 
     def _unpark(self, now: float) -> None:
@@ -455,7 +460,7 @@ class Executor:
     # The threads.
 
     def _serve(self) -> None:
-        use_batch_scheduling(self._nice)
+        use_batch_scheduling()
         me = threading.get_ident()
         with self._lock:
             if self._closed or len(self._threads) >= self._limit:
@@ -489,6 +494,7 @@ class Executor:
             self._called, self._seen = False, self._submitted
             now = self._clock.now()
             if last is not None:
+                self._note_speed(last)
                 self._active.discard(last)
                 for task in last.tasks:
                     if self._closed or task.turn is not None or last.final:
@@ -503,6 +509,12 @@ class Executor:
             if batch is not None:
                 self._active.add(batch)
             return batch
+
+    def _note_speed(self, last: Batch) -> None:
+        """Follow a change of load faster than the forecasts of all batch sizes do; others can only slow a stage down."""
+        if last.expected > 0 and last.took is not None:
+            ratio = min(max(last.took / last.expected, 1.0), _SLOWEST)
+            self._slowdown += _NEW * (ratio - self._slowdown)
 
     def _sleep(self, me: int, ended: list[Task]) -> None:
         """Wait for work; if requests wait for a slot, until a running stage loses its own."""

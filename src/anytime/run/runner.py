@@ -144,7 +144,6 @@ class Runner:
             options.policy,
             largest_batch=options.largest_batch,
             queue=options.queue,
-            nice=options.nice,
         )
         self._threads = TorchThreads(options.threads)
         # Ends the threads if close is not called, and at the end of the interpreter.

@@ -41,6 +41,11 @@ class RunSetup:
         """Whether runs of different requests can share a batch."""
         return bool(getattr(self.engine, "joins", False))
 
+    @property
+    def merges(self) -> bool:
+        """Whether runs that began in different batches are worth joining."""
+        return bool(getattr(self.engine, "merges", True))
+
     def predict(self, outputs: Sequence[Any]) -> Any:
         """The combined prediction after these outputs of the first exits."""
         return self.combiner.after(outputs, self.engine.num_exits)

@@ -260,7 +260,8 @@ class Task:
         """The seconds to the deadline that the next stage needs in order to start."""
         assert self.dispatch is not None
         forecast, stage, rows = self._setup.forecast, self.exit + 1, self.rows
-        typical = forecast.seconds(stage, rows) + self.dispatch.slow
+        mandatory = self.exit < self.least and self.waited  # it was admitted: an answer that may be late is better than none
+        typical = forecast.seconds(stage, rows) + (self.dispatch.typical if mandatory else self.dispatch.slow)
         if self.mode in PREEMPTING:
             return typical
         return max(typical, forecast.slow(stage, rows) + self.dispatch.typical - self._setup.grace)

@@ -43,6 +43,9 @@ class OnnxRuntimeEngine:
     name = "onnxruntime"
     joins = True
     in_python = False
+    merges = False
+    """Whether runs that began apart are worth joining: copying the carry of eight rows of the CIFAR MSDNet, and reading it from
+    cold caches, takes longer than one batch saves."""
     TOLERANCE = 1e-4
     """How far its logits may differ from the model's, relative to the largest logit of an exit."""
 

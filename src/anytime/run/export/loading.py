@@ -56,7 +56,7 @@ class ExportedModel:
         self.class_names: list[str] | None = description["class_names"]
         self.macs: list[float] | None = description["macs"]
         self.why = f"{description['kind']} stages"
-        self.in_python = description["kind"] != "onnx"
+        self.in_python = self.merges = description["kind"] != "onnx"
         self._stages, self._path = stages, path
 
     def begin(self, x: Tensor) -> ExportedRun:

@@ -47,15 +47,9 @@ def request_prompt_wakeups() -> None:
             _set_slice(_SLICE_NS)
 
 
-def use_batch_scheduling(nice: int = 0) -> None:
-    """Give the calling thread default time slices, and do not let it preempt others when it wakes up.
-
-    Args:
-        nice: How much lower its priority is, as Unix nice.
-    """
+def use_batch_scheduling() -> None:
+    """Give the calling thread default time slices, and do not let it preempt others when it wakes up."""
     if sys.platform == "linux":
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + nice)
         _set_slice(_DEFAULT_SLICE)
         with suppress(OSError):  # forbidden in some containers
             if os.sched_getscheduler(0) == os.SCHED_OTHER:
