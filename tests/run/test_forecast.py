@@ -106,7 +106,7 @@ def test_a_slow_wake_up_is_tried_again_as_well() -> None:
     assert decline_until_tried(forecast, 1) == 100
     forecast.note(1, 1, 1.0)
     forecast.note_dispatch("thread", 0.1)
-    assert forecast.dispatch("thread") == (0.1, 0.1)
+    assert forecast.dispatch("thread") == (0.1, 0.1, 0.1)
 
 
 def test_an_unknown_batch_size_lies_on_a_line_between_its_neighbours_or_in_proportion_beyond_them() -> None:
@@ -138,7 +138,7 @@ def test_the_batch_that_pays_is_the_smallest_with_almost_the_best_time_per_row(
 ) -> None:
     forecast = Forecast()
     for size, taken in seconds.items():
-        forecast.seed(1, size, [taken] * 3)
+        forecast.seed(1, size, [taken] * 10)
     assert forecast.paying_batch(most) == pays
 
 
@@ -161,13 +161,13 @@ def test_seeds_are_replaced_one_by_one() -> None:
 
 def test_dispatch_times_are_recorded_per_mode_and_forgotten() -> None:
     forecast = Forecast(window=5)
-    assert forecast.dispatch("thread") == (0.0, 0.0)
+    assert forecast.dispatch("thread") == (0.0, 0.0, 0.0)
     forecast.note_dispatch("thread", 0.3)
-    assert forecast.dispatch("thread") == (0.3, 0.3)
-    assert forecast.dispatch("asyncio") == (0.0, 0.0)
+    assert forecast.dispatch("thread") == (0.3, 0.3, 0.3)
+    assert forecast.dispatch("asyncio") == (0.0, 0.0, 0.0)
     for _ in range(5):
         forecast.note_dispatch("thread", 0.1)
-    assert forecast.dispatch("thread") == (0.1, 0.1)
+    assert forecast.dispatch("thread") == (0.1, 0.1, 0.1)
 
 
 @pytest.mark.parametrize(("rare", "slow"), [(0.4, 0.0), (0.8, 0.3), (5.0, 4.5)])
@@ -175,7 +175,8 @@ def test_slow_wake_ups_may_use_the_grace_period_and_typical_ones_may_not(rare: f
     forecast = Forecast()
     for taken in [0.2] * 90 + [rare] * 10:
         forecast.note_dispatch("thread", taken)
-    assert forecast.dispatch("thread", 0.5) == pytest.approx((0.2, slow))
+    assert forecast.dispatch("thread", 0.5) == pytest.approx((0.2, slow, slow))
+    assert forecast.dispatch("thread", 0.5, 0.1) == pytest.approx((0.1, min(slow, 0.1), min(slow, 0.1)))
 
 
 def test_a_clock_that_went_back_gives_no_negative_time() -> None:

@@ -684,15 +684,24 @@ def test_an_unknown_engine_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("preempt", [True, False], ids=["in a thread", "in its caller"])
-def test_one_slow_dispatch_does_not_refuse_all_later_requests(make: Make, preempt: bool) -> None:
+def test_slow_dispatches_under_an_overload_refuse_nothing_after_it(make: Make, preempt: bool) -> None:
     forecast = seeded(1.0, 1.0, 1.0, 1.0, 1.0)
     for _ in range(100):
         forecast.note_dispatch("thread" if preempt else "caller", 12.0)
-    options = {"forecast": forecast, "on_too_short": "prior", "prior": torch.full((4,), 0.25), "preempt": preempt}
-    runner, engine, _ = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=preempt, **options)
-    exits = [runner.predict(engine.rows, deadline=9.0).exit for _ in range(2000)]
-    assert exits[0] == 0
+    runner, engine, clock = make(1.0, 1.0, 1.0, 1.0, 1.0, waited=False, forecast=forecast, preempt=preempt)
+    clock.sleep = lambda seconds: setattr(clock, "time", clock.time + seconds)
+    exits = [runner.predict(engine.rows, deadline=9.0).exit for _ in range(300)]
+    assert min(exits) >= 1
     assert exits[-1] == 5
+
+
+@pytest.mark.parametrize(("preempt", "exits"), [(True, 2), (False, 1)])
+def test_only_a_caller_that_cannot_abandon_a_stage_needs_time_for_a_slow_one(make: Make, preempt: bool, exits: int) -> None:
+    forecast = seeded(1.0)
+    forecast.seed(2, 6, [1.0] * 90 + [5.0] * 10)
+    runner, engine, _ = make(1.0, 1.0, 9.0, 1.0, 1.0, waited=preempt, forecast=forecast, preempt=preempt)
+    answer = runner.predict(engine.rows, budget=Budget(exits=2), deadline=4.0)
+    assert (answer.exit, answer.reason) == (exits, "exits" if exits == 2 else "forecast")
 
 
 def test_the_repr_shows_the_engine_and_why_a_rule_is_not_run_as_graphs() -> None:

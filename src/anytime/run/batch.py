@@ -179,6 +179,7 @@ class Batch:
             prediction = output
         confidence = None if prediction is None else prediction.confidence.tolist()
         joint: Any = JointRun(run, order)
+        together = object()  # not the run, which refers to its requests: they would be a reference cycle
         if setup.policy is not None:  # each request drops rows of its own
             for task in order:
                 task.run = joint
@@ -186,7 +187,7 @@ class Batch:
         for task, end in zip(order, accumulate(joint.sizes), strict=True):
             rows = slice(end - task.rows, end)
             if task.exit == 0:
-                task.group = (task.group, run.kind) if setup.merges else joint
+                task.group = (task.group, run.kind) if setup.merges else together
             try:
                 more = task.take(
                     output.at(rows) if isinstance(output, Prediction) else output[rows],

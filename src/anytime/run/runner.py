@@ -265,8 +265,9 @@ class Runner:
             self._executor.submit(task)
             while True:
                 news.clear()
-                ready, settled = task.exit, task.settled
-                while given < (task.used if settled else ready):
+                ready, ends, settled = task.exit, task.reason is not None, task.settled
+                # The last answer is held until the request is settled, which is at once: it has the reason.
+                while given < (task.used if settled else ready - ends):
                     given += 1
                     yield task.answer(given, task.reason if settled and given == task.used else None)
                 if settled:
