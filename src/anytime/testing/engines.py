@@ -82,6 +82,29 @@ def runs_do_not_disturb_each_other(engine: Any, model: ExitModel, x: Tensor, tol
         _compare(given, list(model.exits(batch)), tolerance, "with several runs open")
 
 
+def joins_and_splits_runs(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+    """If `engine.joins`, runs of equal `kind` at the same exit share a batch and part again, with the same logits."""
+    if not getattr(engine, "joins", False):
+        return
+    batches = [x, x.flip(0), x[:1]]
+    expected = [list(model.exits(batch)) for batch in batches]
+    for first in range(1, engine.num_exits):
+        begun = [engine.begin(batch) for batch in batches]
+        for exit in range(first):
+            _compare([run.advance() for run in begun], [each[exit] for each in expected], tolerance, "before a join")
+        alike = [number for number, run in enumerate(begun) if run.kind == begun[0].kind]
+        runs, wanted = [begun[number] for number in alike], [expected[number] for number in alike]
+        joint = runs[0].join(runs[1:])
+        _compare([joint.advance()], [torch.cat([each[first] for each in wanted])], tolerance, "of joined runs")
+        parts = joint.split([len(batches[number]) for number in alike])
+        for part, each in zip(parts, wanted, strict=True):
+            _compare([part.advance() for _ in each[first + 1 :]], each[first + 1 :], tolerance, "after a split")
+        # If a joint stage fails, each run goes on alone.
+        _compare([run.advance() for run in runs], [each[first] for each in wanted], tolerance, "of runs that were joined")
+        for run in (*begun, *parts):
+            run.close()
+
+
 def computes_only_what_is_requested(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
     """`begin` computes nothing, and each stage runs only when it is requested."""
     if not isinstance(model, nn.Module):
@@ -128,6 +151,7 @@ LAWS = (
     gives_the_logits_of_the_model,
     keeps_rows_in_the_order_given,
     runs_do_not_disturb_each_other,
+    joins_and_splits_runs,
     computes_only_what_is_requested,
     ends_once,
     refuses_wrong_inputs,
