@@ -42,7 +42,14 @@ def free_port() -> int:
 def local_ray() -> Iterator[None]:
     import ray
 
-    ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
+    for left in (2, 1, 0):  # Ray gives its own processes 30 s to start, which a busy machine may not
+        try:
+            ray.init(address="local", num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False)
+            break
+        except Exception:
+            ray.shutdown()
+            if not left:
+                raise
     try:
         yield
     finally:

@@ -106,7 +106,7 @@ def test_the_configuration_is_one_that_ray_reads() -> None:
 
 
 def test_a_replica_on_ray_answers_and_refuses_strangers() -> None:
-    assert run_program("smoke", 200) == {"outcomes": {"correct": 10}, "ready": 200, "without_token": 401}
+    assert run_program("smoke", 280) == {"outcomes": {"correct": 10}, "ready": 200, "without_token": 401}
 
 
 @pytest.mark.long

@@ -21,7 +21,17 @@ def check(url: str, examples: int, tmp_path: Path) -> None:
     if PROGRAM is None:
         pytest.skip("schemathesis is not installed")
     words = ["run", f"{url}/openapi.json", "--max-examples", str(examples), "--phases", "examples,coverage,fuzzing", *CHECKS]
-    more = ["--generation-database", "none", "--no-color", "--warnings", "off", "--seed", os.environ.get("BATTERY", "17")]
+    more = [
+        "--generation-database",
+        "none",
+        "--no-color",
+        "--warnings",
+        "off",
+        "--request-timeout",
+        "60",
+        "--seed",
+        os.environ.get("BATTERY", "17"),
+    ]
     done = subprocess.run(
         [PROGRAM, *words, *more], stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=tmp_path, check=False
     )

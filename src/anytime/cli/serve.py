@@ -106,6 +106,7 @@ def serve(
         app = server.make_app(service, limits=limits, host=host, allowed=allowed_host or (), token=token)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(f"{service.name}: {service.exits} exits, rule {service.runner.rule!r}, engine {service.runner.engine.name}")
+        listening.listen(limits.connections)  # from here on connections wait instead of being refused
         print(f"listening on {address}", flush=True)
         server.run(server.make_server(app, limits, drain=drained), listening)
     return 0

@@ -42,7 +42,7 @@ from anytime.run.timing.scheduling_hints import use_batch_scheduling
 _LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
 _REFRESH, _EXPLORE = 8, 32
-"""Every so many turns, the batch size that pays is determined anew; and every so many times, larger ones are tried."""
+"""Every so many turns, the batch size that pays is determined again; and every so many times, larger ones are tried."""
 _PATIENCE, _STAGES = 0.05, 8
 """A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _SOONEST = 1e-3
@@ -589,5 +589,5 @@ def _check_choice(chosen: Sequence[Task], waiting: Mapping[Task, None]) -> None:
     raise StateError(
         f"the scheduling policy chose {fault}",
         expected="some of the requests that it was given, with equal `exit` and `group`; or None",
-        fix="correct its choose(now, requests, times)",
+        fix="return only requests from its second argument from choose(now, requests, times)",
     )
