@@ -25,6 +25,7 @@ class Faulty:
 
     def __init__(self, model: MLP, fault: str) -> None:
         self.engine, self.fault, self.name, self.num_exits = EagerEngine(model), fault, "faulty", model.num_exits
+        self.joins = fault == "mixed rows"
 
     def begin(self, x: Tensor) -> Any:
         run: Any = self.engine.begin(x)
@@ -44,6 +45,9 @@ class Faulty:
                 run.advance = reuse
             case "sorted rows":
                 run.keep = lambda rows: keep(rows if rows.dtype == torch.bool else rows.sort().values)
+            case "mixed rows":
+                join = run.join
+                run.join = lambda others: join(others[::-1])
             case "eager start":
                 self.engine.begin(x).advance()
             case "open after close":
@@ -60,6 +64,7 @@ class Faulty:
         ("float64", "gives_the_logits_of_the_model"),
         ("shared memory", "gives_the_logits|runs_do_not_disturb"),
         ("sorted rows", "keeps_rows_in_the_order_given"),
+        ("mixed rows", "joins_and_splits_runs"),
         ("eager start", "computes_only_what_is_requested"),
         ("open after close", "ends_once"),
         ("close once", "ends_once"),
