@@ -291,7 +291,7 @@ class Executor:
         lost = sum(now >= self._lost_at(batch) for batch in active)
         if self._idle:
             if not self._called and (len(active) - lost < self.slots or not self._watched):
-                self._called = True  # a single call is enough: whoever wakes up takes all that has arrived
+                self._called = True  # a single call is enough: the thread that wakes up takes all that has arrived
                 self._wakes.put(None)
         elif len(self._threads) < min(self._limit, self.slots + 1 + lost):
             # A daemon: a runner that was not closed must not keep the interpreter from ending.
