@@ -355,7 +355,7 @@ class Executor:
             return max(self.setup.forecast.seconds(1, task.rows), _SOONEST) if full else None
         left = task.deadline - now
         if left <= 0 or (task.first_needed() > left and not self._may_try(task, now)):
-            # Durations that were measured under load rule it out: that is no reason to say that it never fits.
+            # Durations that were measured under load rule it out, which does not mean that it never fits.
             busy = bool(self._waiting or self._active) and self.setup.forecast.shortest(1, task.rows) < task.budget.time
             return max(task.first_needed() - left, _SOONEST) if busy else 0.0
         if task.trial or (not self._waiting and self._free(now) > 0):
