@@ -291,7 +291,7 @@ class Executor:
         lost = sum(now >= self._lost_at(batch) for batch in active)
         if self._idle:
             if not self._called and (len(active) - lost < self.slots or not self._watched):
-                self._called = True  # a single call is enough: whoever wakes up takes all that has arrived
+                self._called = True  # a single call is enough: the thread that wakes up takes all that has arrived
                 self._wakes.put(None)
         elif len(self._threads) < min(self._limit, self.slots + 1 + lost):
             # A daemon: a runner that was not closed must not keep the interpreter from ending.
@@ -355,7 +355,7 @@ class Executor:
             return max(self.setup.forecast.seconds(1, task.rows), _SOONEST) if full else None
         left = task.deadline - now
         if left <= 0 or (task.first_needed() > left and not self._may_try(task, now)):
-            # Durations that were measured under load rule it out: that is no reason to say that it never fits.
+            # Durations that were measured under load rule it out, which does not mean that it never fits.
             busy = bool(self._waiting or self._active) and self.setup.forecast.shortest(1, task.rows) < task.budget.time
             return max(task.first_needed() - left, _SOONEST) if busy else 0.0
         if task.trial or (not self._waiting and self._free(now) > 0):
