@@ -157,12 +157,19 @@ def test_graceful_policies_beat_an_ordinary_server_under_load(answers: dict[str,
         assert _at(ExpectedGain(), percent, answers).correct > 1.1 * _at(AllExits(), percent, answers).correct
 
 
-def test_first_stages_wait_until_they_must_run_while_others_gain() -> None:
-    times = replace(MSDNET, largest_batch=4)
+def test_with_a_finite_reserve_first_stages_wait_until_they_must_run_while_others_gain() -> None:
+    times, policy = replace(MSDNET, largest_batch=4), ExpectedGain(reserve=1.0)
     improving, fresh = Waiting(deadline=1.0, exit=3, confidence=0.2), Waiting(deadline=1.0)
-    assert ExpectedGain().choose(0.0, [improving, fresh], times) == StageBatch(4, [improving])
+    assert policy.choose(0.0, [improving, fresh], times) == StageBatch(4, [improving])
+    assert ExpectedGain().choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])  # by default at once
     fresh.deadline = times.seconds(1, 1) + 1e-6
-    assert ExpectedGain().choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])
+    assert policy.choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])
+
+
+def test_a_request_without_a_deadline_that_has_an_answer_lets_others_gain_until_its_patience_ends() -> None:
+    improving, endless = Waiting(deadline=2.0, exit=1, confidence=0.2), Waiting(deadline=math.inf, exit=3, confidence=0.9)
+    assert ExpectedGain().choose(0.0, [improving, endless], MSDNET) == StageBatch(2, [improving])
+    assert ExpectedGain().choose(1.0, [improving, endless], MSDNET) == StageBatch(4, [endless])
 
 
 def test_the_least_confident_requests_gain_most() -> None:

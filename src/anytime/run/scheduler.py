@@ -278,8 +278,12 @@ class ExpectedGain:
         full = len(first) >= times.largest_batch and first[0].exit < _least(first[0])  # waiting would gain nothing
         if best is not None and not full:
             reserve = self.reserve * times.seconds(1, times.largest_batch)
-            ends = _ends(batches, times, [now + times.seconds(best.stage, len(best.requests)) + reserve])
-            if all(end <= _urgency(batch.requests[0]) for end, batch in zip(ends, batches, strict=True)):
+            ends = _ends(batches, times, [now + times.seconds(best.stage, len(best.requests))])
+            # The reserve is for answers; a request without a deadline that has one waits for its patience to end.
+            slack = [
+                _urgency(one) - (reserve if one.exit < _least(one) else 0.0) for one in (each.requests[0] for each in batches)
+            ]
+            if all(end <= latest for end, latest in zip(ends, slack, strict=True)):
                 return best
         return _run_mandatory(now, batches[0], times)
 
