@@ -6,11 +6,10 @@ are mandatory: without them there is no answer. Later stages are optional: they 
 degrades gracefully runs mandatory stages in time for everybody and spends the rest of the machine on optional ones. A request
 without a deadline may wait behind others for `PATIENCE` seconds, then all its stages are urgent: it never starves.
 
-`ExpectedGain` is the default. It delays mandatory stages as long as their deadlines allow, which makes their batches larger,
-and uses the time in between for the batch whose answers are expected to improve most per second. `LeastProgress` always
-advances the requests with the fewest exits. The others are for comparison: `EarliestDeadline` serves few requests well when
-there are too many, `SlackFit` fixes the depth of a batch when it starts, and `AllExits` is an ordinary model server with
-dynamic batching.
+`ExpectedGain` is the default. It runs mandatory stages at once and uses the time in between for the batch whose answers are
+expected to improve most per second. `LeastProgress` always advances the requests with the fewest exits. The others are for
+comparison: `EarliestDeadline` serves few requests well when there are too many, `SlackFit` fixes the depth of a batch when it
+starts, and `AllExits` is an ordinary model server with dynamic batching.
 
 Mandatory and optional parts follow imprecise computation (Yao et al., arXiv 2011.01112), SlackFit follows SuperServe (arXiv
 2312.16733). Batching by stage is also in Fluid Batching (arXiv 2209.13443) and EdgeServing (arXiv 2605.05527).
@@ -254,13 +253,14 @@ def uncertainty(exit: int, confidence: float) -> float:
 
 @dataclass(frozen=True)
 class ExpectedGain:
-    """Mandatory stages as late as their deadlines allow, optional ones by expected gain per second.
+    """Mandatory stages first, optional ones by expected gain per second.
 
     Attributes:
         gain: The expected improvement of an answer by the next stage, from the exit reached and its confidence.
-        reserve: How much earlier than necessary mandatory stages run, in full batches of first stages. It is for requests that
-            are still to come: with 0, a burst finds no room and is refused; with 1, almost nobody is refused who could be
-            served.
+        reserve: How much earlier than necessary mandatory stages run, in full batches of first stages; infinity for at once.
+            With 1, first stages wait for others to share their batch. On a simulated clock that is slightly better (99.8 in
+            place of 98.6 % of the fluid bound at 300 % load); on a real one, on which stages take longer than expected, many
+            answers are late.
     """
 
     gain: Callable[[int, float], float] = uncertainty
