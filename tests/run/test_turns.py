@@ -334,7 +334,7 @@ def test_an_exception_at_any_moment_of_a_request_loses_that_request_alone(fakes:
 def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(
     fakes: Any, logits: Tensor, ask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anytime.run.executor._LOOK_AT", 4)
+    monkeypatch.setattr("anytime.run.executor.LOOK_AT", 4)
     clock = fakes.FakeClock()
     engine = fakes.FakeEngine(logits, [1.0] * 5, clock)
     held = Held(clock, engine, at=1)
@@ -345,15 +345,15 @@ def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(
         while reached:
             others = [runner._task(engine.rows, Budget(exits=1)) for _ in range(5)]
             for task in others:
-                executor._arrived.append(task)  # as `predict` in other threads
+                executor.queue.arrived.append(task)  # as `predict` in other threads
             mine = runner._task(engine.rows, Budget(exits=1, time=1.0))
             clock.time += 2.0
             reached = interrupt_at(place, lambda mine=mine: executor.run(mine) if ask == "predict" else executor.submit(mine))
-            kept = {*executor._arrived, *executor._waiting}
+            kept = {*executor.queue.arrived, *executor.queue.waiting}
             assert all(task in kept for task in others)
             for task in others:
                 task.interrupt()
-            executor._arrived.clear()
+            executor.queue.arrived.clear()
             place += 1
         assert place > 20
         held.go_on.set()

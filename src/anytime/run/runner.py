@@ -292,7 +292,7 @@ class Runner:
         setup = self._setup or self._ready(inputs)
         if getattr(setup.engine, "in_python", True):
             most = most_slots(setup.engine, self._options.workers, self._threads.wanted)
-            self._executor.slots = measure_slots(lambda: run_all(setup.engine, inputs), most)
+            self._executor.queue.slots = measure_slots(lambda: run_all(setup.engine, inputs), most)
         sizes = [len(inputs)]
         while setup.joins and len(inputs) == 1 and 2 * sizes[-1] <= self._options.largest_batch:
             sizes.append(2 * sizes[-1])
@@ -385,7 +385,7 @@ class Runner:
         """What all requests share; made by the first of them if the engine needs inputs."""
         with self._making:
             if self._setup is None:
-                self._setup = self._executor.setup = self._make_setup(example)
+                self._setup = self._executor.queue.setup = self._make_setup(example)
             return self._setup
 
     def _make_setup(self, example: Tensor | None) -> RunSetup:
@@ -395,7 +395,7 @@ class Runner:
         if self._profile is not None:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
-        self._executor.slots = count_slots(engine, self._options.workers, threads)
+        self._executor.queue.slots = count_slots(engine, self._options.workers, threads)
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
         begin, combiner = make_combiner(self._rule, engine, self._probabilities)
         return RunSetup(
@@ -416,7 +416,7 @@ class Runner:
         self._making = threading.Lock()
         self._generator = torch.Generator().manual_seed(self._seed)
         if self._setup is not None:
-            self._setup = self._executor.setup = replace(self._setup, generator=self._generator)
+            self._setup = self._executor.queue.setup = replace(self._setup, generator=self._generator)
 
 
 def _end(executor: Executor, threads: TorchThreads, *, patience: float | None = None) -> None:
