@@ -190,7 +190,7 @@ def test_without_preemption_stages_run_in_the_callers_thread(make: Make) -> None
     assert (answer.exit, answer.reason, answer.deadline_met) == (2, "forecast", True)
     with pytest.raises(DeadlineTooShort):
         runner.predict(engine.rows, deadline=0.5)
-    assert not any(thread.name == "anytime-runner" for thread in threading.enumerate())
+    assert not runner._executor._threads
 
 
 def test_within_the_grace_period_an_answer_is_on_time_and_slow_stages_are_started(make: Make) -> None:
@@ -496,14 +496,14 @@ def test_requests_beyond_the_number_of_threads_wait(make: Make) -> None:
     runner, engine, _ = make(waited=False, workers=2)
     tasks = [runner.submit(engine.rows) for _ in range(20)]
     assert all(task.result().exit == 5 for task in tasks)
-    assert sum(thread.name == "anytime-runner" for thread in threading.enumerate()) <= 2
+    assert len(runner._executor._threads) <= 2
 
 
 def test_one_request_after_the_other_needs_one_thread(make: Make) -> None:
     runner, engine, _ = make(waited=False)
     for _ in range(50):
         runner.predict(engine.rows, deadline=60)
-    assert sum(thread.name == "anytime-runner" for thread in threading.enumerate()) == 1
+    assert len(runner._executor._threads) == 1
 
 
 def test_a_stage_that_was_given_up_does_not_hold_up_the_next_request(make: Make) -> None:
