@@ -1,4 +1,4 @@
-"""The requests that wait for a stage: who is admitted, who waits outside, and which batch is next.
+"""The requests that wait for a stage: which are admitted or parked, and which batch is next.
 
 A request with a deadline is admitted if its first stage fits behind those of the requests admitted before, else refused at
 once. A caller that blocks in `predict` is parked instead: it is admitted when there is room, the one that was refused most
@@ -86,7 +86,7 @@ class RequestQueue:
         slots: How many stages run at once.
         arrived: Requests that no thread has looked at.
         waiting: Requests that were admitted.
-        parked: Requests that wait outside, as a heap.
+        parked: Requests of blocked callers that were not admitted yet, as a heap.
         active: The batches that run.
     """
 
@@ -180,7 +180,7 @@ class RequestQueue:
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
         backlog, times = sum(one.exit < one.least for one in self.waiting), self._stage_times(task)
         if task.parks and backlog >= self.slots * times.largest_batch:
-            return times.full  # it waits outside: who comes later has more time left when there is room
+            return times.full  # it is parked: a request that arrives later has more time left when there is room
         return retry_after(now, task, self.waiting, times, free=slots)
 
     def may_try(self, task: Task, now: float) -> bool:

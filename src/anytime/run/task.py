@@ -3,6 +3,8 @@
 After each stage the thread that ran it appends to lists, and nothing in the lists ever changes; threads share nothing else. The
 first to settle the task (the thread at the end, the caller at its deadline, an interrupt) decides how many of these stages the
 answer uses.
+
+It is over 400 lines because the state that threads share without a lock, and all that reads it, is best read in one place.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from anytime.run.executor import Executor
 
 Mode = Literal["thread", "asyncio", "caller", "stream"]
-"""Where a request runs and who waits for it: in a worker thread, for a thread or an event loop; or in its caller's thread."""
+"""Execution modes: in a worker thread, awaited by a thread or by an event loop; or in the caller's own thread."""
 PREEMPTING: tuple[Mode, ...] = ("thread", "asyncio")
 """Modes in which the caller has an answer at its deadline whatever is running."""
 
@@ -98,7 +100,7 @@ class Task:
         # Not the task itself: a reference cycle would keep the runner alive until the next garbage collection.
         self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else object()
         self.run: Any = None  # what its next stage runs on
-        self.started = self.ended = began
+        self.ended = began
         self.waited = False  # whether it waited for its next stage; that time is not the stage's
         self.trial = False  # whether its next stage is tried although the forecast rules it out
         self.turn: threading.Lock | None = None  # if a single stage is requested: released after it, and when settled

@@ -4,7 +4,8 @@ At small batches a GPU waits for the host to launch kernels. A graph is launched
 it includes the copy of its logits to pinned memory. Where a model has two variants (`packed` and `fused`), each batch size is
 captured in both and the faster one is kept. Batches between the captured sizes are padded to the next one; larger ones, and
 inputs of a shape other than the example's, run without a graph. The fixed memory of a size belongs to one run at a time: a run
-that another one evicts takes a copy of its carry along, so that any number may be open.
+that another one evicts takes a copy of its carry along, so that any number may be open. It is slightly over 400 lines: recording,
+lanes and runs share one memory and one lock.
 """
 
 from __future__ import annotations
@@ -311,10 +312,7 @@ class _Lane:
 
 
 class _Run(Joinable[Tensor]):
-    """One run. Its carry is in the memory of the lane it owns or, without a lane, in memory of its own.
-
-    Only runs of one variant can join, since each has a carry of its own.
-    """
+    """One run. Its carry is in the lane it owns, or else in memory of its own; runs of one variant have the same carry."""
 
     def __init__(self, engine: CudaGraphsEngine, variant: _Variant, x: Tensor) -> None:
         super().__init__(engine.num_exits, len(x))
