@@ -485,3 +485,19 @@ def test_engines_that_are_not_staged_share_no_batch(model: MLP) -> None:
         for task in gate.submit(runner, [torch.zeros(1, 2)] * 4):
             assert task.result(20).exit == 2
     assert gate.largest == 1
+
+
+class OneStage:
+    """Runs one stage of each request."""
+
+    decides_depth = True
+
+    def choose(self, now: float, requests: Any, times: Any) -> StageBatch[Any]:
+        return StageBatch(1, [requests[0]])
+
+
+def test_the_reason_is_the_forecast_if_a_policy_decides_the_depth(fakes: Any, logits: Tensor) -> None:
+    engine = fakes.FakeEngine(logits)
+    with Runner(engine, engine=engine, options=RunOptions(schedule=OneStage(), workers=1)) as runner:
+        answers = [runner.submit(engine.rows).result(20) for _ in range(2)]
+    assert [(answer.exit, answer.reason) for answer in answers] == [(1, "forecast")] * 2

@@ -275,6 +275,8 @@ class Executor:
                 self.queue.note_speed(last)
                 self.queue.active.discard(last)
                 for task in last.tasks:
+                    if last.final:
+                        task.stop_by_policy()
                     if self._closed or task.turn is not None or last.final:
                         ended.append(task)
                     else:

@@ -264,6 +264,7 @@ class RequestQueue:
             if chosen is None:  # the policy runs nothing more for those that have an answer
                 done = [task for task in self.waiting if task.exit >= task.least]
                 for task in done:
+                    task.stop_by_policy()
                     del self.waiting[task]
                 ended += done
                 return None

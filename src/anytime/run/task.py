@@ -330,6 +330,10 @@ class Task:
         """End with an error, which is raised where the caller waits."""
         self._error = error
 
+    def stop_by_policy(self) -> None:
+        """Record that the scheduling policy runs no further stage; `finish` follows."""
+        self._reason = self._reason or "forecast"
+
     def finish(self) -> None:
         """Notify the waiters; the thread is free for other work."""
         self.drop()

@@ -4,8 +4,9 @@ At small batches a GPU waits for the host to launch kernels. A graph is launched
 it includes the copy of its logits to pinned memory. Where a model has two variants (`packed` and `fused`), each batch size is
 captured in both and the faster one is kept. Batches between the captured sizes are padded to the next one; larger ones, and
 inputs of a shape other than the example's, run without a graph. The fixed memory of a size belongs to one run at a time: a run
-that another one evicts takes a copy of its carry along, so that any number may be open. It is slightly over 400 lines: recording,
-lanes and runs share one memory and one lock.
+that another one evicts takes a copy of its carry along, so that any number may be open.
+
+It is slightly over 400 lines because recording, lanes and runs share one memory and one lock.
 """
 
 from __future__ import annotations
