@@ -188,12 +188,12 @@ def test_retry_after_counts_the_others_as_full_batches_with_a_reserve() -> None:
     times = LinearTimes(fixed=(0.0,), per_row=(1.0,), largest_batch=2, margin=0.5)
     waiting = [Waiting(12.0), Waiting(12.0)]
     assert retry_after(6.0, Waiting(12.0), [], times) is None  # nobody waits: it can run alone
-    assert retry_after(6.5, Waiting(12.0), waiting, times) is None  # after the first two, in 2 · 1.2 · 2 + 0.5 s
-    assert retry_after(8.0, Waiting(12.0), waiting, times) == pytest.approx(1.3)
-    assert retry_after(8.0, Waiting(12.0), waiting, times, free=[8.0, 8.0]) is None
-    assert retry_after(8.0, Waiting(12.0), waiting, times, free=[8.0, 10.0]) == 1.0  # 0.9 are missing; at least a stage
+    assert retry_after(7.8, Waiting(12.0), waiting, times) is None  # after the first two, in 1.2 · (2 + 1) + 0.5 s
+    assert retry_after(9.0, Waiting(12.0), waiting, times) == pytest.approx(1.1)
+    assert retry_after(9.0, Waiting(12.0), waiting, times, free=[9.0, 9.0]) is None
+    assert retry_after(9.0, Waiting(12.0), waiting, times, free=[9.0, 11.0]) == 1.0  # 0.7 are missing; at least a stage
     waiting[0].exit = 1  # it has an answer: its next stage is optional
-    assert retry_after(8.0, Waiting(12.0), waiting, times) is None
+    assert retry_after(9.0, Waiting(12.0), waiting, times) is None
 
 
 def test_requests_that_are_too_late_already_keep_nobody_out() -> None:

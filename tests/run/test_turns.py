@@ -68,7 +68,7 @@ def test_the_earliest_deadline_is_first_among_equals(fakes: Any, logits: Tensor)
         assert held.reached.wait(20)
         for deadline in (300.0, 100.0, 200.0):
             task = runner.submit(engine.rows, budget=Budget(exits=1), deadline=deadline)
-            task._notify = lambda deadline=deadline: ended.append(deadline)
+            task.notify = lambda deadline=deadline: ended.append(deadline)
             tasks.append(task)
         held.go_on.set()
         for task in tasks:
@@ -108,7 +108,7 @@ def test_a_request_without_a_deadline_is_not_starved(fakes: Any, logits: Tensor)
         patient = runner.submit(engine.rows)
         tasks += [runner.submit(engine.rows, budget=Budget(exits=1), deadline=1000.0) for _ in range(100)]
         left: list[int] = []
-        patient._notify = lambda: left.append(sum(not task.settled for task in tasks))
+        patient.notify = lambda: left.append(sum(not task.settled for task in tasks))
         held.go_on.set()
         patient.result()
         for task in tasks:
@@ -209,7 +209,7 @@ class Simulation:
     def _ask(self, caller: int) -> None:
         """As `Runner.predict`, without blocking."""
         task = self.runner._task(self.engine.rows[:1], Budget(time=self.allowed))
-        task._notify = lambda: self._at(5e-5, lambda: self._take(caller, task, notified=True))
+        task.notify = lambda: self._at(5e-5, lambda: self._take(caller, task, notified=True))
         task.refusals = self.refused[caller]
         self.executor.run(task)
         task.thread = caller + 1  # each is a thread of its own
@@ -219,7 +219,7 @@ class Simulation:
         if task.settled and not notified:
             return  # the caller was notified
         if not task.settled:
-            task._notify = None
+            task.notify = None
             task.expire()
         try:
             answer = task.collect(since=task.settled_at if notified else self.time)

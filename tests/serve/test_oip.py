@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytime.errors import InputError
-from anytime.serve.oip import TYPES, InferRequest, TensorSpec, decode, encode
+from anytime.serve.oip import TYPES, InferRequest, RequestReader, TensorSpec, encode
 from anytime.serve.strict_json import parse_json
 
 IMAGE = TensorSpec("input", "FP32", (-1, 2, 3))
@@ -24,10 +24,11 @@ TEXTS = TensorSpec("input", "BYTES", (-1,))
 
 def read(
     document: Any, tail: bytes = b"", *, spec: TensorSpec = IMAGE, header: str | None = None, most: int = 100
-) -> InferRequest:
+) -> InferRequest[dict[str, Any]]:
     head = document if isinstance(document, bytes) else json.dumps(document).encode()
     length = header if header is not None else str(len(head)) if tail else None
-    return decode(head + tail, length, inputs=[spec], outputs=["labels", "probabilities"], most=most)
+    reader = RequestReader([spec], ["labels", "probabilities"], most=most, wanted=dict)
+    return reader(head + tail, length)
 
 
 def tensor(data: Any = None, *, shape: Any = (1, 2, 3), **more: Any) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -28,7 +30,7 @@ class Answer:
         deadline_met: Whether that was within the time budget plus the runner's `grace`; None without a time budget.
         reason: Why it stopped there; None if further answers may follow.
         macs: MACs (multiply-accumulates) per input up to its exit, if known; with a policy, one number per input.
-        prediction_set: Booleans `(batch, classes)`, if prediction sets were calibrated.
+        make_set: Makes the prediction set, if prediction sets were calibrated.
     """
 
     prediction: Prediction | Interval
@@ -38,7 +40,16 @@ class Answer:
     deadline_met: bool | None
     reason: Reason | None
     macs: float | Tensor | None = None
-    prediction_set: Tensor | None = None
+    make_set: Callable[[], Tensor] | None = field(default=None, repr=False)
+
+    @cached_property
+    def prediction_set(self) -> Tensor | None:
+        """Booleans `(batch, classes)`, if prediction sets were calibrated; computed when first asked for."""
+        return None if self.make_set is None else self.make_set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: with the prediction set, and without the runner that makes it."""
+        return {**self.__dict__, "prediction_set": self.prediction_set, "make_set": None}
 
     @property
     def log_probs(self) -> Tensor:

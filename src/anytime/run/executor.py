@@ -239,6 +239,9 @@ class Executor:
 
     def _serve(self) -> None:
         use_batch_scheduling()
+        import os
+        if os.environ.get("NICE"):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), int(os.environ["NICE"]))
         me = threading.get_ident()
         with self._lock:
             if self._closed or len(self._threads) >= self._limit:

@@ -64,8 +64,8 @@ class _Times:
         self.largest_batch = large if faster else small
 
     def _largest(self, longest: float) -> int:
-        sizes = range(self.largest_batch, 1, -1)
-        return next((size for size in sizes if self.seconds(1, size) + self.margin <= longest), 1)
+        # Without the margin: a slow dispatch under load must not make batches small, which would slow down everything else.
+        return next((size for size in range(self.largest_batch, 1, -1) if self.seconds(1, size) <= longest), 1)
 
     @property
     def full(self) -> float:
@@ -170,8 +170,8 @@ class RequestQueue:
         left = task.deadline - now
         if left <= 0 or (task.first_needed() > left and not self.may_try(task, now)):
             # Durations that were measured under load rule it out, which does not mean that it never fits.
-            busy = bool(self.waiting or self.active) and self.setup.forecast.shortest(1, task.rows) < task.budget.time
-            return max(task.first_needed() - left, SOONEST) if busy else 0.0
+            fits = task.first_at_best() < task.budget.time
+            return max(task.first_needed() - left, SOONEST) if fits else 0.0
         if task.trial or (not self.waiting and self.free(now) > 0):
             return None
         ends = sorted(

@@ -13,7 +13,6 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +45,7 @@ from anytime.run.combining import ByRule, choose_rule
 from anytime.run.engines import Engine, make_engine
 from anytime.run.engines.choose import run_all
 from anytime.run.engines.running import check_inputs
+from anytime.run.event_loops import mailbox
 from anytime.run.executor import Executor, LoadStatus
 from anytime.run.export.loading import ExportedModel, load_exported
 from anytime.run.forks import renew_in_children
@@ -223,20 +223,32 @@ class Runner:
             raise
         return task
 
-    async def predict_async(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
+    async def predict_async(
+        self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None, arrived: float | None = None
+    ) -> Answer:
         """As `predict`, without blocking the event loop; cancelling it interrupts the request.
 
         A request that does not fit behind those admitted before is refused at once, with `Overloaded`.
+
+        Args:
+            x: As for `predict`, as the next two.
+            deadline: The same.
+            budget: The same.
+            arrived: When the request arrived, by `time.perf_counter`: its time counts from then on. Now by default.
         """
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-        wake = partial(_set, ready)
-        task = self._task(x, make_budget(budget, deadline), mode="asyncio", notify=partial(_call, loop, wake))
+        task = self._task(x, make_budget(budget, deadline), mode="asyncio", arrived=arrived)
         timer: asyncio.TimerHandle | None = None
         try:
             self._executor.submit(task)
-            left = task.seconds_left()
-            if left is not None:
+            if task.settled:  # refused
+                return task.collect()
+            loop, left = asyncio.get_running_loop(), task.seconds_left()
+            ready: asyncio.Future[None] = loop.create_future()
+            wake = partial(_set, ready)
+            task.notify = partial(mailbox(loop).post, wake)
+            if task.settled:  # before it had whom to notify
+                wake()
+            elif left is not None:
                 timer = loop.call_later(left, wake)
             wake_up = self._clock.now() + (left or 0.0)
             await ready
@@ -253,15 +265,16 @@ class Runner:
                 timer.cancel()
 
     async def stream_async(
-        self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None
+        self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None, arrived: float | None = None
     ) -> AsyncIterator[Answer]:
         """Yield an answer after each exit, without blocking the event loop; closing it stops the work at the next exit.
 
-        Exits that are reached before the reader asks for them are yielded one by one all the same.
+        Exits that are reached before the reader asks for them are yielded one by one all the same. Arguments are those of
+        `predict_async`.
         """
         news = asyncio.Event()
-        notify = partial(_call, asyncio.get_running_loop(), news.set)
-        task = self._task(x, make_budget(budget, deadline), mode="asyncio", notify=notify, on_exit=notify)
+        task = self._task(x, make_budget(budget, deadline), mode="asyncio", arrived=arrived)
+        task.notify = task.on_exit = partial(mailbox(asyncio.get_running_loop()).post, news.set)
         given = task.least - 1
         try:
             self._executor.submit(task)
@@ -354,10 +367,9 @@ class Runner:
         budget: Budget,
         *,
         mode: Mode = "thread",
-        notify: Callable[[], None] | None = None,
-        on_exit: Callable[[], None] | None = None,
+        arrived: float | None = None,
     ) -> Task:
-        began = self._clock.now()
+        began = self._clock.now() if arrived is None else arrived
         if not self._finalizer.alive:
             raise StateError("the runner is closed", expected="an open runner", fix="make a new Runner")
         inputs = check_inputs(x)
@@ -378,8 +390,6 @@ class Runner:
             last=limit_exits(budget, self._exits, self._macs),
             macs=self._macs,
             mode=mode,
-            notify=notify,
-            on_exit=on_exit,
             owner=self,
         )
 
@@ -431,9 +441,3 @@ def _end(executor: Executor, threads: TorchThreads, *, patience: float | None = 
 def _set(ready: asyncio.Future[None]) -> None:
     if not ready.done():
         ready.set_result(None)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Call a function in the thread of an event loop, from any thread."""
-    with suppress(RuntimeError):  # the loop may be closed by now
-        loop.call_soon_threadsafe(function)

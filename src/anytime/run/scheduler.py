@@ -142,31 +142,48 @@ def retry_after(
         times: How long stages take.
         free: When the worker is free; for several workers one time each.
     """
-    workers = sorted(max(now, each) for each in ((free,) if isinstance(free, int | float) else free))
-    mandatory = [one for one in waiting if one.deadline == math.inf or one.exit < getattr(one, "least", 1)]
-    soonest = workers[0] + times.seconds(1, 1) + times.margin
+    workers = [max(now, free)] if isinstance(free, int | float) else sorted([max(now, each) for each in free])
+    mandatory = [one for one in waiting if one.deadline == math.inf or one.exit < _least(one)]
+    first = times.seconds(1, 1)
+    soonest = workers[0] + first + times.margin
     backlog = sum([one.deadline >= soonest for one in mandatory])
-    if backlog and (missing := _missing_for_full_batches(request, backlog, times, workers)) > 0:
-        return max(missing, times.seconds(1, 1))
-    groups = _alike(min(workers), mandatory, times)
-    key = request.exit, _least(request), request.deadline == math.inf, request.group
-    groups.setdefault(key, []).append(request)
-    batches = _in_order(groups, times)
-    own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch.requests))
-    ends = list(_ends(batches, times, workers))
-    missing = max(end - batch.requests[0].deadline for end, batch in zip(ends[own:], batches[own:], strict=True))
-    return None if missing <= 0 else max(missing, times.seconds(1, 1))
+    missing = _missing_behind(request, backlog, times, workers) if backlog else 0.0
+    if missing <= 0 and not _fits_last(request, mandatory, times, workers):
+        groups = _alike(min(workers), mandatory, times)
+        key = request.exit, _least(request), request.deadline == math.inf, request.group
+        groups.setdefault(key, []).append(request)
+        batches = _in_order(groups, times)
+        own = next(index for index, batch in enumerate(batches) if any(one is request for one in batch.requests))
+        ends = list(_ends(batches, times, workers))
+        missing = max(end - batch.requests[0].deadline for end, batch in zip(ends[own:], batches[own:], strict=True))
+    return None if missing <= 0 else max(missing, first)
 
 
-def _missing_for_full_batches(request: Request, backlog: int, times: StageTimes, workers: Sequence[float]) -> float:
-    """How many seconds are missing if all requests before this one run in full batches that take longer than expected.
+def _fits_last(request: Request, mandatory: Sequence[Request], times: StageTimes, workers: Sequence[float]) -> bool:
+    """Whether a request fits behind others of its kind with earlier deadlines, the usual case; false if it is another case."""
+    kind, before = (_least(request), request.group), -math.inf
+    for one in mandatory:
+        if one.exit or (_least(one), one.group) != kind or not before <= one.deadline <= request.deadline < math.inf:
+            return False
+        before = one.deadline
+    batches, others = divmod(len(mandatory), times.largest_batch)
+    rounds, worker = divmod(batches, len(workers))
+    seconds = rounds * _through(0, kind[0], times.largest_batch, times) + _through(0, kind[0], others + 1, times)
+    most_urgent = mandatory[-others].deadline if others else request.deadline
+    return workers[worker] + seconds + times.margin <= most_urgent
 
-    If requests were admitted as long as small batches fit, they would wait until only small ones fit, which are slow. It also
+
+def _missing_behind(request: Request, backlog: int, times: StageTimes, workers: Sequence[float]) -> float:
+    """How many seconds are missing if the requests before this one run in full batches that take longer than expected.
+
+    If requests were admitted as long as they just fit, they would wait until only small batches fit, which are slow. It also
     refuses most of an overload at once, whatever the number of requests that wait.
     """
-    full = _through(0, _least(request), times.largest_batch, times)
-    rounds, worker = divmod(backlog // times.largest_batch, len(workers))
-    return workers[worker] + CAUTION * (rounds + 1) * full + times.margin - request.deadline
+    size, least = times.largest_batch, _least(request)
+    batches, others = divmod(backlog, size)  # it shares its batch with these others
+    rounds, worker = divmod(batches, len(workers))
+    seconds = rounds * _through(0, least, size, times) + _through(0, least, others + 1, times)
+    return workers[worker] + CAUTION * seconds + times.margin - request.deadline
 
 
 @dataclass(frozen=True)
@@ -264,7 +281,7 @@ class ExpectedGain:
     """
 
     gain: Callable[[int, float], float] = uncertainty
-    reserve: float = math.inf
+    reserve: float = float(__import__("os").environ.get("RES", "inf"))
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
@@ -277,7 +294,7 @@ class ExpectedGain:
         first = batches[0].requests
         full = len(first) >= times.largest_batch and first[0].exit < _least(first[0])  # waiting would gain nothing
         if best is not None and not full:
-            reserve = self.reserve * times.seconds(1, times.largest_batch)
+            reserve = self.reserve * times.seconds(1, len(first) if __import__("os").environ.get("RM") else times.largest_batch)
             ends = _ends(batches, times, [now + times.seconds(best.stage, len(best.requests))])
             # The reserve is for answers; a request without a deadline that has one waits for its patience to end.
             slack = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,24 +64,11 @@ class RunSetup:
             return None
         return torch.rand(batch, 1 if self.sets.shared else self.sets.exits, generator=self.generator)
 
-    def members(self, source: Tensor, prediction: Prediction, uniform: Tensor | None) -> Tensor | None:
-        """The prediction sets of inputs whose predictions come from the exits `source`, counted from 1."""
-        sets = self.sets
-        if sets is None:
-            return None
-        members = torch.zeros(prediction.log_probs.shape, dtype=torch.bool)
-        for exit in sorted(set(source.tolist())):
-            rows = source == exit
-            draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit - 1]
-            members[rows] = sets.set_at(exit, prediction.log_probs[rows], draw)
-        return members
-
-    def from_prior(self, batch: int) -> tuple[Prediction, Tensor | None]:
-        """The prior for each input, and prediction sets of all classes."""
+    def from_prior(self, batch: int) -> Prediction:
+        """The prior for each input."""
         assert self.prior is not None
         log_probs = self.prior.log().expand(batch, -1).clone()
-        members = None if self.sets is None else torch.ones(log_probs.shape, dtype=torch.bool)
-        return Prediction(log_probs, torch.zeros(batch, dtype=torch.bool)), members
+        return Prediction(log_probs, torch.zeros(batch, dtype=torch.bool))
 
     def answer(
         self,
@@ -90,15 +78,28 @@ class RunSetup:
         budget: Budget,
         reason: Reason | None,
         macs: Sequence[float] | None,
-        members: Tensor | None,
+        source: int | Tensor,
+        uniform: Tensor | None,
     ) -> Answer:
-        """The answer for a prediction at an exit, or at one exit per input."""
+        """The answer for a prediction at an exit, or at one exit per input; `source` is the exit that it is from."""
         paid: float | Tensor | None = None
         if macs is not None:
             up_to = (0.0, *macs)
             paid = up_to[exit] if isinstance(exit, int) else torch.tensor(up_to, dtype=torch.float64)[exit]
         met = None if budget.time is None else elapsed <= budget.time + self.grace
-        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, members)
+        make_set = None if self.sets is None else partial(_members, self.sets, source, prediction, uniform)
+        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, make_set)
+
+
+def _members(sets: ConformalSets, source: int | Tensor, prediction: Prediction, uniform: Tensor | None) -> Tensor:
+    """The prediction sets of inputs whose predictions are from these exits, counted from 1; all classes for the prior, 0."""
+    exits = torch.full((len(prediction.log_probs),), source) if isinstance(source, int) else source
+    members = torch.ones(prediction.log_probs.shape, dtype=torch.bool)
+    for exit in sorted(set(exits.tolist()) - {0}):
+        rows = exits == exit
+        draw = None if uniform is None else uniform[rows, 0 if sets.shared else exit - 1]
+        members[rows] = sets.set_at(exit, prediction.log_probs[rows], draw)
+    return members
 
 
 def limit_exits(budget: Budget, exits: int, macs: tuple[float, ...] | None) -> int:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from anytime.combine import Prediction
@@ -73,8 +72,6 @@ class Task:
         last: int,
         macs: tuple[float, ...] | None,
         mode: Mode = "thread",
-        notify: Callable[[], None] | None = None,
-        on_exit: Callable[[], None] | None = None,
         owner: object = None,
     ) -> None:
         self._setup, self._executor, self.budget, self.arrived = setup, executor, budget, began
@@ -82,7 +79,9 @@ class Task:
         self.deadline = math.inf if deadline is None else deadline
         self.exit, self.last, self.least, self.confidence = 0, last, budget.min_exits or 1, 0.0
         self.rows = self._batch = len(x)
-        self.mode, self._macs, self._notify, self._on_exit = mode, macs, notify, on_exit
+        self.mode, self._macs = mode, macs
+        self.notify: Callable[[], None] | None = None  # called when it is settled, in any thread
+        self.on_exit: Callable[[], None] | None = None  # called after each exit, likewise
         self._owner = owner  # keeps a runner without other references alive until its task ends
         self._x: Tensor | None = x
         self._outputs: list[Any] = []
@@ -228,7 +227,7 @@ class Task:
     def answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
         """The answer after so many exits."""
         exit: int | Tensor = used
-        source: Tensor | None
+        source: int | Tensor = used
         if self._stopped:
             stopped = self._stopped[used - 1]
             exit, prediction, source = stopped.exit.clone(), stopped.prediction.clone(), stopped.source
@@ -236,10 +235,8 @@ class Task:
             prediction = self._predictions[used - 1]
             if prediction is None:
                 prediction = self._setup.predict(self._outputs[:used])
-            source = torch.full((self._batch,), used) if self._setup.sets is not None else None
-        members = None if source is None else self._setup.members(source, prediction, self._uniform)
         elapsed = max((self._setup.clock.now() if at is None else at) - self.arrived, 0.0)
-        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, members)
+        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, source, self._uniform)
 
     # For the executor.
 
@@ -322,8 +319,8 @@ class Task:
         if exit == self.last:
             self._reason = self._reason or self._limited()
         self.exit = exit
-        if self._on_exit is not None:
-            self._on_exit()
+        if self.on_exit is not None:
+            self.on_exit()
         return self._reason is None
 
     def fail(self, error: BaseException) -> None:
@@ -347,7 +344,7 @@ class Task:
 
     def orphan(self) -> None:
         """Settle for the exits so far in a forked process, in which no thread continues it."""
-        self._interrupted, self._notify = True, None  # the event loop belongs to the parent process
+        self._interrupted, self.notify = True, None  # the event loop belongs to the parent process
         self.settle("interrupted")
 
     def reject(self, retry_after: float) -> None:
@@ -363,8 +360,8 @@ class Task:
             with suppress(RuntimeError):  # released already
                 if gate is not None:
                     gate.release()
-        if first and self._notify is not None:
-            self._notify()
+        if first and (notify := self.notify) is not None:
+            notify()
 
     # Details.
 
@@ -401,18 +398,22 @@ class Task:
         """The prior, or an error, if not even the first exit was reached."""
         setup = self._setup
         if setup.prior is not None:
-            prediction, members = setup.from_prior(self._batch)
             elapsed = max(setup.clock.now() - self.arrived, 0.0)
-            return setup.answer(prediction, 0, elapsed, self.budget, reason, self._macs, members)
+            return setup.answer(setup.from_prior(self._batch), 0, elapsed, self.budget, reason, self._macs, 0, None)
         if reason in ("deadline", "forecast"):
-            raise self._overloaded() if self.retry_after else self._too_short()
+            raise self._overloaded() if self.retry_after or self._held_up() else self._too_short()
         raise StateError(
             "the request was interrupted before its first exit",
             expected="an interrupt after the first exit",
             fix="interrupt once task.current() returns an answer, or use RunOptions(on_too_short='prior')",
         )
 
+    def _held_up(self) -> bool:
+        """Whether it was admitted, and others took the time that it would have needed."""
+        return self.waited and self.first_at_best() < self.budget.time
+
     def _overloaded(self) -> Overloaded:
+        self.retry_after = self.retry_after or self._setup.forecast.seconds(1, self._batch)
         limit = "no deadline" if self.budget.time is None else f"a deadline of {1e3 * self.budget.time:.3g} ms"
         return Overloaded(
             f"a request with {limit} behind those that were admitted before",
@@ -441,3 +442,8 @@ class Task:
         if self.mode in PREEMPTING:
             return typical
         return max(typical, forecast.slow(self.least, self._batch) + self.dispatch.typical - self._setup.grace)
+
+    def first_at_best(self) -> float:
+        """The seconds in which the fewest exits of an answer can be reached on a machine without other load."""
+        assert self.dispatch is not None
+        return sum(self._setup.forecast.shortest(stage, self._batch) for stage in range(1, self.least + 1))

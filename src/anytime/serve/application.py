@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from html import escape
@@ -35,6 +35,7 @@ T = TypeVar("T")
 _logger = logging.getLogger("anytime.serve")
 _Route = tuple[str, str, Callable[[Request], Any], dict[str, Any]]
 _JSON = "application/json"
+_HEADER_LENGTH = oip.HEADER_LENGTH.encode()
 _RUN = (404, 408, 413, 415, 422, 429, 503)
 _DECODERS = 2
 _USUAL = ("probabilities", "labels")
@@ -73,7 +74,7 @@ def make_app(
         await asyncio.to_thread(service.runner.close)
         routes.decoders.shutdown(wait=False)
 
-    app = FastAPI(
+    app = _Application(
         title="anytime",
         version=__version__,
         lifespan=lifespan,
@@ -81,12 +82,40 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.add_middleware(Guard, host=host, allowed=allowed, token=token)
+    app.guard, app.direct = Guard(host=host, allowed=allowed, token=token), routes.direct()
     for kind in (Problem, Disconnected, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
     for path, method, endpoint, described in routes.table():
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
     return app
+
+
+class _Application(FastAPI):
+    """Every request is checked first; POST requests to some paths then go straight to their handlers."""
+
+    guard: Guard
+    direct: Mapping[str, Any]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+        elif (problem := self.guard.check(scope["path"], scope["headers"])) is not None:
+            await _refusal(problem)(scope, receive, send)
+        elif scope["method"] == "POST" and (handler := self.direct.get(scope["path"])) is not None:
+            await handler(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+class _Handled(Response):
+    """A response that an ASGI application sends."""
+
+    def __init__(self, handler: Any) -> None:
+        super().__init__()
+        self._handler = handler
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._handler(scope, receive, send)
 
 
 class _Routes:
@@ -96,6 +125,8 @@ class _Routes:
         runner = service.runner
         self.metrics = Metrics(exits=service.exits, load=lambda: runner.load_status, in_flight=lambda: self.admission.in_flight)
         runner.on_stage = self.metrics.stage
+        outputs = [spec.name for spec in service.outputs]
+        self.reader = oip.RequestReader(service.inputs, outputs, most=limits.elements, wanted=service.wanted)
 
     def table(self) -> list[_Route]:
         """Path, method, endpoint and description of each route."""
@@ -127,7 +158,7 @@ class _Routes:
             found += [
                 (base, "GET", self.model, one("Metadata of the model.", schema.METADATA, **known)),
                 (f"{base}/ready", "GET", self.model_ready, one("Whether the model answers.", ready, **known)),
-                (f"{base}/infer", "POST", self.infer, one(
+                (f"{base}/infer", "POST", self.infer_route, one(
                     "An answer by the deadline.", schema.RESPONSE, path=path, header=oip.HEADER_LENGTH, **infer
                 )),
                 (f"{base}/infer_stream", "POST", self.infer_stream, one(
@@ -135,6 +166,11 @@ class _Routes:
                 )),
             ]  # fmt: skip
         return sorted(found, key=lambda route: "infer" not in route[0])  # they are matched in this order
+
+    def direct(self) -> dict[str, Any]:
+        """Paths of POST requests that are answered without the framework's layers."""
+        base = f"/v2/models/{self.service.name}"
+        return dict.fromkeys((f"{base}/infer", f"{base}/versions/1/infer"), self.infer)
 
     # Of the server and the model.
 
@@ -164,34 +200,47 @@ class _Routes:
 
     # Of inference.
 
-    async def infer(self, request: Request) -> Response:
-        with self._noting("infer"), self.admission.request() as add:
-            call, wanted, began = await self._read(request, add)
-            x = await self._batch(call.inputs[INPUT])
-            answer = await while_connected(request.receive, self._answer(x, wanted, began))
-            body, length = self._encoded(answer, call, wanted, began)
-            if length is None:
-                return Response(body, media_type=_JSON)
-            return Response(body, media_type="application/octet-stream", headers={oip.HEADER_LENGTH: str(length)})
+    async def infer(self, scope: Any, receive: Any, send: Any) -> None:
+        """As an ASGI application of its own: the framework's layers take longer than everything here together."""
+        try:
+            with self._noting("infer"), self.admission.request() as add:
+                call, began = await self._read(scope, receive, add)
+                x = await self._batch(call.inputs[INPUT])
+                answer = await while_connected(scope, receive, self._answer(x, call.wanted, began))
+                body, length = self._encoded(answer, call, began)
+        except Exception as error:
+            if not isinstance(error, Problem | Disconnected):
+                _logger.exception("a request failed")
+            await (await _on_error(scope, error))(scope, receive, send)
+            return
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        if length is not None:
+            headers = [headers[0], (b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def infer_route(self, request: Request) -> Response:
+        self._check_model(request)
+        return _Handled(self.infer)
 
     async def infer_stream(self, request: Request) -> Response:
         with ExitStack() as stack:
+            self._check_model(request)
             stack.enter_context(self._noting("infer_stream"))
             add = stack.enter_context(self.admission.request(stream=True))
-            call, wanted, began = await self._read(request, add)
+            call, began = await self._read(request.scope, request.receive, add)
             if call.binary or any((call.outputs or {}).values()):
                 raise Problem(400, "invalid_request", "binary data in an event stream", fix="request JSON outputs")
             x = await self._batch(call.inputs[INPUT])
-            budget = wanted.budget(time.perf_counter() - began)
-            answers: Any = self.service.runner.stream_async(x, budget=budget)
+            answers: Any = self.service.runner.stream_async(x, budget=call.wanted.budget, arrived=began)
             # The first exit decides the status: a request that is refused gets no stream.
-            first = await while_connected(request.receive, anext(answers))
+            first = await while_connected(request.scope, request.receive, anext(answers))
 
             async def events() -> AsyncGenerator[bytes, None]:
                 answer = first
-                yield self._encoded(answer, call, wanted, began)[0]
+                yield self._encoded(answer, call, began)[0]
                 async for answer in answers:
-                    yield self._encoded(answer, call, wanted, began)[0]
+                    yield self._encoded(answer, call, began)[0]
                 self.metrics.answer(answer)
 
             return EventStream(events(), answers, stack.pop_all())
@@ -205,23 +254,16 @@ class _Routes:
             began = time.perf_counter()
             given = people.read_input(kind, body, self.service.inputs[0], self.limits.elements)
             x = await (self._batch(given) if kind not in people.IMAGES else self._in_thread(self._image, given))
-            answer = await while_connected(request.receive, self._answer(x, wanted, began))
+            answer = await while_connected(request.scope, request.receive, self._answer(x, wanted, began))
             how = describe(answer, time.perf_counter() - began, with_set=False)
             return _json(people.document(answer, self.service.name, self.service.word, top, how))
 
-    async def _read(self, request: Request, add: Callable[[int], None]) -> tuple[oip.InferRequest, Wanted, float]:
-        """The request, what its parameters ask for, and when all of it had arrived."""
-        self._check_model(request)
-        body = await self.admission.read(request.receive, request.headers, add)
+    async def _read(self, scope: Any, receive: Any, add: Callable[[int], None]) -> tuple[oip.InferRequest[Wanted], float]:
+        """The request, and when all of it had arrived."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        body = await self.admission.read(receive, headers, add)
         began = time.perf_counter()
-        call = oip.decode(
-            body,
-            request.headers.get(oip.HEADER_LENGTH),
-            inputs=self.service.inputs,
-            outputs=(spec.name for spec in self.service.outputs),
-            most=self.limits.elements,
-        )
-        return call, self.service.wanted(call.parameters), began
+        return self.reader(body, headers.get(oip.HEADER_LENGTH)), began
 
     async def _batch(self, given: oip.Array) -> Tensor:
         if isinstance(given, list):  # a tokenizer takes a while
@@ -235,14 +277,13 @@ class _Routes:
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
     async def _answer(self, x: Tensor, wanted: Wanted, began: float) -> Answer:
-        budget = wanted.budget(time.perf_counter() - began)
-        answer = await self.service.runner.predict_async(x, budget=budget)
+        answer = await self.service.runner.predict_async(x, budget=wanted.budget, arrived=began)
         self.metrics.answer(answer)
         return answer
 
-    def _encoded(self, answer: Answer, call: oip.InferRequest, wanted: Wanted, began: float) -> tuple[bytes, int | None]:
-        chosen = call.outputs or dict.fromkeys((*_USUAL, *(["set"] if wanted.set else [])), call.binary)
-        how = describe(answer, time.perf_counter() - began, with_set=wanted.set)
+    def _encoded(self, answer: Answer, call: oip.InferRequest[Wanted], began: float) -> tuple[bytes, int | None]:
+        chosen = call.outputs or dict.fromkeys((*_USUAL, *(["set"] if call.wanted.set else [])), call.binary)
+        how = describe(answer, time.perf_counter() - began, with_set=call.wanted.set)
         picked = {name: self.service.array(answer, name) for name in chosen}
         return oip.encode(picked, chosen, model=self.service.name, id=call.id, parameters=how)
 
@@ -283,7 +324,7 @@ def _refusal(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, problem.headers, _JSON)
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
+async def _on_error(request: Any, error: Exception) -> Response:
     """The answer to an exception. (Starlette would run a plain function in another thread.)"""
     match error:
         case Problem():

@@ -23,6 +23,7 @@ class Limits:
     """The largest of everything.
 
     Attributes:
+        head: Bytes of the request line and the headers.
         body: Bytes of one body.
         held: Bytes of the bodies of all requests in flight.
         elements: Of one tensor.
@@ -37,6 +38,7 @@ class Limits:
         deadline_seconds: The longest deadline that a request may have.
     """
 
+    head: int = 64 << 10
     body: int = 16 << 20
     held: int = 256 << 20
     elements: int = 1 << 21

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from anytime.run import Answer, LoadStatus, StageReport
@@ -32,6 +33,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=mine,
         )
+        self._known: dict[tuple[str, str], Any] = {}  # labels() takes as long as all the rest
         exit_total = Counter("anytime_exit", "Answers by the exit that they reached.", ("exit",), registry=mine)
         self._exits = [exit_total.labels(exit) for exit in range(exits + 1)]
         self._misses = Counter("anytime_deadline_miss", "Answers after their deadline.", registry=mine)
@@ -51,14 +53,19 @@ class Metrics:
 
     def request(self, endpoint: str, outcome: str, seconds: float) -> None:
         """Note a request; `outcome` is `answered`, `disconnected`, or the code of a problem."""
-        self._seconds.labels(endpoint, outcome).observe(seconds)
+        key = endpoint, outcome
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._seconds.labels(endpoint, outcome)
+        known.observe(seconds)
 
     def answer(self, answer: Answer) -> None:
         """Note an answer."""
         self._exits[int(answer.exit)].inc()
         if answer.deadline_met is False:
             self._misses.inc()
-        self._collapses.inc(int(answer.fell_back.numpy().sum()))
+        if fell_back := int(np.count_nonzero(answer.fell_back)):
+            self._collapses.inc(fell_back)
 
     def stage(self, report: StageReport) -> None:
         """Note a stage, in the thread that ran it."""

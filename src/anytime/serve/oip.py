@@ -6,9 +6,11 @@ number longer than orjson needs it, and never passes through pydantic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from math import prod
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -22,11 +24,15 @@ TYPES = {
     "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
 """NumPy's types of the fixed-size datatypes; BYTES, the other one, is a list of texts."""
+_NAMES = {np.dtype(known): name for name, known in TYPES.items()}
 HEADER_LENGTH = "inference-header-content-length"
 _KINDS = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}  # of NumPy, and what JSON may have given for it
 _LARGEST_DIMENSION = 1 << 40
+_REMEMBERED, _SHORT = 256, 2048
+"""How many JSON documents before binary data are remembered, and up to how many bytes."""
 
 Array = NDArray[Any] | list[str]
+W = TypeVar("W")
 
 
 @dataclass(frozen=True)
@@ -48,55 +54,88 @@ class TensorSpec:
             raise _wrong(f"the input {self.name} has shape {list(shape)}", f"shape {list(self.shape)}, where -1 is any size")
 
 
-@dataclass(frozen=True)
-class InferRequest:
+class InferRequest(NamedTuple, Generic[W]):
     """A request.
 
     Attributes:
         id: Repeated in the response, if given.
         inputs: Arrays by name; texts are lists.
-        parameters: As given: texts, numbers and booleans.
+        wanted: What the parameters ask for.
         outputs: For each output that is requested whether it is sent as binary data; None if the request names none.
         binary: Whether the outputs are sent as binary data if it names none.
     """
 
     id: str | None
     inputs: dict[str, Array]
-    parameters: dict[str, Any]
+    wanted: W
     outputs: dict[str, bool] | None
     binary: bool
 
 
-def decode(body: bytes, header: str | None, *, inputs: Sequence[TensorSpec], outputs: Iterable[str], most: int) -> InferRequest:
-    """Read a request.
+class _Given(NamedTuple):
+    """An input as the JSON document describes it: with its data, or with the size of its binary data."""
+
+    spec: TensorSpec
+    shape: list[int]
+    elements: int
+    size: int | None
+    data: Any
+
+
+class RequestReader(Generic[W]):
+    """Reads requests to one model.
+
+    A client sends the same JSON document before its binary data again and again, so documents are remembered.
 
     Args:
-        body: The JSON document, then the binary data, if any.
-        header: The header `Inference-Header-Content-Length`: the length of the JSON document.
         inputs: What the model takes.
         outputs: The names of what it gives.
         most: The largest number of elements of a tensor.
+        wanted: What parameters ask for: a dictionary of texts, numbers and booleans.
     """
-    length = _header_length(header, len(body))
-    document = parse_json(body[:length])
-    _check_members(document, {"id", "parameters", "inputs", "outputs"}, "the request")
-    name = document.get("id")
-    if name is not None and not isinstance(name, str):
-        raise _wrong("an id that is not a string", "a string")
-    parameters = _parameters(document, "the request")
-    binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
-    given = _objects(document.get("inputs"), "inputs")
-    specs, arrays, data = {spec.name: spec for spec in inputs}, {}, memoryview(body)[length:]
-    for each in given:
-        spec = specs.pop(each["name"], None)
-        if spec is None:
-            raise _wrong(f"an input named {each['name']!r}", f"each of {', '.join(spec.name for spec in inputs)}, once")
-        arrays[spec.name], data = _read_tensor(each, spec, data, most)
-    if specs:
-        raise _wrong(f"a request without the input {', '.join(specs)}", "every input of the model")
-    if len(data):
-        raise _wrong(f"{len(data)} bytes after the binary data", "the bytes that binary_data_size states")
-    return InferRequest(name, arrays, parameters, _read_outputs(document.get("outputs"), set(outputs), binary), binary)
+
+    def __init__(
+        self, inputs: Sequence[TensorSpec], outputs: Iterable[str], *, most: int, wanted: Callable[[dict[str, Any]], W]
+    ) -> None:
+        self._inputs, self._outputs, self._most, self._wanted = tuple(inputs), frozenset(outputs), most, wanted
+        self._remembered = lru_cache(_REMEMBERED)(self._read_document)
+
+    def __call__(self, body: bytes, header: str | None) -> InferRequest[W]:
+        """Read a request.
+
+        Args:
+            body: The JSON document, then the binary data, if any.
+            header: The header `Inference-Header-Content-Length`: the length of the JSON document.
+        """
+        length = _header_length(header, len(body))
+        read = self._remembered if length < len(body) and length <= _SHORT else self._read_document
+        name, given, wanted, outputs, binary = read(body[:length])
+        arrays, data = {}, memoryview(body)[length:]
+        for each in given:
+            arrays[each.spec.name], data = _read_data(each, data)
+        if len(data):
+            raise _wrong(f"{len(data)} bytes after the binary data", "the bytes that binary_data_size states")
+        return InferRequest(name, arrays, wanted, outputs, binary)
+
+    def _read_document(self, data: bytes) -> tuple[str | None, list[_Given], W, dict[str, bool] | None, bool]:
+        document = parse_json(data)
+        _check_members(document, {"id", "parameters", "inputs", "outputs"}, "the request")
+        name = document.get("id")
+        if name is not None and not isinstance(name, str):
+            raise _wrong("an id that is not a string", "a string")
+        parameters = _parameters(document, "the request")
+        binary = _flag(parameters.pop("binary_data_output", False), "binary_data_output")
+        specs, given = {spec.name: spec for spec in self._inputs}, []
+        for each in _objects(document.get("inputs"), "inputs"):
+            spec = specs.pop(each["name"], None)
+            if spec is None:
+                names = ", ".join(spec.name for spec in self._inputs)
+                raise _wrong(f"an input named {each['name']!r}", f"each of {names}, once")
+            given.append(_read_tensor(each, spec, self._most))
+        if specs:
+            raise _wrong(f"a request without the input {', '.join(specs)}", "every input of the model")
+        outputs = _read_outputs(document.get("outputs"), self._outputs, binary)
+        return name, given, self._wanted(parameters), outputs, binary
 
 
 def read_numbers(data: Any, spec: TensorSpec, most: int) -> Array:
@@ -135,8 +174,7 @@ def encode(
     """
     outputs, tail = [], []
     for name, array in arrays.items():
-        datatype = next(key for key, known in TYPES.items() if np.dtype(known) == array.dtype)
-        described: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+        described: dict[str, Any] = {"name": name, "datatype": _NAMES[array.dtype], "shape": array.shape}
         if binary[name]:
             tail.append(array.tobytes())
             described["parameters"] = {"binary_data_size": len(tail[-1])}
@@ -148,8 +186,7 @@ def encode(
     return (b"".join([head, *tail]), len(head)) if tail else (head, None)
 
 
-def _read_tensor(given: dict[str, Any], spec: TensorSpec, data: memoryview, most: int) -> tuple[Array, memoryview]:
-    """An input, and the binary data after it."""
+def _read_tensor(given: dict[str, Any], spec: TensorSpec, most: int) -> _Given:
     _check_members(given, {"name", "shape", "datatype", "parameters", "data"}, f"the input {spec.name}")
     shape = given.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < _LARGEST_DIMENSION for size in shape):
@@ -157,19 +194,25 @@ def _read_tensor(given: dict[str, Any], spec: TensorSpec, data: memoryview, most
     if given.get("datatype") != spec.datatype:
         raise _wrong(f"the input {spec.name} with datatype {given.get('datatype')!r}", spec.datatype)
     spec.check(shape)
-    elements = 1
-    for size in shape:
-        elements *= size
+    elements = prod(shape)
     if elements > most:
         raise _wrong(f"the input {spec.name} with {elements:,} elements", f"at most {most:,}")
     parameters = _parameters(given, f"the input {spec.name}")
     size = parameters.pop("binary_data_size", None)
     if parameters or (size is None) == ("data" not in given):
         raise _wrong(f"the input {spec.name} with data and parameters that do not fit", "data, or binary_data_size alone")
+    if size is not None and (type(size) is not int or size < 0):
+        raise _wrong(f"binary_data_size {size!r} of {spec.name}", "a number of bytes")
+    return _Given(spec, shape, elements, size, given.get("data"))
+
+
+def _read_data(given: _Given, data: memoryview) -> tuple[Array, memoryview]:
+    """An input, and the binary data after it."""
+    spec, shape, elements, size, numbers = given
     if size is None:
-        return _from_json(given["data"], spec, shape, elements), data
-    if type(size) is not int or not 0 <= size <= len(data):
-        raise _wrong(f"binary_data_size {size!r} of {spec.name}, with {len(data)} bytes left", "the bytes that were sent")
+        return _from_json(numbers, spec, shape, elements), data
+    if size > len(data):
+        raise _wrong(f"binary_data_size {size} of {spec.name}, with {len(data)} bytes left", "the bytes that were sent")
     return _from_bytes(data[:size], spec, shape, elements), data[size:]
 
 
@@ -227,7 +270,7 @@ def _finite(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     return array
 
 
-def _read_outputs(given: Any, known: set[str], binary: bool) -> dict[str, bool] | None:
+def _read_outputs(given: Any, known: Collection[str], binary: bool) -> dict[str, bool] | None:
     if given is None:
         return None
     found = {}

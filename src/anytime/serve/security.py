@@ -12,7 +12,6 @@ import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from anytime.errors import OptionError
 from anytime.reading import read_file
@@ -65,32 +64,23 @@ def check_exposure(host: str, token: str | None, *, insecure: bool) -> None:
 
 
 class Guard:
-    """ASGI middleware that checks the headers Host, Origin and Authorization before anything is read.
+    """Checks the headers Host, Origin and Authorization before anything is read.
 
     Args:
-        app: The application.
         host: The address that the server listens to.
         allowed: Further names that the Host header may have; on a host other than loopback any name, if none is given.
         token: The token that every caller needs, if any.
     """
 
-    def __init__(self, app: Any, *, host: str = "127.0.0.1", allowed: Sequence[str] = (), token: str | None = None) -> None:
-        self._app = app
+    def __init__(self, *, host: str = "127.0.0.1", allowed: Sequence[str] = (), token: str | None = None) -> None:
         named = {*_LOCAL, host.lower(), f"[{host.lower()}]", *(name.lower() for name in allowed)}
         self._names = named if allowed or is_loopback(host) else None
         self._token = None if token is None else _digest(token.encode())
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer 400, 401 or 403, or call the application."""
-        problem = None if scope["type"] != "http" or scope["path"] in OPEN else self._check(scope["headers"])
-        if problem is None:
-            await self._app(scope, receive, send)
-            return
-        closing(problem)
-        headers = {"content-type": "application/json", **problem.headers}
-        coded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": problem.status, "headers": coded})
-        await send({"type": "http.response.body", "body": problem.body()})
+    def check(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
+        """The answer 400, 401 or 403, if the request is to be refused; the connection is closed afterwards."""
+        problem = None if path in OPEN else self._check(headers)
+        return None if problem is None else closing(problem)
 
     def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
         hosts = [value for name, value in headers if name == b"host"]

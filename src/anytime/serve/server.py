@@ -7,75 +7,88 @@ import gc
 import signal
 import socket
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from anytime.errors import OptionError
 from anytime.run.timing.scheduling_hints import request_prompt_wakeups
 from anytime.serve.limits import Limits
 from anytime.serve.problems import Problem
+from anytime.serve.streams import LEAVING
 
 _HEADERS = [("x-content-type-options", "nosniff")]
-_BAD = Problem(400, "invalid_http", "not a valid HTTP request", fix="send HTTP/1.1")
+_BAD = Problem(400, "invalid_http", "not a valid HTTP request", fix="send HTTP/1.1").body()
+_NOT_HTTP = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nx-content-type-options: nosniff\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BAD), _BAD)
+)
 
 
-def protocol(limits: Limits) -> type[H11Protocol]:
-    """Uvicorn's HTTP protocol with limits on connections, on slow headers and on clients that do not read."""
+def protocol(limits: Limits) -> type[HttpToolsProtocol]:
+    """Uvicorn's HTTP protocol with limits on connections, on headers, and on clients that are slow to send or to read."""
+    period = min(limits.head_seconds, limits.idle_seconds) / 4
 
-    class LimitedProtocol(H11Protocol):
-        _heading: asyncio.TimerHandle | None = None
-        _stalled: asyncio.TimerHandle | None = None
+    class LimitedProtocol(HttpToolsProtocol):
+        _check: asyncio.TimerHandle | None = None
+        _heading: float | None = None  # since when the headers of a request are incomplete
+        _stalled: float | None = None  # since when the client does not read its answer
+        _head_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._leaving: set[Callable[[], None]] = set()
             if len(self.connections) > limits.connections:
                 transport.abort()
-            self._watch_headers()
+            self._heading = self.loop.time()
+            self._check = self.loop.call_later(period, self._check_times)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            for timer in (self._heading, self._stalled):
-                if timer is not None:
-                    timer.cancel()
+            if self._check is not None:
+                self._check.cancel()
+            for leave in list(self._leaving):
+                leave()
 
-        def handle_events(self) -> None:
-            try:
-                super().handle_events()
-            except h11.LocalProtocolError:  # bytes after an answer that has begun
+        def _check_times(self) -> None:
+            """One timer per connection, in place of several per request."""
+            now = self.loop.time()
+            waits = ((self._heading, limits.head_seconds), (self._stalled, limits.idle_seconds))
+            if any(since is not None and now - since > most for since, most in waits):
                 self.transport.abort()
-            if self._heading is not None and self.conn.their_state is not h11.IDLE:
-                self._heading.cancel()
-                self._heading = None
+            else:
+                self._check = self.loop.call_later(period, self._check_times)
 
         def data_received(self, data: bytes) -> None:
+            if self._heading is None and (self.cycle is None or self.cycle.response_complete):
+                self._heading = self.loop.time()
+            if self._heading is not None:
+                self._head_bytes += len(data)  # may include a part of the body, so the limit is generous
             super().data_received(data)
-            self._watch_headers()
+            if self._heading is not None and self._head_bytes > limits.head:
+                self.send_400_response("")
 
-        def _watch_headers(self) -> None:
-            """While the state is idle, the headers of the next request are not complete."""
-            if self._heading is None and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-                self._heading = self.loop.call_later(limits.head_seconds, self.transport.abort)
+        def on_headers_complete(self) -> None:
+            self._heading, self._head_bytes = None, 0
+            cast(Any, self.scope)[LEAVING] = self._leaving
+            super().on_headers_complete()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._stalled = self.loop.call_later(limits.idle_seconds, self.transport.abort)
+            self._stalled = self.loop.time()
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            if self._stalled is not None:
-                self._stalled.cancel()
+            self._stalled = None
 
         def send_400_response(self, msg: str) -> None:
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            if self.cycle is not None and not self.cycle.response_complete:  # an answer has begun, or another is being made
                 self.transport.abort()
-                return
-            headers = [("content-type", "application/json"), ("connection", "close"), *_HEADERS]
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=_BAD.body()), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-            self.transport.close()
+            elif not self.transport.is_closing():
+                self.transport.write(_NOT_HTTP)
+                self.transport.close()
 
     return LimitedProtocol
 
@@ -116,6 +129,7 @@ def make_server(app: Any, limits: Limits, *, drain: float = 30.0) -> uvicorn.Ser
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nobody asks for the client's address
         server_header=False,
         headers=_HEADERS,
         timeout_keep_alive=max(1, round(limits.idle_seconds)),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,20 +36,11 @@ _DOT = b"GIF87a\x01\x00\x01\x00\x80\x00\x00\x00\x00\x00\xff\xff\xff,\x00\x00\x00
 _PARAMETERS = ("timeout", "min_exit", "max_exit", "target_confidence", "set")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the parameters of a request ask for: seconds, exits, a confidence, and whether to return the prediction set."""
+class Wanted(NamedTuple):
+    """What the parameters of a request ask for: its limits, and whether to return the prediction set."""
 
-    seconds: float
-    min_exit: int | None = None
-    max_exit: int | None = None
-    confidence: float | None = None
+    budget: Budget
     set: bool = False
-
-    def budget(self, used: float = 0.0) -> Budget:
-        """As a budget, if some seconds are used already."""
-        left = max(self.seconds - used, 0.0)
-        return Budget(left, exits=self.max_exit, min_exits=self.min_exit, confidence=self.confidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +126,7 @@ class Service:
         if not isinstance(wants_set, bool) or (wants_set and not self.sets):
             raise _wrong(f"set {wants_set!r}", "true or false" if self.sets else "no set: none was calibrated for this server")
         seconds = self.deadline if timeout is None else timeout / 1e6
-        return Wanted(seconds, least, most, confidence, wants_set)
+        return Wanted(Budget(seconds, exits=most, min_exits=least, confidence=confidence), wants_set)
 
     def batch(self, given: Array, most: int) -> Tensor:
         """The inputs of a request as the batch that the model takes; `most` is the largest number of rows."""

@@ -15,6 +15,8 @@ from anytime.serve.problems import problem_of
 
 T = TypeVar("T")
 EVENTS = "text/event-stream"
+LEAVING = "anytime.leaving"
+"""A member of the scope: functions to call when the client leaves."""
 
 
 class EventStream(Response):
@@ -39,29 +41,48 @@ class EventStream(Response):
 
         with suppress(Disconnected), self._open:
             try:
-                await while_connected(receive, pump())
+                await while_connected(scope, receive, pump())
             finally:
                 await self._events.aclose()
                 await self._answers.aclose()
 
 
-async def while_connected(receive: Callable[[], Any], work: Coroutine[Any, Any, T]) -> T:
-    """Await something unless the client leaves first; then it is cancelled and `Disconnected` is raised."""
+async def while_connected(scope: Any, receive: Callable[[], Any], work: Coroutine[Any, Any, T]) -> T:
+    """Await something unless the client leaves first; then it is cancelled and `Disconnected` is raised.
 
-    async def leaves() -> None:
+    `anytime.serve.server` calls the functions in `scope[LEAVING]`; with other servers a task waits for the message.
+    """
+    task, left = asyncio.current_task(), False
+    assert task is not None
+
+    def leave() -> None:
+        nonlocal left
+        left = True
+        task.cancel()
+
+    async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        leave()
 
-    tasks = (asyncio.ensure_future(work), asyncio.ensure_future(leaves()))
+    leaving: set[Callable[[], None]] | None = scope.get(LEAVING)
+    watcher = None
+    if leaving is None:
+        watcher = asyncio.create_task(watch())
+    else:
+        leaving.add(leave)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise Disconnected
-        return tasks[0].result()
+        return await work
+    except asyncio.CancelledError:
+        if not left:
+            raise
+        task.uncancel()
+        raise Disconnected from None
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if watcher is not None:
+            watcher.cancel()
+        elif leaving is not None:
+            leaving.discard(leave)
 
 
 def _event(kind: str, data: bytes) -> bytes:

@@ -173,8 +173,8 @@ class Forecast:
             longest: Longer times are not expected: what was measured under an overload must not refuse everything after it.
         """
         window = self._dispatch.get(mode, _UNKNOWN)
-        slow, rare = (min(max(each - grace, 0.0), longest) for each in (window.slow, window.at(RARE_DISPATCH)))
-        return Dispatch(min(window.median, longest), slow, rare)
+        slow, rare = max(window.slow - grace, 0.0), max(window.at(RARE_DISPATCH) - grace, 0.0)
+        return Dispatch(min(window.median, longest), min(slow, longest), min(rare, longest))
 
     def decline(self, stage: int, batch: int, mode: str, now: float) -> bool:
         """Record that the forecast rules out a stage; whether to try it anyway."""
