@@ -156,10 +156,10 @@ def make_app(worker: Worker) -> FastAPI:
     async def infer(request: Request) -> Response:
         body = await request.body()
         began = time.perf_counter()
-        call = read(body, request.headers.get(oip.HEADER_LENGTH))
+        call, data = read(body, request.headers.get(oip.HEADER_LENGTH))
         allowed = call.wanted["timeout"] / 1e6
         future = asyncio.get_running_loop().create_future()
-        x = torch.from_numpy(np.array(call.inputs["input"]))
+        x = torch.from_numpy(np.array(oip.read_inputs(call, data)["input"]))
         worker.submit(Waiting(x, began, began + allowed, worker.engine.num_exits, future))
         answer = await future
         if answer is None:

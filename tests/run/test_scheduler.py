@@ -157,11 +157,13 @@ def test_graceful_policies_beat_an_ordinary_server_under_load(answers: dict[str,
         assert _at(ExpectedGain(), percent, answers).correct > 1.1 * _at(AllExits(), percent, answers).correct
 
 
-def test_with_a_finite_reserve_first_stages_wait_until_they_must_run_while_others_gain() -> None:
-    times, policy = replace(MSDNET, largest_batch=4), ExpectedGain(reserve=1.0)
+def test_first_stages_wait_until_they_must_run_or_enough_wait_while_others_gain() -> None:
+    times, policy = replace(MSDNET, largest_batch=4), ExpectedGain()
     improving, fresh = Waiting(deadline=1.0, exit=3, confidence=0.2), Waiting(deadline=1.0)
     assert policy.choose(0.0, [improving, fresh], times) == StageBatch(4, [improving])
-    assert ExpectedGain().choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])  # by default at once
+    assert ExpectedGain(reserve=math.inf).choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])
+    enough = [Waiting(deadline=1.0) for _ in range(4)]
+    assert policy.choose(0.0, [improving, *enough], times) == StageBatch(1, enough)
     fresh.deadline = times.seconds(1, 1) + 1e-6
     assert policy.choose(0.0, [improving, fresh], times) == StageBatch(1, [fresh])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,20 +15,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anytime.errors import InputError
-from anytime.serve.oip import TYPES, InferRequest, RequestReader, TensorSpec, encode
+from anytime.serve.oip import TYPES, Array, InferRequest, RequestReader, TensorSpec, encode, read_inputs
 from anytime.serve.strict_json import parse_json
 
 IMAGE = TensorSpec("input", "FP32", (-1, 2, 3))
 TEXTS = TensorSpec("input", "BYTES", (-1,))
 
 
-def read(
-    document: Any, tail: bytes = b"", *, spec: TensorSpec = IMAGE, header: str | None = None, most: int = 100
-) -> InferRequest[dict[str, Any]]:
+class Read(NamedTuple):
+    """A request and its inputs."""
+
+    request: InferRequest[dict[str, Any]]
+    inputs: dict[str, Array]
+
+
+def read(document: Any, tail: bytes = b"", *, spec: TensorSpec = IMAGE, header: str | None = None, most: int = 100) -> Read:
     head = document if isinstance(document, bytes) else json.dumps(document).encode()
     length = header if header is not None else str(len(head)) if tail else None
     reader = RequestReader([spec], ["labels", "probabilities"], most=most, wanted=dict)
-    return reader(head + tail, length)
+    request, data = reader(head + tail, length)
+    return Read(request, read_inputs(request, data))
 
 
 def tensor(data: Any = None, *, shape: Any = (1, 2, 3), **more: Any) -> dict[str, Any]:
@@ -163,5 +169,5 @@ def test_a_colon_in_a_string_is_not_a_key() -> None:
 
 def test_outputs_and_their_encoding() -> None:
     found = read({"inputs": [tensor(GOOD)], "outputs": [{"name": "labels", "parameters": {"binary_data": True}}]})
-    assert found.outputs == {"labels": True}
-    assert read({"inputs": [tensor(GOOD)], "parameters": {"binary_data_output": True, "timeout": 5}}).binary
+    assert found.request.outputs == {"labels": True}
+    assert read({"inputs": [tensor(GOOD)], "parameters": {"binary_data_output": True, "timeout": 5}}).request.binary

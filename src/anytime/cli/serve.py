@@ -28,6 +28,7 @@ def serve(
     policy: Literal["gain", "least-progress", "earliest-deadline", "slack-fit", "all-exits"] = "gain",
     workers: int = 4,
     threads: int = 1,
+    nice: int = 5,
     token_file: Path | None = None,
     allowed_host: Annotated[list[str] | None, Parameter(negative=())] = None,
     insecure: Flag = False,
@@ -56,6 +57,7 @@ def serve(
         policy: Which request runs next; see docs/serving.md.
         workers: How many threads may run stages.
         threads: Number of threads per stage.
+        nice: By how much the priority of these threads is lower than that of the server itself, 0 to 19 (Linux).
         token_file: A file with the token that callers need; or the environment variable ANYTIME_TOKEN.
         allowed_host: A further name that the Host header may have; repeatable.
         insecure: Listen to other machines without a token.
@@ -85,7 +87,7 @@ def serve(
     limits = server.Limits(body=body, held=max(256 << 20, 4 * body), batch=max_batch, in_flight=max_queue, streams=max_streams)
     token = read_token(token_file)
     check_exposure(host, token, insecure=insecure)
-    options = RunOptions(schedule=policy, workers=workers, threads=threads, queue=max_queue)
+    options = RunOptions(schedule=policy, workers=workers, threads=threads, nice=nice, queue=max_queue)
     seconds_left, drained = seconds(deadline), seconds(drain)
     with server.listen(host, port) as listening:
         logs.set_up(log_level)

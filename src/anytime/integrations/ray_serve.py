@@ -51,7 +51,7 @@ class Replica:
             deadline=seconds(deadline),
             longest=max(self._limits.deadline_seconds, seconds(deadline)),
             calibration=[anytime.load(path) for path in calibration],
-            options=RunOptions(**options),
+            options=RunOptions(**{"nice": 5, **options}),
             **settings,
         )
         network = self.service.opened.model

@@ -62,6 +62,7 @@ class Executor:
         policy: Chooses the next batch.
         largest_batch: The largest number of rows in a batch.
         queue: How many requests may wait.
+        nice: By how much the priority of the threads is lowered.
 
     Attributes:
         queue: The requests.
@@ -69,8 +70,10 @@ class Executor:
         caller: The number of consecutive `refusals` of the calling thread.
     """
 
-    def __init__(self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int) -> None:
-        self._limit, self._clock = limit, clock
+    def __init__(
+        self, limit: int, clock: Clock, policy: SchedulingPolicy, *, largest_batch: int, queue: int, nice: int = 0
+    ) -> None:
+        self._limit, self._clock, self._nice = limit, clock, nice
         self.queue = RequestQueue(policy, largest_batch=largest_batch, most=queue)
         self.on_stage: Callable[[StageReport], None] | None = None
         self.caller = Caller()
@@ -238,10 +241,7 @@ class Executor:
     # The threads.
 
     def _serve(self) -> None:
-        use_batch_scheduling()
-        import os
-        if os.environ.get("NICE"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), int(os.environ["NICE"]))
+        use_batch_scheduling(self._nice)
         me = threading.get_ident()
         with self._lock:
             if self._closed or len(self._threads) >= self._limit:

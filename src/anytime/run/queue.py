@@ -4,7 +4,7 @@ A request with a deadline is admitted if its first stage fits behind those of th
 once. A caller that blocks in `predict` is parked instead: it is admitted when there is room, the one that was refused most
 often first, and refused when it is too late for that.
 
-All but `free`, `queued`, `count` and appending to `arrived` is done under the executor's lock.
+All but `free`, `queued`, `count`, `retry_after` and appending to `arrived` is done under the executor's lock.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from anytime.errors import StateError
 from anytime.run.batch import Batch
+from anytime.run.budget import Budget
 from anytime.run.scheduler import POLICIES, SchedulingPolicy, retry_after
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
@@ -25,8 +26,8 @@ LOOK_AT = 64
 """How many requests may wait before expired ones are removed."""
 SOONEST = 1e-3
 """Seconds: the shortest time after which to try again, and between two checks for stages that take too long."""
-_REFRESH, _EXPLORE = 8, 32
-"""Every so many turns, the batch size that pays is determined again; and every so many times, larger ones are tried."""
+_REFRESH = 8
+"""Every so many turns the batch sizes are determined again."""
 _PATIENCE, _STAGES = 0.05, 8
 """A running stage holds its slot for so many times its expected duration, and at least these seconds."""
 _HALF, _MOST, _FASTER = 0.5, 0.75, 1.3
@@ -34,6 +35,8 @@ _HALF, _MOST, _FASTER = 0.5, 0.75, 1.3
 if the larger batch has so many times the throughput."""
 _NEW, _SLOWEST = 0.1, 5.0
 """The weight of the last stage in the present slowdown, and the largest one that counts."""
+_NOTHING = 0.0, 0.0, 0, 0
+"""Nothing is refused; else until when requests are with at most so many seconds, and at least so many rows and exits."""
 _SHORTEST = 1e-6
 """Seconds that a stage of unknown duration counts for."""
 
@@ -47,21 +50,20 @@ class _Times:
         each: Rows per request.
         margin: Seconds between the end of a stage and its answer being with the caller.
         slowdown: How much longer than forecast stages take now.
+        allowed: Seconds that a request allows.
     """
 
-    def __init__(self, setup: RunSetup, rows: int, each: int, margin: float, slowdown: float) -> None:
+    def __init__(self, setup: RunSetup, rows: int, each: int, margin: float, slowdown: float, allowed: float) -> None:
         self._seconds, self._each = setup.forecast.seconds, each
         self.largest_batch, self.margin, self._slowdown = max(1, rows // each), margin, slowdown
+        small, large = (self._largest(part * allowed) for part in (_HALF, _MOST))
+        faster = large * self.seconds(1, small) > _FASTER * small * self.seconds(1, large)
+        self.largest_batch = large if faster else small
+        self.paying_batch = min(self.largest_batch, max(1, setup.forecast.paying_batch(rows) // each))
 
     def seconds(self, stage: int, batch: int) -> float:
         """The expected duration of a stage for a number of requests."""
         return max(self._slowdown * self._seconds(stage, batch * self._each), _SHORTEST)  # unknown ones count as short
-
-    def limit(self, allowed: float) -> None:
-        """Limit the batch size for requests that allow so many seconds."""
-        small, large = (self._largest(part * allowed) for part in (_HALF, _MOST))
-        faster = large * self.seconds(1, small) > _FASTER * small * self.seconds(1, large)
-        self.largest_batch = large if faster else small
 
     def _largest(self, longest: float) -> int:
         # Without the margin: a slow dispatch under load must not make batches small, which would slow down everything else.
@@ -69,8 +71,8 @@ class _Times:
 
     @property
     def full(self) -> float:
-        """The seconds that the first stage of a full batch needs."""
-        return self.seconds(1, self.largest_batch) + self.margin
+        """The seconds that the first stage of a batch that pays needs."""
+        return self.seconds(1, self.paying_batch) + self.margin
 
 
 class RequestQueue:
@@ -88,6 +90,7 @@ class RequestQueue:
         waiting: Requests that were admitted.
         parked: Requests of blocked callers that were not admitted yet, as a heap.
         active: The batches that run.
+        refusing: What was refused since the last stage ended, and would be again.
     """
 
     def __init__(self, policy: SchedulingPolicy, *, largest_batch: int, most: int) -> None:
@@ -108,6 +111,7 @@ class RequestQueue:
         self._slowdown = 1.0
         self._known_times: dict[bool, tuple[object, _Times]] = {}  # for the policy and for admission
         self._clean_at = LOOK_AT
+        self.refusing = _NOTHING
 
     def queued(self) -> bool:
         """Whether any request waits."""
@@ -127,9 +131,16 @@ class RequestQueue:
 
     def note_speed(self, last: Batch) -> None:
         """Follow a change of load faster than the forecasts of all batch sizes do; others can only slow a stage down."""
+        self.refusing = _NOTHING
         if last.expected > 0 and last.took is not None:
             ratio = min(max(last.took / last.expected, 1.0), _SLOWEST)
             self._slowdown += _NEW * (ratio - self._slowdown)
+
+    def retry_after(self, budget: Budget, rows: int, now: float) -> float:
+        """After how many seconds to try again, if a request that asks no more was refused a moment ago; 0 if none was."""
+        until, seconds, fewest_rows, fewest_exits = self.refusing
+        same = budget.time is not None and budget.time <= seconds and rows >= fewest_rows
+        return max(until - now, 0.0) if same and (budget.min_exits or 1) >= fewest_exits else 0.0
 
     def all(self) -> list[Task]:
         """All requests that wait or run."""
@@ -158,6 +169,8 @@ class RequestQueue:
                     task.retry_after = max(retry, self.setup.forecast.shortest(1, task.rows))
                     heapq.heappush(self.parked, (-task.refusals, -task.arrived, next(self._numbers), task))
                 else:
+                    if retry > 0 and task.budget.time is not None:
+                        self.refusing = now + retry, task.budget.time, task.rows, task.least
                     task.reject(retry)
                     ended.append(task)
             self._last = task.thread, now
@@ -179,7 +192,7 @@ class RequestQueue:
         )
         slots = [*[now] * (self.slots - len(ends)), *ends][: self.slots]
         backlog, times = sum(one.exit < one.least for one in self.waiting), self._stage_times(task)
-        if task.parks and backlog >= self.slots * times.largest_batch:
+        if task.parks and backlog >= self.slots * times.paying_batch:
             return times.full  # it is parked: a request that arrives later has more time left when there is room
         return retry_after(now, task, self.waiting, times, free=slots)
 
@@ -201,13 +214,11 @@ class RequestQueue:
         each = max((one.rows for one in waiting), default=1)
         key, known = (turn, round(allowed, 4), each), self._known_times.get(task is None)
         if known is None or known[0] != key:
-            explore = turn % _EXPLORE == 0
-            rows = self._largest_batch if explore else setup.forecast.paying_batch(self._largest_batch)
             # Who is admitted must have time for a slow dispatch; after that a typical one is better than no answer.
             known_modes = [one.dispatch for one in waiting if one.dispatch is not None]
             margin = max((each.typical if task is None else each.slow for each in known_modes), default=0.0)
-            times = _Times(setup, rows if setup.joins else 1, each, margin, self._slowdown)
-            times.limit(allowed)
+            rows = self._largest_batch if setup.joins else 1
+            times = _Times(setup, rows, each, margin, self._slowdown, allowed)
             self._known_times[task is None] = known = key, times
         return known[1]
 
@@ -226,7 +237,7 @@ class RequestQueue:
             retry: float | None = 0.0
             if not task.settled and task.first_needed() <= task.deadline - now:
                 times = self._stage_times(task)
-                crowded = len(self.parked) > times.largest_batch
+                crowded = len(self.parked) > times.paying_batch
                 if not crowded or task.deadline - now >= times.full:
                     retry = self._retry_after(task, now)
             if retry:

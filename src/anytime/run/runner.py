@@ -51,7 +51,7 @@ from anytime.run.export.loading import ExportedModel, load_exported
 from anytime.run.forks import renew_in_children
 from anytime.run.options import RunOptions
 from anytime.run.setup import RunSetup, limit_exits
-from anytime.run.task import Mode, Task
+from anytime.run.task import Mode, Task, overloaded
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.profile import Profile
 from anytime.run.timing.slots import count_slots, measure_slots, most_slots
@@ -146,6 +146,7 @@ class Runner:
             options.policy,
             largest_batch=options.largest_batch,
             queue=options.queue,
+            nice=options.nice,
         )
         self._threads = TorchThreads(options.threads)
         # Ends the threads if close is not called, and at the end of the interpreter.
@@ -236,7 +237,9 @@ class Runner:
             budget: The same.
             arrived: When the request arrived, by `time.perf_counter`: its time counts from then on. Now by default.
         """
-        task = self._task(x, make_budget(budget, deadline), mode="asyncio", arrived=arrived)
+        limits = make_budget(budget, deadline)
+        self.check_load(limits)
+        task = self._task(x, limits, mode="asyncio", arrived=arrived)
         timer: asyncio.TimerHandle | None = None
         try:
             self._executor.submit(task)
@@ -295,6 +298,15 @@ class Runner:
                 yield task.collect()
         finally:
             task.interrupt()
+
+    def check_load(self, budget: Budget, rows: int = 1) -> None:
+        """Raise `Overloaded` if a request like this one was refused a moment ago, and nothing has ended since.
+
+        A server can refuse a request by it before its inputs are decoded. It costs a microsecond.
+        """
+        retry = self._executor.queue.retry_after(budget, rows, self._clock.now())
+        if retry > 0:
+            raise overloaded(budget, retry)
 
     def warm_up(self, x: Any) -> None:
         """Build the engine from typical inputs, and run all exits a few times to measure stage times for this batch size.

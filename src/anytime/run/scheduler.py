@@ -6,10 +6,10 @@ are mandatory: without them there is no answer. Later stages are optional: they 
 degrades gracefully runs mandatory stages in time for everybody and spends the rest of the machine on optional ones. A request
 without a deadline may wait behind others for `PATIENCE` seconds, then all its stages are urgent: it never starves.
 
-`ExpectedGain` is the default. It runs mandatory stages at once and uses the time in between for the batch whose answers are
-expected to improve most per second. `LeastProgress` always advances the requests with the fewest exits. The others are for
-comparison: `EarliestDeadline` serves few requests well when there are too many, `SlackFit` fixes the depth of a batch when it
-starts, and `AllExits` is an ordinary model server with dynamic batching.
+`ExpectedGain` is the default. It runs mandatory stages when enough of them wait or time presses, and meanwhile the batch whose
+answers are expected to improve most per second. `LeastProgress` always advances the requests with the fewest exits. The others
+are for comparison: `EarliestDeadline` serves few requests well when there are too many, `SlackFit` fixes the depth of a batch
+when it starts, and `AllExits` is an ordinary model server with dynamic batching.
 
 Mandatory and optional parts follow imprecise computation (Yao et al., arXiv 2011.01112), SlackFit follows SuperServe (arXiv
 2312.16733). Batching by stage is also in Fluid Batching (arXiv 2209.13443) and EdgeServing (arXiv 2605.05527).
@@ -72,11 +72,15 @@ R = TypeVar("R", bound=Request)
 
 
 class StageTimes(Protocol):
-    """How long stages take."""
+    """How long stages take.
+
+    It may also have `paying_batch`, the batch size beyond which larger ones save little time per request; the largest one if
+    there is no such attribute.
+    """
 
     @property
     def largest_batch(self) -> int:
-        """The batch size beyond which larger batches save no more time per request."""
+        """The largest batch."""
         ...
 
     @property
@@ -276,12 +280,12 @@ class ExpectedGain:
 
     Attributes:
         gain: The expected improvement of an answer by the next stage, from the exit reached and its confidence.
-        reserve: How much earlier than necessary mandatory stages run, in full batches of first stages; infinity for at once.
-            With 1, first stages wait for others to share their batch, which needs stage times that are exact.
+        reserve: How much earlier than necessary mandatory stages run, in batches of first stages; infinity for at once. While
+            they wait, others come to share their batch, and the machine works on answers that exist.
     """
 
     gain: Callable[[int, float], float] = uncertainty
-    reserve: float = float(__import__("os").environ.get("RES", "inf"))
+    reserve: float = 1.0
 
     def choose(self, now: float, requests: Sequence[R], times: StageTimes) -> StageBatch[R] | None:
         """The next batch."""
@@ -290,11 +294,11 @@ class ExpectedGain:
         mandatory = {key: members for key, members in ready.items() if key[0] < key[1] or key[2]}
         if not mandatory:
             return best
-        batches = _in_order(mandatory, times)
+        batches, enough = _in_order(mandatory, times), getattr(times, "paying_batch", times.largest_batch)
         first = batches[0].requests
-        full = len(first) >= times.largest_batch and first[0].exit < _least(first[0])  # waiting would gain nothing
+        full = len(first) >= enough and first[0].exit < _least(first[0])  # waiting would gain little
         if best is not None and not full:
-            reserve = self.reserve * times.seconds(1, len(first) if __import__("os").environ.get("RM") else times.largest_batch)
+            reserve = self.reserve * times.seconds(1, enough)
             ends = _ends(batches, times, [now + times.seconds(best.stage, len(best.requests))])
             # The reserve is for answers; a request without a deadline that has one waits for its patience to end.
             slack = [

@@ -413,14 +413,7 @@ class Task:
         return self.waited and self.first_at_best() < self.budget.time
 
     def _overloaded(self) -> Overloaded:
-        self.retry_after = self.retry_after or self._setup.forecast.seconds(1, self._batch)
-        limit = "no deadline" if self.budget.time is None else f"a deadline of {1e3 * self.budget.time:.3g} ms"
-        return Overloaded(
-            f"a request with {limit} behind those that were admitted before",
-            expected=f"room in the queue and time for the first exit; both are expected in {1e3 * self.retry_after:.3g} ms",
-            fix="try again after error.retry_after seconds, allow more time, or use more cores",
-            retry_after=self.retry_after,
-        )
+        return overloaded(self.budget, self.retry_after or self._setup.forecast.seconds(1, self._batch))
 
     def _too_short(self) -> DeadlineTooShort:
         # A first stage that was started and did not end took at least the whole budget.
@@ -447,3 +440,14 @@ class Task:
         """The seconds in which the fewest exits of an answer can be reached on a machine without other load."""
         assert self.dispatch is not None
         return sum(self._setup.forecast.shortest(stage, self._batch) for stage in range(1, self.least + 1))
+
+
+def overloaded(budget: Budget, retry_after: float) -> Overloaded:
+    """The error of a request that does not fit behind others."""
+    limit = "no deadline" if budget.time is None else f"a deadline of {1e3 * budget.time:.3g} ms"
+    return Overloaded(
+        f"a request with {limit} behind those that were admitted before",
+        expected=f"room in the queue and time for the first exit; both are expected in {1e3 * retry_after:.3g} ms",
+        fix="try again after error.retry_after seconds, allow more time, or use more cores",
+        retry_after=retry_after,
+    )

@@ -100,7 +100,7 @@ class _Application(FastAPI):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
         elif (problem := self.guard.check(scope["path"], scope["headers"])) is not None:
-            await _refusal(problem)(scope, receive, send)
+            await problem(scope, receive, send)
         elif scope["method"] == "POST" and (handler := self.direct.get(scope["path"])) is not None:
             await handler(scope, receive, send)
         else:
@@ -204,14 +204,17 @@ class _Routes:
         """As an ASGI application of its own: the framework's layers take longer than everything here together."""
         try:
             with self._noting("infer"), self.admission.request() as add:
-                call, began = await self._read(scope, receive, add)
-                x = await self._batch(call.inputs[INPUT])
+                call, x, began = await self._read(scope, receive, add)
                 answer = await while_connected(scope, receive, self._answer(x, call.wanted, began))
                 body, length = self._encoded(answer, call, began)
-        except Exception as error:
-            if not isinstance(error, Problem | Disconnected):
-                _logger.exception("a request failed")
-            await (await _on_error(scope, error))(scope, receive, send)
+        except Problem as problem:
+            await problem(scope, receive, send)
+            return
+        except Disconnected:
+            return
+        except Exception:
+            _logger.exception("a request failed")
+            await _INTERNAL(scope, receive, send)
             return
         headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
         if length is not None:
@@ -228,10 +231,9 @@ class _Routes:
             self._check_model(request)
             stack.enter_context(self._noting("infer_stream"))
             add = stack.enter_context(self.admission.request(stream=True))
-            call, began = await self._read(request.scope, request.receive, add)
+            call, x, began = await self._read(request.scope, request.receive, add)
             if call.binary or any((call.outputs or {}).values()):
                 raise Problem(400, "invalid_request", "binary data in an event stream", fix="request JSON outputs")
-            x = await self._batch(call.inputs[INPUT])
             answers: Any = self.service.runner.stream_async(x, budget=call.wanted.budget, arrived=began)
             # The first exit decides the status: a request that is refused gets no stream.
             first = await while_connected(request.scope, request.receive, anext(answers))
@@ -258,12 +260,16 @@ class _Routes:
             how = describe(answer, time.perf_counter() - began, with_set=False)
             return _json(people.document(answer, self.service.name, self.service.word, top, how))
 
-    async def _read(self, scope: Any, receive: Any, add: Callable[[int], None]) -> tuple[oip.InferRequest[Wanted], float]:
-        """The request, and when all of it had arrived."""
+    async def _read(
+        self, scope: Any, receive: Any, add: Callable[[int], None]
+    ) -> tuple[oip.InferRequest[Wanted], Tensor, float]:
+        """The request, its inputs, and when all of it had arrived."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         body = await self.admission.read(receive, headers, add)
         began = time.perf_counter()
-        return self.reader(body, headers.get(oip.HEADER_LENGTH)), began
+        call, data = self.reader(body, headers.get(oip.HEADER_LENGTH))
+        self.service.runner.check_load(call.wanted.budget)  # most of an overload is refused here
+        return call, await self._batch(oip.read_inputs(call, data)[INPUT]), began
 
     async def _batch(self, given: oip.Array) -> Tensor:
         if isinstance(given, list):  # a tokenizer takes a while
@@ -324,7 +330,7 @@ def _refusal(problem: Problem) -> Response:
     return Response(problem.body(), problem.status, problem.headers, _JSON)
 
 
-async def _on_error(request: Any, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     """The answer to an exception. (Starlette would run a plain function in another thread.)"""
     match error:
         case Problem():

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from anytime.run import Answer, LoadStatus, StageReport
@@ -64,8 +63,7 @@ class Metrics:
         self._exits[int(answer.exit)].inc()
         if answer.deadline_met is False:
             self._misses.inc()
-        if fell_back := int(np.count_nonzero(answer.fell_back)):
-            self._collapses.inc(fell_back)
+        self._collapses.inc(int(answer.fell_back.numpy().sum()))
 
     def stage(self, report: StageReport) -> None:
         """Note a stage, in the thread that ran it."""

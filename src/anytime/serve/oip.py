@@ -54,24 +54,6 @@ class TensorSpec:
             raise _wrong(f"the input {self.name} has shape {list(shape)}", f"shape {list(self.shape)}, where -1 is any size")
 
 
-class InferRequest(NamedTuple, Generic[W]):
-    """A request.
-
-    Attributes:
-        id: Repeated in the response, if given.
-        inputs: Arrays by name; texts are lists.
-        wanted: What the parameters ask for.
-        outputs: For each output that is requested whether it is sent as binary data; None if the request names none.
-        binary: Whether the outputs are sent as binary data if it names none.
-    """
-
-    id: str | None
-    inputs: dict[str, Array]
-    wanted: W
-    outputs: dict[str, bool] | None
-    binary: bool
-
-
 class _Given(NamedTuple):
     """An input as the JSON document describes it: with its data, or with the size of its binary data."""
 
@@ -80,6 +62,24 @@ class _Given(NamedTuple):
     elements: int
     size: int | None
     data: Any
+
+
+class InferRequest(NamedTuple, Generic[W]):
+    """A request, without its data.
+
+    Attributes:
+        id: Repeated in the response, if given.
+        given: Its inputs.
+        wanted: What the parameters ask for.
+        outputs: For each output that is requested whether it is sent as binary data; None if the request names none.
+        binary: Whether the outputs are sent as binary data if it names none.
+    """
+
+    id: str | None
+    given: tuple[_Given, ...]
+    wanted: W
+    outputs: dict[str, bool] | None
+    binary: bool
 
 
 class RequestReader(Generic[W]):
@@ -100,8 +100,8 @@ class RequestReader(Generic[W]):
         self._inputs, self._outputs, self._most, self._wanted = tuple(inputs), frozenset(outputs), most, wanted
         self._remembered = lru_cache(_REMEMBERED)(self._read_document)
 
-    def __call__(self, body: bytes, header: str | None) -> InferRequest[W]:
-        """Read a request.
+    def __call__(self, body: bytes, header: str | None) -> tuple[InferRequest[W], memoryview]:
+        """Read a request; returns the binary data apart, for `read_inputs`.
 
         Args:
             body: The JSON document, then the binary data, if any.
@@ -109,15 +109,9 @@ class RequestReader(Generic[W]):
         """
         length = _header_length(header, len(body))
         read = self._remembered if length < len(body) and length <= _SHORT else self._read_document
-        name, given, wanted, outputs, binary = read(body[:length])
-        arrays, data = {}, memoryview(body)[length:]
-        for each in given:
-            arrays[each.spec.name], data = _read_data(each, data)
-        if len(data):
-            raise _wrong(f"{len(data)} bytes after the binary data", "the bytes that binary_data_size states")
-        return InferRequest(name, arrays, wanted, outputs, binary)
+        return read(body[:length]), memoryview(body)[length:]
 
-    def _read_document(self, data: bytes) -> tuple[str | None, list[_Given], W, dict[str, bool] | None, bool]:
+    def _read_document(self, data: bytes) -> InferRequest[W]:
         document = parse_json(data)
         _check_members(document, {"id", "parameters", "inputs", "outputs"}, "the request")
         name = document.get("id")
@@ -135,7 +129,22 @@ class RequestReader(Generic[W]):
         if specs:
             raise _wrong(f"a request without the input {', '.join(specs)}", "every input of the model")
         outputs = _read_outputs(document.get("outputs"), self._outputs, binary)
-        return name, given, self._wanted(parameters), outputs, binary
+        return InferRequest(name, tuple(given), self._wanted(parameters), outputs, binary)
+
+
+def read_inputs(request: InferRequest[Any], data: memoryview) -> dict[str, Array]:
+    """The inputs of a request: arrays by name; texts are lists.
+
+    Args:
+        request: The request.
+        data: The binary data, if any.
+    """
+    arrays = {}
+    for given in request.given:
+        arrays[given.spec.name], data = _read_data(given, data)
+    if len(data):
+        raise _wrong(f"{len(data)} bytes after the binary data", "the bytes that binary_data_size states")
+    return arrays
 
 
 def read_numbers(data: Any, spec: TensorSpec, most: int) -> Array:

@@ -51,6 +51,14 @@ class Problem(Exception):  # noqa: N818 - an answer, of which some are nobody's 
         """The document as JSON."""
         return orjson.dumps(self.document)
 
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send it, as an ASGI application."""
+        body = self.body()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **self.headers}
+        coded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": coded})
+        await send({"type": "http.response.body", "body": body})
+
 
 def closing(problem: Problem) -> Problem:
     """The same, and the connection is closed afterwards: the rest of the request is not read."""

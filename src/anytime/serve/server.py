@@ -125,7 +125,7 @@ def make_server(app: Any, limits: Limits, *, drain: float = 30.0) -> uvicorn.Ser
         app,
         http=protocol(limits),
         ws="none",
-        loop="asyncio",
+        loop=__import__("os").environ.get("LOOP", "asyncio"),
         lifespan="on",
         log_config=None,
         access_log=False,

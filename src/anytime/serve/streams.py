@@ -15,7 +15,7 @@ from anytime.serve.problems import problem_of
 
 T = TypeVar("T")
 EVENTS = "text/event-stream"
-LEAVING = "anytime.leaving"
+LEAVING = "anytime_leaving"
 """A member of the scope: functions to call when the client leaves."""
 
 

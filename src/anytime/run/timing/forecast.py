@@ -189,13 +189,14 @@ class Forecast:
     def paying_batch(self, most: int) -> int:
         """The smallest batch size, by its first stage, beyond which larger ones save little time per row; at most `most`.
 
-        As long as little is known of large batches they count as paying, so that they are run and measured.
+        As long as little is known of large batches they count as paying, so that they are run and measured. The shortest
+        durations are compared: some sizes were measured under load and others before it.
         """
         known: Mapping[int, DurationWindow] = self._stages.get(1, {})
         sizes = sorted(size for size, window in known.items() if size <= most and len(window) >= _SOME)
         if not sizes or sizes[-1] * 2 <= most:
             return most
-        per_row = {size: known[size].median / size for size in sizes}
+        per_row = {size: known[size].shortest / size for size in sizes}
         best = min(per_row.values())
         return next(size for size in sizes if _PAYS * per_row[size] <= best)
 

@@ -47,10 +47,17 @@ def request_prompt_wakeups() -> None:
             _set_slice(_SLICE_NS)
 
 
-def use_batch_scheduling() -> None:
-    """Give the calling thread default time slices, and do not let it preempt others when it wakes up."""
+def use_batch_scheduling(nice: int = 0) -> None:
+    """Give the calling thread default time slices, and do not let it preempt others when it wakes up.
+
+    Args:
+        nice: By how much to lower its priority.
+    """
     if sys.platform == "linux":
         _set_slice(_DEFAULT_SLICE)
+        if nice:
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, min(os.getpriority(os.PRIO_PROCESS, thread) + nice, 19))
         with suppress(OSError):  # forbidden in some containers
             if os.sched_getscheduler(0) == os.SCHED_OTHER:
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
