@@ -125,7 +125,9 @@ def _sample(stored: Stored, rows: int | None) -> bytes:
     exits, count, classes = stored["logits"].shape
     kept = min(count, _SAMPLE // (2 * exits * classes) if rows is None else rows)
     chosen = np.sort(np.random.default_rng(0).permutation(count)[:kept])
-    some = {name: values[:, chosen] if name == "logits" else _smallest(values[chosen]) for name, values in stored.items()}
+    some: Stored = {
+        name: values[:, chosen] if name == "logits" else _smallest(values[chosen]) for name, values in stored.items()
+    }
     packed = io.BytesIO()
     np.savez_compressed(packed, **some)
     return packed.getvalue()

@@ -36,6 +36,7 @@ NAMES = [
     "budgeted-batch",
     "dvit",
     "l2w",
+    "tiny-imagenet",
     "out-of-scope",
     "deviations",
 ]
