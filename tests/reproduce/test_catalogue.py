@@ -36,9 +36,9 @@ NAMES = [
     "budgeted-batch",
     "dvit",
     "l2w",
-    "tiny-imagenet",
     "out-of-scope",
     "deviations",
+    "tiny-imagenet",
 ]
 
 

@@ -167,6 +167,8 @@ CATALOGUE: tuple[Study, ...] = (
     Study("budgeted-batch", "a mean cost for a batch", "B.10", (needs.MSDNET,), "budgeted_batch"),
     Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,), "accuracy"),
     Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "accuracy"),
+    Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
+    Study("deviations", "where the released code differs from the paper", "our own", CIFAR_100, "deviations"),
     Study(
         "tiny-imagenet",
         "200 classes, and drops over the number of classes",
@@ -174,8 +176,6 @@ CATALOGUE: tuple[Study, ...] = (
         (needs.TINY, needs.MSDNET),
         "tiny_imagenet",
     ),
-    Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
-    Study("deviations", "where the released code differs from the paper", "our own", CIFAR_100, "deviations"),
 )
 
 
