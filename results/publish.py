@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from anytime.artifacts import bundle_kind, tensors_from_bytes, tensors_to_bytes, verify_bundle, write_bundle
 from anytime.combine import Rule
@@ -33,7 +34,7 @@ _PLAIN = ("log.csv", "split.json", "summary.json", "data.json", "epochs.json")
 _PART = 2_300_000
 _SAMPLE = 1_000_000
 """Bytes of logits per split that are kept for texts; for a few classes that is all of them."""
-_IMAGE_ROWS = {"test": 2000, "val": 1000}
+_IMAGE_ROWS = {"test": 1000, "val": 500}
 
 Stored = dict[str, Any]
 """The arrays of an .npz file: logits, indices and, if there are any, labels."""
@@ -124,10 +125,17 @@ def _sample(stored: Stored, rows: int | None) -> bytes:
     exits, count, classes = stored["logits"].shape
     kept = min(count, _SAMPLE // (2 * exits * classes) if rows is None else rows)
     chosen = np.sort(np.random.default_rng(0).permutation(count)[:kept])
-    some = {name: values[:, chosen] if name == "logits" else values[chosen] for name, values in stored.items()}
+    some: Stored = {
+        name: values[:, chosen] if name == "logits" else _smallest(values[chosen]) for name, values in stored.items()
+    }
     packed = io.BytesIO()
     np.savez_compressed(packed, **some)
     return packed.getvalue()
+
+
+def _smallest(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Labels or indices in the smallest type that holds them."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max())))
 
 
 def _tensors(stored: Stored) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +148,7 @@ def _missing(run: Path, name: str) -> MissingFileError:
 
 
 def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=1).encode()
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def _weights(run: Path) -> dict[str, bytes]:

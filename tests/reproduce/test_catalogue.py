@@ -38,6 +38,7 @@ NAMES = [
     "l2w",
     "out-of-scope",
     "deviations",
+    "tiny-imagenet",
 ]
 
 

@@ -169,6 +169,13 @@ CATALOGUE: tuple[Study, ...] = (
     Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "accuracy"),
     Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
     Study("deviations", "where the released code differs from the paper", "our own", CIFAR_100, "deviations"),
+    Study(
+        "tiny-imagenet",
+        "200 classes, and drops over the number of classes",
+        "our own",
+        (needs.TINY, needs.MSDNET),
+        "tiny_imagenet",
+    ),
 )
 
 

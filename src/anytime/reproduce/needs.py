@@ -45,6 +45,7 @@ class Need:
 MSDNET = Need("msdnet", recipe="cifar100-msdnet")
 MSDNET_100 = Need("msdnet", ("cifar100",), recipe="cifar100-msdnet")
 SEEDS_100 = Need("msdnet", ("cifar100",), seeds=2, recipe="cifar100-msdnet")
+TINY = Need("msdnet", ("tiny-imagenet",), recipe="tiny-imagenet-msdnet-4")
 IMTA = Need("imta", recipe="cifar100-imta-2")
 ZTW = Need("ztw", ("cifar100",), recipe="cifar100-ztw")
 FINETUNED = Need("msdnet-finetuned", recipe="cifar100-msdnet-finetuned")

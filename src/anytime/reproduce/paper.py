@@ -19,6 +19,7 @@ DATA = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
     "digits": "digits",
+    "tiny-imagenet": "Tiny-ImageNet",
     "imdb": "IMDB",
     "sst2": "SST-2",
     "trec": "TREC",

@@ -56,14 +56,15 @@ def finetune(draft: Draft) -> Finding:
         rows += [f"{part.runs[0].name.partition('-seed')[0]}: {part.rows}" for part in parts]
     return draft.finding(
         rows="; ".join(rows),
-        note="Finetuned: the whole network, trained with the sum of the cross-entropies for two thirds of the epochs, then with"
-        " the product's likelihood, with softplus and weights of one; measured under that product at its end (the recipe "
-        "`cifar100-msdnet-finetuned` lists what differs: 200 epochs instead of 300, batch, warm-up). Beside it are the "
-        "backbone, its product as in the other studies (ReLU, weights i/M), and in the table its product with softplus and "
-        "weights of one, which needs no training; and the finetuned network under a ReLU with weights of one, as the released "
-        "notebook runs it. An earlier epoch is the one with the lowest mean ECE on validation rows of those measured since "
-        "the product's likelihood began, on all test rows. Heads alone: one epoch on a frozen network "
-        "(`cifar100-msdnet-heads`), which is not the paper's method and was chosen on test rows; no claim uses it. "
+        note="Finetuned: the whole network, trained with the sum of the cross-entropies for two thirds of the epochs, then "
+        "with the product's likelihood, with softplus and weights of one; measured under that product at its end (the recipes "
+        "`cifar10-msdnet-finetuned` and `cifar100-msdnet-finetuned` list what differs: 120 and 200 epochs instead of 300, "
+        "batch, warm-up). Beside it are the backbone, its product as in the other studies (ReLU, weights i/M), and in the "
+        "table its product with softplus and weights of one, which needs no training; and the finetuned network under a ReLU "
+        "with weights of one, as the released notebook runs it. An earlier epoch is the one with the lowest mean ECE on "
+        "validation rows of those measured since the product's likelihood began, on all test rows. Heads alone: one epoch on "
+        "a frozen network (`cifar100-msdnet-heads`), which is not the paper's method and was chosen on test rows; no claim "
+        "uses it. "
         f"Crosses are the ends of the paper's curve. {TEN}",
         headings=("data", "network and rule", "accuracy, %", "ECE", "drops by ≥ .1"),
     )
