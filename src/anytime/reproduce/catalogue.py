@@ -7,7 +7,7 @@ collects what the study finds.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -67,18 +67,43 @@ class Draft:
         ours: Sequence[Measured],
         theirs: Sequence[float | None],
         *,
-        tolerance: float | None,
+        tolerance: float | Callable[[float], float] | None,
         unit: str = "",
+        bounds: Mapping[int, float] | None = None,
     ) -> None:
         """Compare a curve with the paper's, where the paper's is known.
 
         Networks with another number of exits are not compared: their exits do not correspond to the paper's.
+
+        Args:
+            names: Of the points.
+            ours: Our values.
+            theirs: The paper's; None where not known.
+            tolerance: Largest difference, or a function of the paper's value that gives it.
+            unit: See `Comparison`.
+            bounds: Upper bounds on some of our values, by position.
         """
-        if len(ours) == len(theirs):
-            rows = zip(names, ours, theirs, strict=True)
-            self.comparisons += [
-                Comparison(name, them, us, tolerance, unit=unit) for name, us, them in rows if them is not None
-            ]
+        if len(ours) != len(theirs):
+            return
+        for place, (name, us, them) in enumerate(zip(names, ours, theirs, strict=True)):
+            if them is not None:
+                allowed = tolerance(them) if callable(tolerance) else tolerance
+                self.comparisons.append(Comparison(name, them, us, allowed, (bounds or {}).get(place), unit=unit))
+
+    def compare_exits(
+        self,
+        what: str,
+        ours: Sequence[Measured],
+        theirs: Sequence[float | None],
+        *,
+        tolerance: float,
+        unit: str = "",
+        from_second: bool = False,
+    ) -> None:
+        """Compare a curve over exits; only `from_second` where the first exit repeats that of another rule."""
+        known = [None, *theirs[1:]] if from_second else theirs
+        names = [f"{what}, exit {exit}" for exit in range(1, len(theirs) + 1)]
+        self.compare(names, ours, known, tolerance=tolerance, unit=unit)
 
     def finding(self, *, note: str, rows: str | None = None, headings: tuple[str, ...] = ()) -> Finding:
         """The finding.
