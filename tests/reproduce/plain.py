@@ -207,9 +207,7 @@ def temperature(logits: Array, labels: Array) -> float:
     return float(np.exp((low + high) / 2))
 
 
-def budget(
-    held: Answers, answers: Answers, labels: Array, costs: Array
-) -> tuple[Array, Array]:
+def budget(held: Answers, answers: Answers, labels: Array, costs: Array) -> tuple[Array, Array]:
     """Mean cost and accuracy for q = 1/20 … 39/20 by MSDNet's protocol; confidences are compared as log-odds."""
     known, odds, right = log_odds(held.probs), log_odds(answers.probs), answers.labels == labels
     exits, cost, accuracy = len(known), [], []

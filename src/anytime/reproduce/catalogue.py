@@ -173,7 +173,7 @@ CATALOGUE: tuple[Study, ...] = (
     Study("correctness", "monotone and never correct inputs", "Table 1, B.1.2", (needs.MSDNET,), "correctness"),
     Study("ablation", "activations × product or mixture", "B.2", CIFAR_100, "activations"),
     Study("sigmoid", "a sigmoid in place of the ReLU", "B.2", CIFAR_100, "activations"),
-    Study("collaboration", "deferral to an oracle, corrected and as released", "B.3", CIFAR_100, "collaboration"),
+    Study("collaboration", "confidence as a guide to errors, and deferral to an oracle", "B.3", CIFAR_100, "collaboration"),
     Study("static-threshold", "a threshold above zero", "B.3.1", CIFAR_100, "thresholds"),
     Study("adaptive-threshold", "a threshold that depends on confidence", "B.3.1", CIFAR_100, "thresholds"),
     Study("finetune", "training with the product", "B.3.2", (needs.FINETUNED,), "finetune"),
