@@ -192,6 +192,7 @@ CATALOGUE: tuple[Study, ...] = (
     Study("budgeted-batch", "a mean cost for a batch", "B.10", (needs.MSDNET,), "budgeted_batch"),
     Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,), "accuracy"),
     Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "accuracy"),
+    Study("frontier", "accuracy, drops and calibration of every rule", "our own", (needs.MSDNET,), "frontier"),
     Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
     Study("deviations", "where the released code differs from the paper", "our own", CIFAR_100, "deviations"),
 )

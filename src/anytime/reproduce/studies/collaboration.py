@@ -62,8 +62,8 @@ def collaboration(draft: Draft) -> Finding:
         "CIFAR-100's test images, and moves in steps of one image; ours has fewer such images among the kept rows. Deferral "
         "corrected is the accuracy after the oracle has answered the least confident .5 %: at most half a point above the "
         f"accuracy itself (product {means(corrected['product'])} %, latest {means(corrected['latest'])} %), so it says nothing "
-        "about confidence and is no claim. The AUROC is the probability that a right answer has more confidence than a wrong "
-        "one. By it the product is the worse guide to its own errors until its last exits: it starts with nearly equal "
+        "about confidence and is not a claim. The AUROC is the probability that a right answer has more confidence than a "
+        "wrong one. By it the product is the worse guide to its own errors until its last exits: it starts with nearly equal "
         "probabilities for half of the classes.",
     )
 
