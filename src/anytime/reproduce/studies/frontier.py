@@ -62,7 +62,7 @@ def frontier(draft: Draft) -> Finding:
         "; ".join(f"{title}: {', '.join(names) or 'none'}" for title, names in wins.items()),
     )
     draft.claim(
-        "our own: on no data set is one of the paper's rules, plain or at temperatures, better than a fitted product in all five",
+        "our own: on no data set is a rule of the paper, plain or at temperatures, better than a fitted product in all five",
         not lost,
         "; ".join(lost) or f"for none of {len(PENALTIES)} penalties on {len(wins)} data sets",
     )
