@@ -220,4 +220,4 @@ def _interval_plot(title: str, x: Tensor, answer: Interval, at: int, train: Poin
         for row in order.tolist()
     ]
     band, lines = Band("interval", places, low, high, 2), (*points, Line("middle", places, middle, 2, marks=False))
-    return Plot(title, "x", "y", lines, y_range=(-3.0, 3.0), bands=(band,))
+    return Plot(title, "x", "y", lines, y_range=(-6.0, 3.0), bands=(band,))
