@@ -152,6 +152,7 @@ def measure(answers: Answers, labels: Array) -> dict[str, Array]:
         "entropy_rise_percent": percent_from(drop(-entropy), ENTROPY_RISES),
         "ece": np.array([ece(each, ok) for each, ok in zip(answers.confidence, right, strict=True)]),
         "nll": -np.log(np.maximum(true, 1e-12)).mean(1),
+        "nll_deviation": np.log(np.maximum(true, 1e-12)).std(1),
         "confidence": answers.confidence.mean(1),
         "collapsed_percent": 100 * answers.collapsed.mean(1),
         "support_size": support.mean(1),

@@ -64,6 +64,8 @@ def check_stored(name: str, rule: str) -> None:
             scale = 100.0 if percent else 1.0
             part = np.clip(theirs / scale, 0.002, 0.998) if percent or metric in BOUNDED else None
             error = np.sqrt(part * (1 - part)) if part is not None else np.maximum(np.abs(theirs), 0.3) * 2
+            if metric == "nll":  # the product's has a heavy tail: labels outside of its support
+                error = np.maximum(ours["nll_deviation"], 1.0)
             room = 4.5 * scale * error / np.sqrt(here) * np.sqrt(1 - here / total)
             if metric.startswith("hindsight"):  # of the wrong answers alone
                 room = room / np.sqrt(np.maximum(1 - ours["accuracy"], 1 / here))
