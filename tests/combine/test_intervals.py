@@ -24,6 +24,9 @@ def test_intervals_only_shrink_until_they_are_empty(pairs) -> None:
     assert torch.equal(given.lower[given.fell_back], low[given.fell_back])
     assert (given.fell_back[:-1] <= given.fell_back[1:]).all()
     assert (given.width >= 0).all()
+    backwards = Intersection()(low.flip(0), high.flip(0))  # the order does not matter in the end
+    assert torch.equal(backwards.fell_back[-1], given.fell_back[-1])
+    assert torch.equal(backwards.width[-1][kept[-1]], given.width[-1][kept[-1]])
 
 
 def test_density_rises_inside_and_is_zero_outside() -> None:

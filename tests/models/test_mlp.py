@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import anytime
-from anytime.data.toys import make_curve, make_spiral
+from anytime.data.toys import make_simple_1d, make_spiral
 from anytime.errors import OptionError, ShapeError
 from anytime.models import MLP, IntervalMLP, MLPConfig, create, load, save
 from anytime.models.mlp import interval_score
@@ -46,7 +46,7 @@ def test_every_exit_learns_the_spiral() -> None:
 
 
 def test_intervals_cover_the_curve_and_their_intersection_shrinks() -> None:
-    train, test = make_curve(200, seed=0), make_curve(200, seed=1)
+    train, test = make_simple_1d()
     torch.manual_seed(0)
     network = IntervalMLP(width=32, exits=3)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)

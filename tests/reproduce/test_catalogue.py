@@ -36,6 +36,7 @@ NAMES = [
     "budgeted-batch",
     "dvit",
     "l2w",
+    "frontier",
     "out-of-scope",
     "deviations",
     "tiny-imagenet",

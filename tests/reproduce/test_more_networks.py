@@ -157,7 +157,7 @@ def test_a_further_network_is_measured_on_every_data_set_it_has_a_run_of(
     runs = Runs.open(publish("hundred", seed=1, **options))
     found = find(study).run(runs)
     assert found.runs == ("ten", "hundred")
-    assert len(found.plots) == len(found.claims) == 4
+    assert (len(found.plots), len(found.claims)) == (4, 6)
     logits, labels = runs.find(study, "cifar100")[0].logits()
     accuracy = [float((each.argmax(-1) == labels).double().mean()) for each in logits]
     assert found.numbers["cifar100"]["latest"]["accuracy"][0] == pytest.approx(accuracy)

@@ -9,7 +9,7 @@ from anytime.data.imagenet import load_imagenet
 from anytime.data.split import Split, hold_out
 from anytime.data.text import TextData, TokenData, draw_classes, load_text, take_classes, tokenize
 from anytime.data.tiny_imagenet import load_tiny_imagenet
-from anytime.data.toys import make_curve, make_spiral
+from anytime.data.toys import make_simple_1d, make_spiral
 from anytime.data.wordpiece import WordPiece
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "load_imagenet",
     "load_text",
     "load_tiny_imagenet",
-    "make_curve",
+    "make_simple_1d",
     "make_spiral",
     "no_draws",
     "normalise",

@@ -1,6 +1,7 @@
-"""Random toy data: a spiral with four arms, and a curve with a gap.
+"""Toy data for the two tasks of appendix B.6 of the paper: a spiral with four arms, and a curve with two gaps.
 
-They stand for the two tasks of appendix B.6 of the paper, which gives no formulas; these are our own.
+The paper gives no formula for its spiral; this one is our own. Its curve is the simple 1-d set of Antorán et al. (2020), Depth
+Uncertainty in Neural Networks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class PointData:
     """Points and their targets.
 
     Attributes:
-        name: `spiral` or `curve`.
+        name: `spiral` or `simple-1d`.
         inputs: `(N, dimensions)`, float32.
         targets: `(N,)`: int64 class labels, or float32 values.
     """
@@ -56,20 +57,24 @@ def make_spiral(rows: int = 1000, *, arms: int = 4, turns: float = 0.75, noise: 
     return PointData("spiral", torch.from_numpy(points.astype(np.float32)), torch.from_numpy(arm.astype(np.int64)))
 
 
-def make_curve(rows: int = 200, *, noise: float = 0.1, seed: int = 0) -> PointData:
-    """Sample x + sin(4x) + sin(13x)/2 with noise, for x from -1 to 1 except for a gap from -0.2 to 0.3.
+def make_simple_1d() -> tuple[PointData, PointData]:
+    """The simple 1-d regression set: 501 training and 501 test points of x - x²/10 + cos(πx/2), with noise of .25.
 
-    Args:
-        rows: The number of points.
-        noise: Standard deviation of the values around the curve.
-        seed: Of the random points.
+    Thirds of the points have x from -1 to 0, from 1.7 to 2.5, and from 4 to 5. Both sets are then standardised: x by the
+    training points, y by the test points, as in the file that the repository of Depth Uncertainty Networks contains.
+
+    Example:
+        >>> train, test = make_simple_1d()
+        >>> len(train), len(test), round(float(train.inputs[0]), 5), round(float(train.targets[0]), 5)
+        (501, 501, -1.07471, -0.16771)
     """
-    _check(rows, noise)
-    random = np.random.RandomState(check_seed(seed, most=LARGEST_OLD_SEED))
-    x = random.uniform(-1.0, 0.5, rows)
-    x = np.where(x < -0.2, x, x + 0.5)
-    y = x + np.sin(4 * x) + np.sin(13 * x) / 2 + noise * random.standard_normal(rows)
-    return PointData("curve", torch.from_numpy(x.astype(np.float32))[:, None], torch.from_numpy(y.astype(np.float32)))
+    random = np.random.RandomState(0)
+    x = np.concatenate([random.uniform(low, high, 334) for low, high in ((-1, 0), (1.7, 2.5), (4, 5))])
+    y = x - 0.1 * x**2 + np.cos(np.pi * x / 2) + 0.25 * random.standard_normal(len(x))
+    test, train = np.split(np.random.RandomState(42).permutation(len(x)), 2)
+    x, y = (x - x[train].mean()) / x[train].std(), (y - y[test].mean()) / y[test].std()
+    every = torch.from_numpy(x.astype(np.float32))[:, None], torch.from_numpy(y.astype(np.float32))
+    return PointData("simple-1d", *(part[train] for part in every)), PointData("simple-1d", *(part[test] for part in every))
 
 
 def _check(rows: int, noise: float) -> None:

@@ -7,7 +7,7 @@ collects what the study finds.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -67,18 +67,43 @@ class Draft:
         ours: Sequence[Measured],
         theirs: Sequence[float | None],
         *,
-        tolerance: float | None,
+        tolerance: float | Callable[[float], float] | None,
         unit: str = "",
+        bounds: Mapping[int, float] | None = None,
     ) -> None:
         """Compare a curve with the paper's, where the paper's is known.
 
         Networks with another number of exits are not compared: their exits do not correspond to the paper's.
+
+        Args:
+            names: Of the points.
+            ours: Our values.
+            theirs: The paper's; None where not known.
+            tolerance: Largest difference, or a function of the paper's value that gives it.
+            unit: See `Comparison`.
+            bounds: Upper bounds on some of our values, by position.
         """
-        if len(ours) == len(theirs):
-            rows = zip(names, ours, theirs, strict=True)
-            self.comparisons += [
-                Comparison(name, them, us, tolerance, unit=unit) for name, us, them in rows if them is not None
-            ]
+        if len(ours) != len(theirs):
+            return
+        for place, (name, us, them) in enumerate(zip(names, ours, theirs, strict=True)):
+            if them is not None:
+                allowed = tolerance(them) if callable(tolerance) else tolerance
+                self.comparisons.append(Comparison(name, them, us, allowed, (bounds or {}).get(place), unit=unit))
+
+    def compare_exits(
+        self,
+        what: str,
+        ours: Sequence[Measured],
+        theirs: Sequence[float | None],
+        *,
+        tolerance: float,
+        unit: str = "",
+        from_second: bool = False,
+    ) -> None:
+        """Compare a curve over exits; only `from_second` where the first exit repeats that of another rule."""
+        known = [None, *theirs[1:]] if from_second else theirs
+        names = [f"{what}, exit {exit}" for exit in range(1, len(theirs) + 1)]
+        self.compare(names, ours, known, tolerance=tolerance, unit=unit)
 
     def finding(self, *, note: str, rows: str | None = None, headings: tuple[str, ...] = ()) -> Finding:
         """The finding.
@@ -148,7 +173,7 @@ CATALOGUE: tuple[Study, ...] = (
     Study("correctness", "monotone and never correct inputs", "Table 1, B.1.2", (needs.MSDNET,), "correctness"),
     Study("ablation", "activations × product or mixture", "B.2", CIFAR_100, "activations"),
     Study("sigmoid", "a sigmoid in place of the ReLU", "B.2", CIFAR_100, "activations"),
-    Study("collaboration", "deferral to an oracle, corrected and as released", "B.3", CIFAR_100, "collaboration"),
+    Study("collaboration", "confidence as a guide to errors, and deferral to an oracle", "B.3", CIFAR_100, "collaboration"),
     Study("static-threshold", "a threshold above zero", "B.3.1", CIFAR_100, "thresholds"),
     Study("adaptive-threshold", "a threshold that depends on confidence", "B.3.1", CIFAR_100, "thresholds"),
     Study("finetune", "training with the product", "B.3.2", (needs.FINETUNED,), "finetune"),
@@ -167,6 +192,7 @@ CATALOGUE: tuple[Study, ...] = (
     Study("budgeted-batch", "a mean cost for a batch", "B.10", (needs.MSDNET,), "budgeted_batch"),
     Study("dvit", "the product on vision transformers", "B.11", (needs.DVIT,), "accuracy"),
     Study("l2w", "the product on networks with learned sample weights", "B.11", (needs.L2W,), "accuracy"),
+    Study("frontier", "accuracy, drops and calibration of every rule", "our own", (needs.MSDNET,), "frontier"),
     Study("out-of-scope", "queries that belong to no class", "our own", (needs.OUT_OF_SCOPE,), "out_of_scope"),
     Study("deviations", "where the released code differs from the paper", "our own", CIFAR_100, "deviations"),
     Study(

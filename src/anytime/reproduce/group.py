@@ -221,7 +221,8 @@ def title_of(data: str) -> str:
 
 def seeds_in_words(runs: Sequence[Run]) -> str:
     """`5 seeds`."""
-    return f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+    seeds = len({run.name for run in runs})
+    return f"{seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def rows_in_words(runs: Sequence[Run], *, kept: bool = False) -> str:

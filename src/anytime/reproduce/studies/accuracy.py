@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from anytime.calibrate.ensembles import fit_geometric
+from anytime.combine import Rule
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, at_most, listed, means
-from anytime.reproduce.group import ACCURACY, ECE, FINAL_DROPS, HINDSIGHT, LABEL_DROPS, Group, backbones, published
+from anytime.reproduce.group import ACCURACY, ECE, FINAL_DROPS, HINDSIGHT, LABEL_DROPS, RULES, Group, backbones, published
 from anytime.reproduce.needs import DVIT, L2W, ZTW, Need
+from anytime.reproduce.runs import Run
 
+_ENSEMBLE = "geometric ensemble"
 KEPT, MINOR = 1.0, 3.0
 """Points of accuracy at the last exit: what we call kept, and what we call a minor cost."""
 
@@ -18,25 +24,36 @@ def accuracy(draft: Draft) -> Finding:
         ours, known = group.curves(ACCURACY), paper.known(paper.ACCURACY, group.runs[0])
         draft.plots.append(group.plot(group.title, ACCURACY, known=known))
         for rule, theirs in known.items():
-            names = [f"{group.title}, {rule}, exit {exit}" for exit in range(1, len(theirs) + 1)]
-            draft.compare(names, ours[rule], theirs, tolerance=paper.ACCURACY_TOLERANCE[group.data], unit="%")
-        last = {rule: ours[rule][-1].mean for rule in ("product", "latest", "caching")}
+            again = rule != "latest"  # at exit 1 all rules give the same answers
+            allowed = paper.ACCURACY_TOLERANCE[group.data]
+            what = f"{group.title}, {rule}"
+            draft.compare_exits(what, ours[rule], theirs, tolerance=allowed, unit="%", from_second=again)
+        last, mean = {rule: ours[rule][-1].mean for rule in ("product", "latest", "caching")}, group.all_over_exits(ACCURACY)
         draft.claim(
             f"{group.title}: the product is at least as accurate as the backbone at the last exit",
             last["product"] >= last["latest"],
             listed(last),
         )
+        draft.claim(
+            f"{group.title}: the product is more accurate than caching, on average over the exits",
+            mean["product"] > mean["caching"],
+            listed({rule: mean[rule] for rule in ("product", "caching", "latest")}),
+        )
         draft.add(group, ACCURACY, name=f"{group.runs[0].network} {group.data}")
     return draft.finding(
         note="The paper's numbers were read off its figure (±.002). Our networks train on 45,000 images with a batch size of "
-        "256, a cosine schedule and Nesterov momentum (results/README.md); whether that, or 270 epochs in place of 300, makes "
-        "our first exits of MSDNet 1 to 2 points worse, we do not know. ImageNet is not available here."
+        "256, a cosine schedule, Nesterov momentum and 270 epochs. By the published schedule on 49,500 images all exits but "
+        "the first are within a point of the paper's (results/README.md): images and schedule make the difference. ImageNet is "
+        "not available here. At exit 1 all three rules give the same answers, so it is compared once. The paper says that the "
+        "product tends to be more accurate than caching, often slightly."
     )
 
 
 def zero_time_waste(draft: Draft) -> Finding:
     """Accuracy, drops and hindsight improvability of the three rules on the cascading heads of Zero Time Waste."""
-    group = Group.published(draft.runs.need(ZTW))
+    runs = draft.runs.need(ZTW)
+    group = Group.published(runs)
+    ensemble = Group.measured(runs, *({**RULES, _ENSEMBLE: _geometric(run)} for run in runs))
     right, drops, hindsight = (group.curves(metric) for metric in (ACCURACY, LABEL_DROPS, HINDSIGHT))
     draft.used += group.runs
     draft.plots += [
@@ -61,13 +78,33 @@ def zero_time_waste(draft: Draft) -> Finding:
         right["product"][-1].mean >= right["latest"][-1].mean - MINOR,
         "; ".join(f"{rule}: mean over exits {mean[rule]:.1f}, last {values[-1].mean:.1f} %" for rule, values in right.items()),
     )
-    draft.numbers = group.numbers(ACCURACY, LABEL_DROPS, HINDSIGHT)
-    return draft.finding(
-        rows=group.rows,
-        note=f"{len(right['latest'])} exits, one after every block of a ResNet. The backbone is the cascade of heads itself: "
-        "ZTW's geometric ensemble on top of it is fitted on rows of all exits, of which too few were kept. The paper's figure "
-        "was not read off; its claims are checked.",
+    both = ensemble.curves(LABEL_DROPS)
+    draft.claim(
+        "fewer drops of every size under the product than under ZTW's geometric ensemble",
+        at_most(both["product"], both[_ENSEMBLE]),
+        f"{listed(ensemble.all_at(LABEL_DROPS, 0.1))} by .1, on the rows below",
     )
+    for rule in ensemble.metrics:
+        accuracy, error = (ensemble.over_exits(rule, metric).mean for metric in (ACCURACY, ECE))
+        worst = ensemble.curve(rule, HINDSIGHT)[-1].mean
+        by = ", ".join(f"{ensemble.at(rule, LABEL_DROPS, limit).mean:.1f}" for limit in (0.1, 0.5))
+        last = ensemble.curve(rule, ACCURACY)[-1].mean
+        draft.table.append((rule, f"{accuracy:.1f}, {last:.1f} %", f"{by} %", f"{worst:.1f} %", f"{error:.3f}"))
+    draft.numbers = group.numbers(ACCURACY, LABEL_DROPS, HINDSIGHT)
+    draft.numbers["kept rows"] = ensemble.numbers(ACCURACY, LABEL_DROPS, HINDSIGHT, ECE)
+    return draft.finding(
+        rows=f"{group.rows}; the table: {ensemble.rows}",
+        note=f"{len(right['latest'])} exits, one after every block of a ResNet. The backbone is the cascade of heads; the "
+        "table adds ZTW's geometric ensemble of the heads. Its weights are fitted on the "
+        f"{runs[0].logits('val')[0].shape[1]:,} validation rows whose logits were kept, without the biases of classes, for "
+        "which these are too few; its authors fit both on all training rows. The paper's figure was not read off; its claims "
+        "are checked.",
+        headings=("rule", "accuracy, mean over exits and last", "label drops ≥ .1, ≥ .5", "hindsight, last exit", "mean ECE"),
+    )
+
+
+def _geometric(run: Run) -> Rule[Any]:
+    return fit_geometric(*run.logits("val"), biases=False)
 
 
 def dvit(draft: Draft) -> Finding:
@@ -106,6 +143,12 @@ def _accuracy_and_drops(draft: Draft, need: Need, note: str) -> Finding:
             f"{title}: fewer drops of every size under the product than under the backbone",
             at_most(drops["product"], drops["latest"]),
             f"{listed(group.all_at(LABEL_DROPS, 0.1))} by .1",
+        )
+        final = group.curves(FINAL_DROPS)
+        draft.claim(
+            f"{title}: the final answer's probability drops less often under the product than under the backbone or caching",
+            at_most(final["product"], final["latest"]) and at_most(final["product"], final["caching"]),
+            f"{listed(group.all_at(FINAL_DROPS, 0.01))} by .01",
         )
         draft.add(group, ACCURACY, LABEL_DROPS, FINAL_DROPS, ECE)
     return draft.finding(note=f"{note} The paper's curves were not read off; its claims about them are checked.")

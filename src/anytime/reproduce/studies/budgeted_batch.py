@@ -16,12 +16,14 @@ from anytime.reproduce.plots import Line, Plot
 from anytime.reproduce.runs import Run
 
 _COSTS = 20
+_DROPS = 0.001
+"""Accuracy below its best at the largest cost that we call a drop."""
 _MEGA = 1e6
 
 
 def budgeted_batch(draft: Draft) -> Finding:
     """Accuracy over mean cost for the three rules, and which is ahead at which cost."""
-    rows, most = [], []
+    rows = []
     for data, runs in draft.runs.by_data(MSDNET).items():
         title = title_of(data)
         curves = {rule: [_curve(run, combine) for run in runs] for rule, combine in RULES.items()}
@@ -32,8 +34,8 @@ def budgeted_batch(draft: Draft) -> Finding:
         draft.used += runs
         draft.plots.append(_plot(title, curves))
         draft.claim(
-            f"{title}: at the smallest costs the backbone is ahead of the product",
-            all(leads[: len(grid) // 4]),
+            f"{title}: the backbone is ahead of the product at most costs",
+            2 * len(led) > len(grid),
             f"at {len(led)} of {len(grid)} costs from {grid[0] / _MEGA:.0f} to {grid[-1] / _MEGA:.0f} million"
             + (f", the largest of them {led[-1] / _MEGA:.0f} million" if led else ""),
         )
@@ -43,19 +45,24 @@ def budgeted_batch(draft: Draft) -> Finding:
             f"product {100 * at['product'][-1]:.2f} %, latest {100 * at['latest'][-1]:.2f} % (its best at any cost "
             f"{100 * max(at['latest']):.2f} %)",
         )
+        for rule, what in (("latest", "the backbone's accuracy drops again"), ("product", "the product's does not drop")):
+            drops = max(at[rule]) - at[rule][-1]
+            draft.claim(
+                f"{title}: as costs grow {what} (by {100 * _DROPS:g} point or more)",
+                (drops >= _DROPS) == (rule == "latest"),
+                f"{100 * drops:.2f} points below its best, at the largest cost",
+            )
         draft.numbers[data] = {
             rule: [{"q": found.q, "cost": found.cost, "accuracy": found.accuracy} for found in seeds]
             for rule, seeds in curves.items()
         }
         rows.append(f"{title}: {rows_in_words(runs, kept=True)}")
-        most.append(f"{title}, {len(led)} of {len(grid)}")
     return draft.finding(
         rows="; ".join(rows),
         note="Thresholds are set on the kept validation rows for q = 1/20, 2/20, … 39/20 by MSDNet's protocol. Costs are MACs "
         "per input. Confidences are compared as log-odds: as float32 probabilities a third of the backbone's are 1 on "
         "CIFAR-10, these stop together, and larger costs are not reached. The paper's curves were not read off; its claims "
-        "about them are checked between the curves at equal costs. It finds the backbone ahead at most costs; here the "
-        f"backbone is ahead at: {'; '.join(most)}.",
+        "about them are checked between the curves at equal costs.",
     )
 
 

@@ -8,7 +8,7 @@ from anytime.combine import Latest, Product
 from anytime.metrics import drop, follow
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Draft
-from anytime.reproduce.finding import Comparison, Finding, Measured, means
+from anytime.reproduce.finding import Finding, means
 from anytime.reproduce.group import (
     ACCURACY,
     LABEL_DROPS,
@@ -39,12 +39,6 @@ def marginal_and_conditional(draft: Draft) -> Finding:
         inputs_plot("Ten inputs", every[:, chosen]),
         group.plot("All inputs", LABEL_DROPS, known={"latest": theirs}),
     ]
-    forgets = Measured(100 - monotone.mean, monotone.deviation)
-    for what, number, ours in (
-        ("label's probability drops by ≥ .5 (text: ~25)", 25.0, half),
-        ("correct at some exit, wrong at a later one (text: ~30)", 30.0, forgets),
-    ):
-        draft.comparisons.append(Comparison(what, number, ours, paper.DROP_TOLERANCE, unit="%"))
     for what, values in (("accuracy", accuracy), ("the label's mean probability", probability)):
         rises = all(after.mean > before.mean for before, after in pairwise(values))
         draft.claim(f"{what} rises at every exit", rises, f"{means(values)} %")
@@ -52,7 +46,9 @@ def marginal_and_conditional(draft: Draft) -> Finding:
     draft.numbers |= {"inputs": chosen.tolist(), "label_probability_of_inputs": every[:, chosen].T.tolist()}
     return draft.finding(
         rows=f"{group.rows}; the ten inputs are from {first.name}",
-        note=f"The paper gives both percentages as approximate ('~'). {TEN} Error bars: one standard deviation over seeds.",
+        note=f"The label's probability drops by .5 or more for {half.mean:.2f} % of the inputs (the paper: ~25 %), and "
+        f"{100 - monotone.mean:.2f} % lose a correct answer (~30 %); the studies label-drops and correctness compare these "
+        f"numbers. {TEN} Error bars: one standard deviation over seeds.",
     )
 
 
@@ -77,17 +73,14 @@ def trajectories(draft: Draft) -> Finding:
         start["product"] < start["latest"],
         f"mean at exit 1: {start['product']:.3f}, {start['latest']:.3f}",
     )
-    draft.claim(
-        "the product's probabilities drop less",
-        mean["product"] < mean["latest"],
-        f"mean drop {mean['product']:.4f} and {mean['latest']:.4f} over all inputs; of the ten, at most "
-        f"{worst['product']:.3f} and {worst['latest']:.3f}",
-    )
     draft.numbers = {
         "inputs": chosen.tolist(),
         "label_probability": {name: values.T.tolist() for name, values in few.items()},
         "mean_label_drop": mean,
     }
     return draft.finding(
-        rows=f"ten of {rows_in_words(runs, kept=True)}", note=f"{TEN} The faint lines on the right are the lines on the left."
+        rows=f"ten of {rows_in_words(runs, kept=True)}",
+        note=f"{TEN} The faint lines on the right are the lines on the left. The mean drop is {mean['product']:.4f} under the "
+        f"product and {mean['latest']:.4f} under the backbone over all inputs; of the ten, the largest are "
+        f"{worst['product']:.3f} and {worst['latest']:.3f}.",
     )
