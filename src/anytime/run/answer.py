@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from anytime.combine import Interval, Prediction
@@ -29,6 +30,8 @@ class Answer:
         reason: Why it stopped there; None if further answers may follow.
         macs: MACs (multiply-accumulates) per input up to its exit, if known; with a policy, one number per input.
         prediction_set: Booleans `(batch, classes)`, if prediction sets were calibrated.
+        outputs: What each exit used so far returned, as the engine has it; empty with a policy, and for stages with a rule
+            inside. See `logits`.
     """
 
     prediction: Prediction | Interval
@@ -39,6 +42,7 @@ class Answer:
     reason: Reason | None
     macs: float | Tensor | None = None
     prediction_set: Tensor | None = None
+    outputs: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def log_probs(self) -> Tensor:
@@ -67,6 +71,11 @@ class Answer:
     def confidence(self) -> Tensor:
         """The probability of the most probable class, `(batch,)`."""
         return self._distribution.confidence
+
+    @property
+    def logits(self) -> Tensor | None:
+        """The logits of the exits used, `(exits, batch, classes)`; None with a policy, and for stages with a rule inside."""
+        return torch.stack([torch.as_tensor(each) for each in self.outputs]) if self.outputs else None
 
     @property
     def fell_back(self) -> Tensor:

@@ -91,6 +91,7 @@ class RunSetup:
         reason: Reason | None,
         macs: Sequence[float] | None,
         members: Tensor | None,
+        outputs: Sequence[Any] = (),
     ) -> Answer:
         """The answer for a prediction at an exit, or at one exit per input."""
         paid: float | Tensor | None = None
@@ -98,7 +99,7 @@ class RunSetup:
             up_to = (0.0, *macs)
             paid = up_to[exit] if isinstance(exit, int) else torch.tensor(up_to, dtype=torch.float64)[exit]
         met = None if budget.time is None else elapsed <= budget.time + self.grace
-        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, members)
+        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, members, tuple(outputs))
 
 
 def limit_exits(budget: Budget, exits: int, macs: tuple[float, ...] | None) -> int:

@@ -239,7 +239,8 @@ class Task:
             source = torch.full((self._batch,), used) if self._setup.sets is not None else None
         members = None if source is None else self._setup.members(source, prediction, self._uniform)
         elapsed = max((self._setup.clock.now() if at is None else at) - self.arrived, 0.0)
-        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, members)
+        outputs = [] if self._outputs and isinstance(self._outputs[0], Prediction) else self._outputs[:used]
+        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, members, outputs)
 
     # For the executor.
 

@@ -1,0 +1,48 @@
+"""The page as one file, with recorded answers: what `anytime demo --page FILE` writes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from anytime.artifacts import write_text
+from anytime.page.assets import single_file
+from anytime.page.recorded import Source, card_document, cifar100, digits
+from anytime.page.simulated import simulated_load
+
+_MARK = b"anytime: see a network think"
+
+
+def write_page(path: Path, *, report: Path | None = None) -> None:
+    """Write the page with recorded answers.
+
+    Args:
+        path: The file.
+        report: A report to link to, if there is one.
+    """
+    write_text(path, single_file(recorded_document(link=None if report is None else _relative(report, path.parent))))
+
+
+def recorded_document(*, link: str | None = None) -> dict[str, Any]:
+    """Everything that the page shows without a server."""
+    sources = [cifar100(), digits()]
+    return {
+        "sources": [source.document() for source in sources],
+        "load": simulated_load(),
+        "cards": [{"title": source.title, **_card(source)} for source in sources],
+        "report": link,
+    }
+
+
+def is_page(head: bytes) -> bool:
+    """Whether a file begins as one that `write_page` wrote."""
+    return _MARK in head
+
+
+def _card(source: Source) -> dict[str, Any]:
+    return card_document(source.logits, source.rules, source.milliseconds)
+
+
+def _relative(target: Path, folder: Path) -> str:
+    return Path(os.path.relpath(target.resolve(), folder.resolve())).as_posix()
