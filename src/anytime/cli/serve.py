@@ -61,8 +61,8 @@ def serve(
         token_file: A file with the token that callers need; or the environment variable ANYTIME_TOKEN.
         allowed_host: A further name that the Host header may have; repeatable.
         insecure: Listen to other machines without a token.
-        demo: Let the page have the server send itself traffic, bounded, for its load view. Without a MODEL, on this machine only,
-            this is so anyway.
+        demo: Let the page have the server send itself traffic, bounded, for its load view; without MODEL, on this machine, this
+            is the default.
         examples: A folder of images to pick from on the page; those in a subfolder that is named as a class have that label.
         max_body: Largest body, in MiB.
         max_batch: Most inputs per request.
@@ -108,8 +108,15 @@ def serve(
             options=options,
             trust=trust,
         )
-        shown = {"demo": demo or (model is None and is_loopback(host)), "examples": examples}
-        app = server.make_app(service, limits=limits, host=host, allowed=allowed_host or (), token=token, **shown)
+        app = server.make_app(
+            service,
+            limits=limits,
+            host=host,
+            allowed=allowed_host or (),
+            token=token,
+            demo=demo or (model is None and is_loopback(host)),
+            examples=examples,
+        )
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(f"{service.name}: {service.exits} exits, rule {service.runner.rule!r}, engine {service.runner.engine.name}")
         listening.listen(limits.connections)  # from here on connections wait instead of being refused

@@ -5,6 +5,6 @@ into one HTML file.
 """
 
 from anytime.page.assets import POLICY, index, script_files, style
-from anytime.page.file import is_page, write_page
+from anytime.page.file import is_page, make_page, write_page
 
-__all__ = ["POLICY", "index", "is_page", "script_files", "style", "write_page"]
+__all__ = ["POLICY", "index", "is_page", "make_page", "script_files", "style", "write_page"]

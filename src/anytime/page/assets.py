@@ -63,7 +63,8 @@ def single_file(recorded: Mapping[str, Any]) -> str:
         ('<link rel="stylesheet" href="page/page.css">', f"<style>{css}</style>"),
         (
             '<script type="module" src="page/main.js"></script>',
-            f'<script type="application/json" id="recorded">{as_json(recorded)}</script>\n<script type="module">{script}</script>',
+            f'<script type="application/json" id="recorded">{as_json(recorded)}</script>\n'
+            f'<script type="module">{script}</script>',
         ),
     ):
         assert page.count(old) == 1, old

@@ -21,7 +21,12 @@ def write_page(path: Path, *, report: Path | None = None) -> None:
         path: The file.
         report: A report to link to, if there is one.
     """
-    write_text(path, single_file(recorded_document(link=None if report is None else _relative(report, path.parent))))
+    write_text(path, make_page(report=None if report is None else _relative(report, path.parent)))
+
+
+def make_page(*, report: str | None = None) -> str:
+    """The page with recorded answers; `report` is the address of a report to link to."""
+    return single_file(recorded_document(link=report))
 
 
 def recorded_document(*, link: str | None = None) -> dict[str, Any]:

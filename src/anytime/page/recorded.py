@@ -77,7 +77,9 @@ class Source:
         examples = []
         for row in chosen:
             label = int(self.labels[row])
-            peak = torch.stack([each[:, row].amax(0) for each in probs.values()]).amax(0).index_fill(0, torch.tensor(label), 2.0)
+            peak = (
+                torch.stack([each[:, row].amax(0) for each in probs.values()]).amax(0).index_fill(0, torch.tensor(label), 2.0)
+            )
             bars = peak.topk(min(BARS, len(self.classes))).indices.sort().values
             examples.append(
                 {

@@ -28,7 +28,10 @@ def simulated_load() -> dict[str, Any]:
     confidence = prediction.confidence.numpy()
     systems: dict[str, SchedulingPolicy] = {"anytime": ExpectedGain(), "all_exits": AllExits()}
     runs = [
-        [{name: _run(policy, rate, deadline, correct, confidence) for name, policy in systems.items()} for deadline in DEADLINES]
+        [
+            {name: _run(policy, rate, deadline, correct, confidence) for name, policy in systems.items()}
+            for deadline in DEADLINES
+        ]
         for rate in RATES
     ]
     return {

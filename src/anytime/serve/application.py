@@ -42,6 +42,7 @@ _DECODERS = 2
 _USUAL = ("probabilities", "labels")
 _INTERNAL = closing(Problem(500, "internal", "the server failed", fix="see its log"))
 
+
 def make_app(
     service: Service,
     *,
@@ -88,9 +89,7 @@ def make_app(
     for path, method, endpoint, described in routes.table():
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
     ends = partial(getattr, app.state, "closing", bool)  # `make_server` sets it
-    routes.page = Page(
-        service, routes.limits, routes.admission, demo=demo, examples=examples, closing=lambda: bool(ends()())
-    )
+    routes.page = Page(service, routes.limits, routes.admission, demo=demo, examples=examples, closing=lambda: bool(ends()()))
     app.mount("/page", routes.page.router)
     return app
 

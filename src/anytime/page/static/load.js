@@ -51,9 +51,9 @@ export class LoadView {
         signal: run.signal,
         onState: (state) => { byId("load-status").textContent = state === "connected" ? "Running." : "The connection was lost: trying again …"; },
       });
-      this.ended("Ended.");
+      if (this.run === run) this.ended("Ended.");
     } catch (error) {
-      this.ended(error.message);
+      if (this.run === run) this.ended(error.message);
     }
   }
 

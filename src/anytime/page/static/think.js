@@ -183,7 +183,9 @@ export class ThinkView {
     const arrived = [];
     let over = false, failure = null, awaken = () => {};
     const add = (event) => { arrived.push(event); awaken(); };
-    byId("think-status").textContent = "Running …";
+    const status = byId("think-status");
+    status.textContent = "Running …";
+    if (status.getBoundingClientRect().top > innerHeight - 200) status.scrollIntoView({ block: "start", behavior: calm.matches ? "auto" : "smooth" });
     if (this.source.recorded && !this.own) {
       try { recordedEvents(this.source, this.source.examples[this.index], deadline).forEach(add); } catch (error) { failure = error; }
       over = true;

@@ -58,7 +58,7 @@ class Examples:
 
     def listing(self, engine: Any) -> list[dict[str, Any]]:
         """The examples to show: a sample, and those that lose most under the latest exit alone."""
-        probs = torch.cat([_probabilities(engine, part) for part in self.x.split(_BATCH)], 1)
+        probs = torch.cat([_probabilities(engine, part) for part in torch.split(self.x, _BATCH)], 1)
         known = None if self.labels is None or bool((self.labels < 0).any()) else self.labels
         drops = recorded.label_drops(probs, known)
         return [

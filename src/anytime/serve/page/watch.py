@@ -24,6 +24,7 @@ _LOOKS = 600.0
 """Seconds after the page was last used in which inputs are sampled."""
 _BYTES = 32 << 20
 _MOST = 1000
+_PATIENCE = 10
 
 
 class Watch:
@@ -83,9 +84,10 @@ class Watch:
     async def _work(self) -> None:
         runner = self._service.runner
         while self._inputs:
-            if runner.load_status.waiting:  # requests go first
+            for _ in range(_PATIENCE):  # requests go first, for a while
+                if not runner.load_status.waiting:
+                    break
                 await asyncio.sleep(0.05)
-                continue
             answer = await asyncio.to_thread(runner.predict, self._inputs.popleft())
             if (logits := answer.logits) is not None:
                 self._logits.append(logits[:, 0].clone())
