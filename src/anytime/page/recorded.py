@@ -183,6 +183,7 @@ def shades(images: Tensor) -> list[str]:
     return ["".join(f"{level:x}" for level in row) for row in levels.tolist()]
 
 
+@cache
 def digits() -> Source:
     """The sample model's answers to the test images of scikit-learn's digits, with stage times measured now."""
     folder, sets = samples.digits_model()

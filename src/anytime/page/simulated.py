@@ -6,6 +6,7 @@ The stage times and the answers are those of the CIFAR-100 sample (`anytime.run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ DEADLINES = (5, 10, 20, 50)
 SLICES, SECONDS = 12, 0.25
 
 
+@cache
 def simulated_load() -> dict[str, Any]:
     """Counts per slice of time, for each rate and deadline: `runs[rate][deadline][system][slice]`."""
     source = cifar100()

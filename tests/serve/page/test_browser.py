@@ -92,8 +92,9 @@ def test_one_input_with_every_control(demo: Any, open_page: Any, digits: Any, tm
     page.evaluate(
         """(hex) => { const bytes = Uint8Array.from(hex.match(/../g), (each) => parseInt(each, 16)), data = new DataTransfer();
         data.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
-        for (const kind of ["dragover", "drop"])
-          document.getElementById("drop").dispatchEvent(new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true })); }""",
+        const options = { dataTransfer: data, bubbles: true, cancelable: true };
+        const place = document.getElementById("drop");
+        for (const kind of ["dragover", "drop"]) place.dispatchEvent(new DragEvent(kind, options)); }""",
         data,
     )
     says(page, "think-status", "^Press Go")
@@ -111,8 +112,9 @@ def test_one_input_with_every_control(demo: Any, open_page: Any, digits: Any, tm
 def test_bars_grow_exit_by_exit(demo: Any, open_page: Any) -> None:
     page = open_page(demo.url, motion="no-preference")
     page.evaluate(
-        """() => { window.seen = []; new MutationObserver(() => window.seen.push(document.querySelectorAll("#stages tbody tr").length))
-        .observe(document.getElementById("stages"), { childList: true }); }"""
+        """() => { window.seen = []; const table = document.getElementById("stages");
+        const watch = new MutationObserver(() => window.seen.push(table.querySelectorAll("tbody tr").length));
+        watch.observe(table, { childList: true }); }"""
     )
     run_one(page)
     assert sorted(set(page.evaluate("window.seen")) - {0}) == [1, 2, 3, 4, 5]
@@ -130,9 +132,7 @@ def test_load_with_every_control_and_a_lost_connection(demo: Any, open_page: Any
         return [int(text) for text in page.locator("#totals tbody td:nth-child(2)").all_inner_texts()]
 
     def more_than(count: int) -> None:
-        page.wait_for_function(
-            "(count) => Number(document.querySelector('#totals tbody td')?.textContent) > count", arg=count
-        )
+        page.wait_for_function("(count) => Number(document.querySelector('#totals tbody td')?.textContent) > count", arg=count)
 
     more_than(0)
     page.fill("#rate", "400")
@@ -176,7 +176,8 @@ def test_every_view_fits_every_width(demo: Any, file: str, open_page: Any) -> No
             page.set_viewport_size({"width": width, "height": 900})
             page.click(f"#tab-{view}")
             found = page.evaluate(
-                """() => [document.documentElement.scrollWidth, [...document.querySelectorAll("button, select, input, output, svg")]
+                """() => [document.documentElement.scrollWidth,
+                [...document.querySelectorAll("button, select, input, output, svg")]
                 .filter((each) => each.checkVisibility() && !each.closest(".scroll"))
                 .flatMap((each) => { const box = each.getBoundingClientRect(); return [box.left, box.right]; })]"""
             )
@@ -253,7 +254,8 @@ def test_the_policy_refuses_inline_scripts_and_html_from_strings(demo: Any, file
                 const outcomes = [], violations = [];
                 document.addEventListener("securitypolicyviolation", (event) => violations.push(event.effectiveDirective));
                 try { document.body.innerHTML = "<b>x</b>"; } catch { outcomes.push("html"); }
-                const text = trustedTypes.createPolicy("test", { createScript: (given) => given }).createScript("window.hacked = 1");
+                const policy = trustedTypes.createPolicy("test", { createScript: (given) => given });
+                const text = policy.createScript("window.hacked = 1");
                 const made = document.createElement("script");
                 made.text = text;
                 document.body.append(made);
@@ -320,7 +322,9 @@ def test_a_token_is_asked_for_and_kept_in_memory_only(serving: Any, open_page: A
     with page.expect_download() as saved:
         page.click("#report")
     assert "requests of this server" in Path(saved.value.path()).read_text()
-    stored = page.evaluate("JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, document.body.innerHTML])")
+    stored = page.evaluate(
+        "JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, document.body.innerHTML])"
+    )
     assert TOKEN not in stored
 
 

@@ -1,4 +1,4 @@
-// Elements made from data. Text is only ever set as text: a class may be called <script>.
+// Elements made from data. Text is only ever set as text: the name of a class may look like HTML.
 
 export const byId = (id) => document.getElementById(id);
 export const calm = matchMedia("(prefers-reduced-motion: reduce)");

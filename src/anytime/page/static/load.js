@@ -22,7 +22,7 @@ export class LoadView {
     this.exits = this.info.exits;
     byId("load-go").disabled = !this.info.demo;
     byId("load-note").textContent = !this.info.demo ? "This server generates no traffic: start it with anytime serve --demo."
-      : recorded ? "Simulated with the stage times of an MSDNet on one core, for the nearest recorded rate and deadline; both systems get the same requests."
+      : recorded ? "Simulated with the stage times of an MSDNet on one core, for the nearest recorded rate and deadline; both systems get the same requests. Three seconds are recorded, and repeat."
         : "The server sends the traffic to itself, for a minute at most. Both systems get the same inputs at the same times and take turns of half a second, so that neither slows the other; each turn begins with an empty queue, which favours the one that falls behind.";
     const series = SYSTEMS.map((name, index) => ({ name: NAMES[name], css: ["s2", "s1"][index] }));
     const share = (label) => new LineChart({ label, series, format: percent, x: "seconds" });
