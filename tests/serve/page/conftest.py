@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from anytime.artifacts import seal
+from anytime.data.text import collect_vocabulary, save_tokenizer
+from anytime.models import create, save
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
@@ -57,6 +62,19 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert not errors
+
+
+@pytest.fixture
+def text_folder(tmp_path: Path) -> Path:
+    """A run of an untrained text model with six classes."""
+    pytest.importorskip("tokenizers", reason="texts need the extra text")
+    tokenizer = collect_vocabulary(["my card was stolen", "what is my balance"], size=60)
+    save(create("encoder-tiny", classes=6, vocabulary=len(tokenizer.vocabulary)).eval(), tmp_path / "model")
+    settings = save_tokenizer(tmp_path, tokenizer, length=8)
+    words = [f"intent {number}" for number in range(6)]
+    (tmp_path / "data.json").write_text(json.dumps({"name": "bank", "mean": [], "std": [], "class_names": words, **settings}))
+    seal(tmp_path, ["data.json", "vocab.txt"], kind="run")
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,18 @@ def test_one_input_with_every_control(demo: Any, open_page: Any, digits: Any, tm
     assert page.locator("#stages thead th").count() == 7
 
 
+def test_a_text_is_typed_for_a_text_model(text_folder: Path, serving: Any, open_folder: Any, open_page: Any) -> None:
+    page = open_page(serving(open_folder(text_folder, name="bank")).url)
+    assert page.locator("#image-field").is_hidden()
+    assert page.locator("#load-go").is_disabled()  # not in demo mode
+    longest = page.inner_text("#deadline-value")
+    page.fill("#text", "what is my card")
+    assert page.inner_text("#deadline-value") != longest  # this model's times, not the recorded one's
+    page.click("#go")
+    says(page, "think-status", "all exits")
+    assert page.locator("#rules article").first.locator(".bars .name").all_inner_texts()[0] == "intent 0"
+
+
 def test_bars_grow_exit_by_exit(demo: Any, open_page: Any) -> None:
     page = open_page(demo.url, motion="no-preference")
     page.evaluate(

@@ -352,3 +352,32 @@ def test_the_demo_evaluates_the_sample_and_writes_the_page(
     mine.write_text("mine")
     assert run(["demo", "--out", str(tmp_path / "out"), "--page", str(mine)]) == 2
     assert mine.read_text() == "mine"
+
+
+# Other models.
+
+
+def test_a_text_model_takes_a_text(text_folder: Path, serving: Any, open_folder: Any) -> None:
+    live = serving(open_folder(text_folder, name="bank"), demo=True)
+    info = live.get("/page/info").json()
+    assert (info["texts"], info["images"], info["sources"]) == (True, False, ["cifar100"])
+    plain = {"content-type": "text/plain"}
+    found = events(live.post("/page/think?deadline=30s", content=b"what is my card", headers=plain).text)
+    assert found[-2][2]["reason"] == "finished"
+    live.post("/page/load?rate=5&deadline=400ms&seconds=1")  # random inputs, without labels
+    assert events(live.get("/page/load").text)[0][2]["anytime"]["correct"] == 0
+
+
+def test_exported_stages_have_one_rule_and_no_card(tmp_path: Path, serving: Any, open_folder: Any) -> None:
+    pytest.importorskip("onnxruntime", reason="exported stages need ONNX Runtime")
+    from anytime.models import create, save
+
+    save(create("mlp-toy", classes=5, exits=3).eval(), tmp_path / "model")
+    assert run(["export", str(tmp_path / "model"), "--out", str(tmp_path / "stages"), "--rule", "product"]) == 0
+    live = serving(open_folder(tmp_path / "stages", engine="auto"), demo=True)
+    assert live.get("/page/info").json()["rules"] == ["product"]
+    found = events(live.post("/page/think?deadline=30s", json={"input": [[0.5, 1.0]]}).text)
+    assert set(found[0][2]["rules"]) == {"product"}
+    assert live.get("/page/model").json()["inside"] is True
+    live.post("/page/load?rate=5&deadline=400ms&seconds=1")
+    assert events(live.get("/page/load").text)[-1][1] == "end"

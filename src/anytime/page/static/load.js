@@ -1,7 +1,7 @@
 import { byId, duration, el, LogSlider, percent } from "./dom.js";
 import { LineChart } from "./draw.js";
 
-const KEPT = 60; // points per line: what is older is dropped, so the page's memory does not grow
+const KEPT = 40; // points per line: what is older is dropped, so the memory of the page does not grow
 const SECONDS = 60;
 const SYSTEMS = ["anytime", "all_exits"];
 const NAMES = { anytime: "anytime", all_exits: "run all exits" };

@@ -88,8 +88,6 @@ export class ThinkView {
     this.worst = 0;
     byId("source").value = id;
     byId("source-note").textContent = this.source.note;
-    const times = this.source.milliseconds, last = times.at(-1);
-    this.deadline.range(times[0] / 2, Math.min(this.source.recorded ? 3 * last : Math.max(40 * last, 50), this.info.longest_ms ?? Infinity), 1e9);
     byId("example").replaceChildren(...this.source.examples.map((example, index) => el("option", { value: index }, this.exampleName(example))));
     byId("thumbs").replaceChildren(...this.source.examples.map((example, index) => this.thumb(example, index)).filter(Boolean));
     byId("example-field").hidden = this.source.examples.some((example) => example.pixels);
@@ -155,8 +153,17 @@ export class ThinkView {
     await this.go();
   }
 
+  // The deadlines that make a difference to the model that runs: the recorded one, or the server's.
+  fitDeadline() {
+    const recorded = this.source.recorded && !this.own, times = (recorded ? this.source : this.info).milliseconds, last = times.at(-1);
+    if (this.fitted === times) return;
+    this.fitted = times;
+    this.deadline.range(times[0] / 2, recorded ? 3 * last : Math.min(Math.max(40 * last, 50), this.info.longest_ms), Infinity);
+  }
+
   clear() {
     this.run.abort();
+    this.fitDeadline();
     this.events = [];
     this.rules = this.own ? this.info.rules : this.source.rules;
     this.classes = this.own ? this.info.classes : this.source.classes;

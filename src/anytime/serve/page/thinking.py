@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -23,6 +24,8 @@ from anytime.serve.service import Service
 _THREADS = 4
 _BARS = 50
 _ROUNDS = 7
+_HOLD = 0.02
+"""Seconds for which answers may be held back: sending them meanwhile would slow down the stages of a fast network."""
 
 
 class Thinking:
@@ -64,18 +67,24 @@ class Thinking:
         found: asyncio.Queue[Answer | BaseException | None] = asyncio.Queue()
         left = threading.Event()
 
-        def put(item: Any) -> None:
-            loop.call_soon_threadsafe(found.put_nowait, item)
+        def put(items: list[Answer | BaseException | None]) -> None:
+            for item in items:
+                loop.call_soon_threadsafe(found.put_nowait, item)
 
         def run() -> None:
+            held: list[Any] = []
+            since = time.perf_counter()
             try:
                 for answer in self._service.runner.stream(x, budget=budget):
-                    put(answer)  # nothing else: it would count as the time of the next stage
+                    held.append(answer)
                     if left.is_set():
                         return
-                put(None)
+                    if (now := time.perf_counter()) - since > _HOLD:
+                        put(held)
+                        held, since = [], now
+                put([*held, None])
             except Exception as error:  # raised where the events are awaited
-                put(error)
+                put([*held, error])
 
         states = {name: rule.start(self._service.exits) for name, rule in self.rules.items()}
         before, job = 0.0, self._threads.submit(run)
