@@ -8,7 +8,8 @@ from typing import Any
 
 from anytime.artifacts import write_text
 from anytime.page.assets import single_file
-from anytime.page.recorded import Source, card_document, cifar100, digits
+from anytime.page.card import card_of, evaluate_unlabelled
+from anytime.page.recorded import Source, cifar100, digits
 from anytime.page.simulated import simulated_load
 
 _MARK = b"anytime: see a network think"
@@ -46,7 +47,7 @@ def is_page(head: bytes) -> bool:
 
 
 def _card(source: Source) -> dict[str, Any]:
-    return card_document(source.logits, source.rules, source.milliseconds)
+    return card_of(evaluate_unlabelled(source.logits, source.rules, source.milliseconds))
 
 
 def _relative(target: Path, folder: Path) -> str:

@@ -7,6 +7,7 @@ that are most probable anywhere along the way, and the label.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,10 +23,8 @@ from anytime.conformal import ConformalSets, Raps, fit_conformal_sets
 from anytime.data import load_digits
 from anytime.data.augment import normalise
 from anytime.data.base import ImageData
-from anytime.evaluation import Evaluation, evaluate
 from anytime.metrics import drop
 from anytime.models import load
-from anytime.report.pages.card import card
 from anytime.run.engines.choose import make_engine, run_all
 from anytime.run.simulation import CIFAR_MSDNET
 from anytime.train.data.named import doubled
@@ -207,8 +206,6 @@ def digits() -> Source:
 
 def measure_milliseconds(engine: Any, x: Tensor, *, rounds: int = 15) -> list[float]:
     """Milliseconds up to each exit: the medians of a few runs."""
-    import time
-
     taken = []
     for _ in range(rounds + 1):
         run, began, marks = engine.begin(x), time.perf_counter(), []
@@ -218,33 +215,6 @@ def measure_milliseconds(engine: Any, x: Tensor, *, rounds: int = 15) -> list[fl
         run.close()
         taken.append(marks)
     return torch.tensor(taken[1:], dtype=torch.float64).median(0).values.tolist()  # the first is slow
-
-
-def card_document(logits: Tensor, rules: Mapping[str, Rule[Any]], milliseconds: Sequence[float]) -> dict[str, Any]:
-    """The report card of logits without labels: each rule's answers are compared with its own at the last exit."""
-    return card_of(evaluate(logits, rules=dict(rules), costs=increasing(milliseconds), sets=None))
-
-
-def card_of(evaluation: Evaluation) -> dict[str, Any]:
-    """The report card of an evaluation as JSON."""
-    properties = [
-        {
-            "name": each.name,
-            "question": each.question,
-            "scale": each.scale,
-            "marks": [vars(mark) for mark in each.marks],
-        }
-        for each in card(evaluation)
-    ]
-    return {"inputs": evaluation.samples, "properties": properties}
-
-
-def increasing(costs: Sequence[float]) -> list[float]:
-    """Costs that increase from exit to exit, whatever the clock said."""
-    found: list[float] = []
-    for cost in costs:
-        found.append(max(cost, found[-1] * (1 + 1e-6) if found else 1e-6))
-    return found
 
 
 def _cumulated(parts: Sequence[float]) -> list[float]:

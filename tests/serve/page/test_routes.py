@@ -17,9 +17,10 @@ import torch
 
 from anytime.cli import run
 from anytime.errors import FormatError, IntegrityError, MissingFileError, OptionError
-from anytime.page import index, is_page, make_page, script_files, style
+from anytime.page import index, is_page, make_page, script_files, style, write_page
 from anytime.page.assets import MODULES, joined_script
-from anytime.page.recorded import choose_rows, cifar100, class_names, increasing
+from anytime.page.card import increasing
+from anytime.page.recorded import choose_rows, cifar100, class_names
 from anytime.page.simulated import simulated_load
 from anytime.serve.page.examples import read_examples
 from anytime.serve.page.traffic import Counts, Settings, draw
@@ -340,18 +341,18 @@ def test_the_demo_evaluates_the_sample_and_writes_the_page(
     from anytime.train import digits as training
 
     monkeypatch.setattr(training, "train_digits", partial(training.train_digits, epochs=1))
-    page = tmp_path / "think.html"
-    assert run(["demo", "--out", str(tmp_path / "out"), "--page", str(page)]) == 0
-    told = capsys.readouterr()
-    assert re.search(r"2\d % of inputs lose 0\.5 or more.*Product reduces this to 0 %", told.out)
-    assert told.out.rstrip().endswith(f"open {page} in a browser.")
-    assert '"report":"out/report.html"' in page.read_text()
-    assert run(["demo", "--out", str(tmp_path / "out")]) == 0  # replaced
-    assert (tmp_path / "out" / "page.html").exists()
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
-    assert run(["demo", "--out", str(tmp_path / "out"), "--page", str(mine)]) == 2
+    assert run(["demo", "--out", str(tmp_path / "out"), "--page", str(mine)]) == 2  # before the work begins
     assert mine.read_text() == "mine"
+    assert run(["demo", "--out", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    assert re.search(r"2\d % of inputs lose 0\.5 or more.*Product reduces this to 0 %", told.out)
+    page = tmp_path / "out" / "page.html"
+    assert told.out.rstrip().endswith(f"open {page} in a browser.")
+    assert '"report":"report.html"' in page.read_text()
+    write_page(tmp_path / "think.html", report=tmp_path / "out" / "report.html")
+    assert '"report":"out/report.html"' in (tmp_path / "think.html").read_text()
 
 
 # Other models.

@@ -8,7 +8,8 @@ export class ModelView {
   constructor(backend, info) {
     Object.assign(this, { backend, info, timer: null, shown: "" });
     byId("model-note").textContent = backend.offline ? "From the recorded logits."
-      : "While somebody looks at this page, up to five inputs per second of those that the server is asked are run through all exits in the background.";
+      : "While somebody looks at this page, up to five inputs per second of those that the server is asked are run through all " +
+        "exits in the background.";
     byId("model-traffic").hidden = backend.offline || !info.demo;
     byId("model-traffic").addEventListener("click", () => this.traffic());
     byId("report").addEventListener("click", (event) => {
@@ -67,7 +68,8 @@ function propertyCard(property) {
   const rows = property.marks.map((mark) => el("tr", {},
     el("th", { scope: "row" }, ruleName(mark.rule)), el("td", {}, el("span", { class: `chip ${mark.grade}` }, mark.grade)),
     el("td", {}, mark.number, el("span", { class: "meaning" }, mark.meaning))));
+  const head = el("tr", {}, ...["rule", "grade", "measured"].map((text) => el("th", { scope: "col" }, text)));
   return el("article", { class: "panel property" }, el("h3", {}, property.name), el("p", { class: "question" }, property.question),
     el("p", { class: "reading" }, property.scale),
-    el("table", {}, el("thead", { class: "unseen" }, el("tr", {}, ...["rule", "grade", "measured"].map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows)));
+    el("table", {}, el("thead", { class: "unseen" }, head), el("tbody", {}, ...rows)));
 }

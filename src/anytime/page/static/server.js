@@ -1,4 +1,4 @@
-import { byId } from "./dom.js";
+import { byId, el } from "./dom.js";
 import { follow, Refusal } from "./events.js";
 
 // The server that this page came from. A token is asked for when the server demands it, and is kept in memory only.
@@ -11,7 +11,8 @@ export class Server {
       const headers = { ...options.headers, ...(this.#token && { Authorization: `Bearer ${this.#token}` }) };
       const response = await fetch(`page/${path}`, { ...options, headers, cache: "no-store" });
       if (response.ok) return response;
-      if (response.status !== 401) throw new Refusal(response.status, await response.json().catch(() => ({ error: `status ${response.status}` })));
+      const problem = await response.json().catch(() => ({ error: `status ${response.status}` }));
+      if (response.status !== 401) throw new Refusal(response.status, problem);
       const refused = Boolean(this.#token);
       this.#token = null;
       await (this.#asking ??= this.askToken(refused).finally(() => { this.#asking = null; }));
@@ -49,7 +50,8 @@ export class Server {
   // `input` is an example of a source, or a body with its type.
   think({ source, row, body, type, deadline }, onEvent, options) {
     const query = new URLSearchParams({ deadline: `${deadline.toFixed(3)}ms`, ...(body == null && { source, row }) });
-    const open = () => this.ask(`think?${query}`, { method: "POST", body, signal: options.signal, headers: body == null ? {} : { "Content-Type": type } });
+    const headers = body == null ? {} : { "Content-Type": type };
+    const open = () => this.ask(`think?${query}`, { method: "POST", body, headers, signal: options.signal });
     return follow(open, onEvent, { ...options, tries: 3 });
   }
 
@@ -75,10 +77,8 @@ export class Server {
 
   // A link cannot send a token: with one, the report is saved instead of opened.
   async saveReport() {
-    const blob = await (await this.ask("report")).blob(), address = URL.createObjectURL(blob), link = document.createElement("a");
-    link.href = address;
-    link.download = "report.html";
-    link.click();
+    const address = URL.createObjectURL(await (await this.ask("report")).blob());
+    el("a", { href: address, download: "report.html" }).click();
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
   }
 

@@ -23,8 +23,9 @@ class RulePanel {
 
   show(found, order, truth, name) {
     const values = new Map(found.bars);
-    this.answer.replaceChildren(name(found.label), el("small", {},
-      ` ${percent(values.get(found.label) ?? 0)}${truth == null ? "" : found.label === truth ? " · correct" : " · wrong"}${found.fell_back ? " · fell back" : ""}`));
+    const judged = truth == null ? "" : found.label === truth ? " · correct" : " · wrong";
+    const words = ` ${percent(values.get(found.label) ?? 0)}${judged}${found.fell_back ? " · fell back" : ""}`;
+    this.answer.replaceChildren(name(found.label), el("small", {}, words));
     this.answer.classList.toggle("right", found.label === truth);
     this.answer.classList.toggle("wrong", truth != null && found.label !== truth);
     for (const [label, row] of this.rows) if (!order.includes(label)) { row.line.remove(); this.rows.delete(label); }
@@ -198,9 +199,9 @@ export class ThinkView {
       over = true;
     } else {
       const input = this.own ?? { source: this.source.id, row: this.source.examples[this.index].id };
-      this.backend.think({ ...input, deadline }, ({ name, data }) => {
-        if (name === "exit" && data.exit > (arrived.at(-1)?.exit ?? 0)) add(data);
-      }, { signal: run.signal, onState: (state) => { if (state === "reconnecting") byId("think-status").textContent = "The connection was lost: trying again …"; } })
+      const onEvent = ({ name, data }) => { if (name === "exit" && data.exit > (arrived.at(-1)?.exit ?? 0)) add(data); };
+      const onState = (state) => { if (state === "reconnecting") status.textContent = "The connection was lost: trying again …"; };
+      this.backend.think({ ...input, deadline }, onEvent, { signal: run.signal, onState })
         .catch((error) => { failure = error; }).finally(() => { over = true; awaken(); });
     }
     for (let next = 0; !run.signal.aborted;) {
@@ -221,7 +222,8 @@ export class ThinkView {
     const followed = this.truth ?? event.rules[this.rules.at(-1)].label;
     this.panels.forEach((panel, index) => panel.show(event.rules[this.rules[index]], this.order(), this.truth, name));
     byId("trajectory-title").textContent = `Probability of ${this.truth == null ? "the answer" : "the true class"}: ${name(followed)}`;
-    const lines = this.rules.map((rule) => this.events.map(({ exit, rules }) => [exit, new Map(rules[rule].bars).get(followed) ?? 0]));
+    const lines = this.rules.map((rule) =>
+      this.events.map(({ exit, rules }) => [exit, new Map(rules[rule].bars).get(followed) ?? 0]));
     const exits = this.own ? this.info.exits : this.source.exits;
     this.chart.update(lines, [1, exits], ["1", String(exits)]);
     const slower = calm.matches ? "" : " Shown slower than it ran.";
@@ -244,14 +246,17 @@ export class ThinkView {
   table(name, exits) {
     const longest = Math.max(...this.events.map((event) => event.stage_ms));
     const sets = this.rules.filter((rule) => this.events[0].rules[rule].set);
-    const head = el("tr", {}, el("th", { scope: "col" }, "exit"), el("th", { scope: "col" }, "stage"), el("th", { scope: "col" }, "so far"),
-      ...this.rules.map((rule) => el("th", { scope: "col", class: "words" }, ruleName(rule))),
-      ...sets.map((rule) => el("th", { scope: "col" }, sets.length > 1 ? `set, ${ruleName(rule)}` : "set")));
+    const column = (text, css = "") => el("th", { scope: "col", class: css }, text);
+    const head = el("tr", {}, column("exit"), column("stage"), column("so far"),
+      ...this.rules.map((rule) => column(ruleName(rule), "words")),
+      ...sets.map((rule) => column(sets.length > 1 ? `set, ${ruleName(rule)}` : "set")));
     const rows = this.events.map((event) => {
       const bar = el("span", { class: "time" });
       bar.style.width = `${(4 * event.stage_ms) / longest}rem`;
-      return el("tr", {}, el("th", { scope: "row" }, `${event.exit} of ${exits}`), el("td", { class: "stage" }, bar, duration(event.stage_ms)), el("td", {}, duration(event.elapsed_ms)),
-        ...this.rules.map((rule) => el("td", { class: `words ${this.truth == null ? "" : event.rules[rule].label === this.truth ? "right" : "wrong"}` }, name(event.rules[rule].label))),
+      const judge = (label) => (this.truth == null ? "" : label === this.truth ? "right" : "wrong");
+      return el("tr", {}, el("th", { scope: "row" }, `${event.exit} of ${exits}`),
+        el("td", { class: "stage" }, bar, duration(event.stage_ms)), el("td", {}, duration(event.elapsed_ms)),
+        ...this.rules.map((rule) => event.rules[rule].label).map((label) => el("td", { class: `words ${judge(label)}` }, name(label))),
         ...sets.map((rule) => el("td", {}, String(event.rules[rule].set[0]))));
     });
     byId("stages").replaceChildren(el("thead", {}, head), el("tbody", {}, ...rows));

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class Page:
         self.watch = Watch(service, self._thinking)
         self._traffic = Traffic(service, self._inputs, self.watch.seen, closing)
         self._times: list[float] | None = None
+        self._listed: dict[str, bytes] = {}
+        self._turn = asyncio.Lock()
         self.router = Router(
             [
                 Route("/page.css", _file(style(), "text/css")),
@@ -94,8 +96,8 @@ class Page:
         """What the page needs to know of the model."""
         self.watch.look()
         service = self._service
-        with _refusing():
-            rules = list(self._thinking.rules)
+        async with self._heavy():
+            rules, times = list(self._thinking.rules), await self._milliseconds()
         return _json(
             {
                 "name": service.name,
@@ -105,7 +107,7 @@ class Page:
                 "texts": service.texts,
                 "images": service.opened.data is not None and bool(service.opened.data.mean),
                 "sources": [each.id for each in self._sources()] + ["cifar100"],
-                "milliseconds": await self._milliseconds(),
+                "milliseconds": times,
                 "deadline_ms": 1e3 * service.deadline,
                 "longest_ms": 1e3 * service.longest,
                 "demo": self._demo,
@@ -116,20 +118,25 @@ class Page:
     async def source(self, request: Request) -> Response:
         """The examples of a source: the recorded sample, or inputs that this server runs."""
         id = request.path_params["id"]
+        async with self._heavy():
+            if id not in self._listed:
+                self._listed[id] = orjson.dumps(await asyncio.to_thread(self._list, id))
+        return Response(self._listed[id], media_type="application/json", headers=_SAFE)
+
+    def _list(self, id: str) -> dict[str, Any]:
         if id == "cifar100":
-            return _json(await asyncio.to_thread(lambda: recorded.cifar100().document()))
+            return recorded.cifar100().document()
         found = next((each for each in self._sources() if each.id == id), None)
         if found is None:
             raise Problem(404, "not_found", "there are no such examples", fix="see /page/info")
-        engine = self._service.runner.engine
-        listed = await asyncio.to_thread(found.listing, engine)
-        return _json({"id": found.id, "title": found.title, "recorded": False, "examples": listed})
+        examples = found.listing(self._service.runner.engine)
+        return {"id": found.id, "title": found.title, "recorded": False, "examples": examples}
 
     async def image(self, request: Request) -> Response:
         """An image of the folder of examples."""
         if self._given is None or not 0 <= (row := request.path_params["row"]) < self._given.rows:
             raise Problem(404, "not_found", "there is no such image", fix="see /page/source/images")
-        with _refusing():
+        async with self._heavy():
             data, kind = await asyncio.to_thread(self._given.image, row)
         return Response(data, media_type=kind, headers=_SAFE)
 
@@ -187,16 +194,23 @@ class Page:
 
     async def model(self, request: Request) -> Response:
         """The report card of the requests so far."""
-        with _refusing():
+        async with self._heavy():
             return _json(await self.watch.card())
 
     async def report(self, request: Request) -> Response:
         """The whole report of them."""
-        with _refusing():
+        async with self._heavy():
             found = await self.watch.report()
         if found is None:
             raise Problem(404, "not_found", "no request was sampled yet", fix="send some requests while the page is open")
         return Response(found, media_type="text/html", headers={"content-security-policy": "frame-ancestors 'none'", **_SAFE})
+
+    @asynccontextmanager
+    async def _heavy(self) -> AsyncIterator[None]:
+        """Count a request that computes something, one at a time, however many pages are open."""
+        with _refusing(), self._admission.request():
+            async with self._turn:
+                yield
 
     def _sources(self) -> list[Examples]:
         return [each for each in (self._digits, self._given) if each is not None]
@@ -249,7 +263,7 @@ def _file(data: bytes, kind: str) -> Callable[[Request], Any]:
 
 
 @contextmanager
-def _refusing() -> Any:
+def _refusing() -> Iterator[None]:
     """Errors of this library as answers."""
     try:
         yield

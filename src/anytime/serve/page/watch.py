@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.evaluation import Evaluation, evaluate
-from anytime.page.recorded import card_of, increasing
+from anytime.evaluation import Evaluation
+from anytime.page.card import card_of, evaluate_unlabelled
 from anytime.report.pages.page import render
 from anytime.serve.page.thinking import Thinking
 from anytime.serve.service import Service
@@ -97,8 +97,6 @@ class Watch:
         count = self._sampled
         if count and self._measured[0] != count:
             logits = torch.stack(list(self._logits), 1)
-            costs = None if self.milliseconds is None else increasing(self.milliseconds)
-            rules = dict(self._thinking.rules)
-            found = await asyncio.to_thread(evaluate, logits, rules=rules, costs=costs, sets=None)
+            found = await asyncio.to_thread(evaluate_unlabelled, logits, self._thinking.rules, self.milliseconds)
             self._measured = (count, found)
         return self._measured[1]
