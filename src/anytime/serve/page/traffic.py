@@ -142,6 +142,8 @@ class Traffic:
             self._ordinary = await asyncio.to_thread(_all_exits, self._service)
         runners = dict(zip(SYSTEMS, (self._service.runner, self._ordinary), strict=True))
         chance, began, turn = np.random.default_rng(), time.monotonic(), 0
+        if self._until and self._settings is not None:  # its time begins now: the preparation may have taken seconds
+            self._until, self._watched = began + self._settings.seconds, began
         try:
             while time.monotonic() < self._until and not self._closing() and not self._alone():
                 settings = self._settings
