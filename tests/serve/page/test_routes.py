@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from anytime.cli import run
+from anytime.combine import Prediction
 from anytime.errors import FormatError, IntegrityError, MissingFileError, OptionError
 from anytime.page import index, is_page, make_page, script_files, style, write_page
 from anytime.page.assets import MODULES, joined_script
 from anytime.page.card import increasing
 from anytime.page.recorded import choose_rows, cifar100, class_names
 from anytime.page.simulated import simulated_load
+from anytime.run import Answer
 from anytime.serve.page.examples import read_examples
 from anytime.serve.page.traffic import Counts, Settings, draw
 
@@ -248,9 +250,18 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 def test_late_and_refused_requests_are_not_correct() -> None:
+    answers = {"exit": 2, "exits": 5, "elapsed": 0.1, "reason": "deadline"}
+    given = Prediction(torch.tensor([[0.2, 0.8]]).log(), torch.tensor([False]))
     counts = Counts()
-    counts.note(None, 3)
-    assert (counts.sent, counts.refused, counts.in_time, counts.correct) == (1, 1, 0, 0)
+    counts.note(None, 1)
+    counts.note(Answer(given, deadline_met=False, **answers), 1)  # type: ignore[arg-type]
+    assert counts == Counts(sent=2, refused=1)
+    counts.note(Answer(given, deadline_met=True, **answers), 1)  # type: ignore[arg-type]
+    counts.note(Answer(given, deadline_met=True, **answers), 0)  # type: ignore[arg-type]
+    assert counts == Counts(sent=4, in_time=2, refused=1, exits=4, correct=1)
+    unlabelled = Counts(correct=None)
+    unlabelled.note(Answer(given, deadline_met=True, **answers), None)  # type: ignore[arg-type]
+    assert unlabelled.correct is None
 
 
 def test_a_server_that_ends_ends_its_traffic(running: Any, open_folder: Any) -> None:
@@ -366,7 +377,7 @@ def test_a_text_model_takes_a_text(text_folder: Path, serving: Any, open_folder:
     found = events(live.post("/page/think?deadline=30s", content=b"what is my card", headers=plain).text)
     assert found[-2][2]["reason"] == "finished"
     live.post("/page/load?rate=5&deadline=400ms&seconds=1")  # random inputs, without labels
-    assert events(live.get("/page/load").text)[0][2]["anytime"]["correct"] == 0
+    assert events(live.get("/page/load").text)[0][2]["anytime"]["correct"] is None
 
 
 def test_exported_stages_have_one_rule_and_no_card(tmp_path: Path, serving: Any, open_folder: Any) -> None:

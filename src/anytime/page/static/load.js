@@ -93,9 +93,12 @@ export class LoadView {
     if (this.points.length > KEPT) this.points.shift();
     this.sums ??= Object.fromEntries(SYSTEMS.map((name) => [name, {}]));
     for (const name of SYSTEMS) {
-      for (const [key, count] of Object.entries(slice[name])) this.sums[name][key] = (this.sums[name][key] ?? 0) + count;
+      for (const [key, count] of Object.entries(slice[name])) {
+        if (count != null) this.sums[name][key] = (this.sums[name][key] ?? 0) + count; // without labels nothing is correct or wrong
+      }
     }
     byId("load-status").textContent = "Running.";
+    this.charts.correct.element.parentElement.hidden = slice.anytime.correct == null;
     this.show();
   }
 

@@ -59,8 +59,7 @@ class Examples:
     def listing(self, engine: Any) -> list[dict[str, Any]]:
         """The examples to show: a sample, and those that lose most under the latest exit alone."""
         probs = torch.cat([_probabilities(engine, part) for part in torch.split(self.x, _BATCH)], 1)
-        known = None if self.labels is None or bool((self.labels < 0).any()) else self.labels
-        drops = recorded.label_drops(probs, known)
+        drops = recorded.label_drops(probs, self.labels if self.labelled else None)
         return [
             {
                 "id": row,
@@ -78,6 +77,11 @@ class Examples:
         assert self.files is not None
         path = self.files[row]
         return read_file(path, most=_LARGEST, expected="an image"), f"image/{_SUFFIXES[path.suffix.lower()]}"
+
+    @cached_property
+    def labelled(self) -> bool:
+        """Whether every row has a label."""
+        return self.labels is not None and not bool((self.labels < 0).any())
 
     @cached_property
     def rows(self) -> int:

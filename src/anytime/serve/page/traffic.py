@@ -8,6 +8,7 @@ nobody watches. It runs in demo mode only.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable
@@ -33,6 +34,7 @@ DEADLINES = (0.5e-3, 0.5)
 SYSTEMS = ("anytime", "all_exits")
 _UNWATCHED = 5.0
 _KEPT = 256
+_logger = logging.getLogger("anytime.serve")
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,21 @@ class Settings:
 
 @dataclass
 class Counts:
-    """What became of the requests of a slice; `exits` is the sum over the answers in time, `correct` counts these only."""
+    """What became of the requests of a slice.
+
+    Attributes:
+        sent: All requests.
+        in_time: Answers in time.
+        refused: Requests without an answer.
+        exits: The sum of the exits of the answers in time.
+        correct: Correct answers in time; None without labels.
+    """
 
     sent: int = 0
     in_time: int = 0
     refused: int = 0
     exits: int = 0
-    correct: int = 0
+    correct: int | None = 0
 
     def note(self, answer: Answer | None, label: int | None) -> None:
         """Count a request; None for one that was refused."""
@@ -66,7 +76,8 @@ class Counts:
         if answer is not None and answer.deadline_met is not False:
             self.in_time += 1
             self.exits += int(answer.exit)
-            self.correct += label is not None and answer.label == label
+            if self.correct is not None:
+                self.correct += answer.label == label
 
 
 class Traffic:
@@ -101,6 +112,7 @@ class Traffic:
         self._settings, self._until, self._watched = settings, time.monotonic() + settings.seconds, time.monotonic()
         if not self.running:
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(_log)
         return self._last
 
     def stop(self) -> None:
@@ -167,7 +179,7 @@ class Traffic:
         self, name: str, runner: Runner, examples: Examples, arrivals: list[float], rows: list[int], settings: Settings
     ) -> Counts:
         """Send the requests of a slice and wait for all of them."""
-        counts, loop = Counts(), asyncio.get_running_loop()
+        counts, loop = Counts(correct=0 if examples.labelled else None), asyncio.get_running_loop()
         # An ordinary server has no answer before the last exit.
         budget = Budget(settings.deadline, min_exits=None if name == "anytime" else self._service.exits)
         began = loop.time()
@@ -197,6 +209,11 @@ class Traffic:
             self._events.pop(self._last - _KEPT, None)
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+
+def _log(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _logger.error("the traffic of the page failed", exc_info=error)
 
 
 def draw(chance: np.random.Generator, rate: float, rows: int) -> tuple[list[float], list[int]]:
