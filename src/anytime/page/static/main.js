@@ -56,6 +56,8 @@ async function begin() {
   const info = await backend.info();
   byId("facts").textContent = backend.offline ? "Recorded answers: this file works without a server. For your own model, run anytime serve."
     : `${info.name}: a model with ${info.exits} exits and ${info.classes.length} classes, served here.`;
+  byId("links").hidden = Boolean(backend.offline);
+  byId("metadata").setAttribute("href", `v2/models/${info.name}`);
   const load = new LoadView(backend, info), think = new ThinkView(backend, info);
   load.prepare();
   views.model = new ModelView(backend, info);
