@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(BIN)/anytime demo
 
 test: check
-	$(BIN)/python -m pytest -m "not long" -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -m "not long" -n auto --maxprocesses 4 --dist loadgroup
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -61,7 +61,7 @@ class Live:
 
 
 @contextmanager
-def running(service: Service, limits: Limits | None = None, **options: Any) -> Iterator[Live]:
+def run_server(service: Service, limits: Limits | None = None, **options: Any) -> Iterator[Live]:
     limits = limits or Limits()
     app = make_app(service, limits=limits, **options)
     listening = listen("127.0.0.1", 0)
@@ -93,7 +93,7 @@ def make_service(folder: Any = None, **options: Any) -> Service:
 @pytest.fixture(scope="session")
 def live() -> Iterator[Live]:
     """The sample model, with generous deadlines: these tests are about the server, not the machine."""
-    with running(make_service()) as found:
+    with run_server(make_service()) as found:
         yield found
 
 
@@ -102,8 +102,14 @@ def serving() -> Iterator[Callable[..., Live]]:
     """Start a server of one's own: `serving(service, limits, token=...)`."""
     with ExitStack() as stack:
         yield lambda service=None, limits=None, **options: stack.enter_context(
-            running(service or make_service(), limits, **options)
+            run_server(service or make_service(), limits, **options)
         )
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., Any]:
+    """A server as a context, for fixtures of any scope."""
+    return run_server
 
 
 @pytest.fixture(scope="session")

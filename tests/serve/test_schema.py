@@ -52,7 +52,7 @@ def test_two_thousand_cases_per_operation(live: Any, tmp_path: Path) -> None:
 
 def test_every_route_is_described(live: Any) -> None:
     described = live.get("/openapi.json").json()["paths"]
-    routes = {route.path for route in live.app.routes} - {"/openapi.json"}
+    routes = {route.path for route in live.app.routes} - {"/openapi.json", "/page"}  # what the page asks is not for programs
     assert set(described) == routes
     for path in described.values():
         for operation in path.values():

@@ -52,19 +52,32 @@ def test_tokens_from_files_and_the_environment(tmp_path: Path, monkeypatch: pyte
             read_token(file)
 
 
-def test_a_token_is_needed_for_everything_but_health(serving: Any) -> None:
+def test_a_token_is_needed_for_everything_but_health_and_the_files_of_the_page(serving: Any) -> None:
     live = serving(token=TOKEN)
     with httpx.Client(base_url=live.url) as client:
         for path in ("/v2/health/live", "/v2/health/ready"):
             assert client.get(path).status_code == 200
-        for path in ("/", "/metrics", "/v2", "/v2/models/digits", "/openapi.json", "/nowhere"):
+        for path in (
+            "/page/info",
+            "/page/model",
+            "/page/report",
+            "/page/load",
+            "/metrics",
+            "/v2",
+            "/v2/models/digits",
+            "/openapi.json",
+            "/nowhere",
+        ):
             for header in (None, "", TOKEN, "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"):
                 response = client.get(path, headers={} if header is None else {"authorization": header})
                 assert (response.status_code, response.json()["code"]) == (401, "no_token")
                 assert response.headers["www-authenticate"] == "Bearer"
         for header in (f"Bearer {TOKEN}", f"bearer  {TOKEN}"):
             assert client.get("/v2", headers={"authorization": header}).status_code == 200
-        assert client.post("/predict", json={}).status_code == 401
+        for path in ("/predict", "/page/think", "/page/load"):
+            assert client.post(path, json={}).status_code == 401
+        for path in ("/", "/page/main.js", "/page/page.css"):  # the page asks for the token
+            assert client.get(path).status_code == 200
 
 
 def test_tokens_are_compared_in_constant_time() -> None:

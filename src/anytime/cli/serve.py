@@ -32,6 +32,8 @@ def serve(
     token_file: Path | None = None,
     allowed_host: Annotated[list[str] | None, Parameter(negative=())] = None,
     insecure: Flag = False,
+    demo: Flag = False,
+    examples: Path | None = None,
     max_body: int = 16,
     max_batch: int = 64,
     max_queue: int = 1024,
@@ -40,7 +42,7 @@ def serve(
     log_level: Literal["debug", "info", "warning", "error"] = "info",
     trust: Flag = False,
 ) -> int:
-    """Serve a model over HTTP: the Open Inference Protocol, event streams, and /predict for people.
+    """Serve a model over HTTP: a page for people at /, /predict, the Open Inference Protocol and event streams.
 
     Args:
         model: The folder of a training run, of a published one, or of `anytime.models.save` or `anytime export`; without it a
@@ -61,6 +63,9 @@ def serve(
         token_file: A file with the token that callers need; or the environment variable ANYTIME_TOKEN.
         allowed_host: A further name that the Host header may have; repeatable.
         insecure: Listen to other machines without a token.
+        demo: Let the page have the server send itself traffic, bounded, for its load view; without MODEL, on this machine, this
+            is the default.
+        examples: A folder of images to pick from on the page; those in a subfolder that is named as a class have that label.
         max_body: Largest body, in MiB.
         max_batch: Most inputs per request.
         max_queue: Most requests in flight.
@@ -78,7 +83,7 @@ def serve(
     try:
         from anytime import serve as server
         from anytime.serve import logs
-        from anytime.serve.security import check_exposure, read_token
+        from anytime.serve.security import check_exposure, is_loopback, read_token
     except ImportError as error:
         raise MissingExtraError(
             f"the server needs {error.name}", expected="the extra serve", fix="pip install 'anytime-nn[serve]'"
@@ -105,10 +110,19 @@ def serve(
             options=options,
             trust=trust,
         )
-        app = server.make_app(service, limits=limits, host=host, allowed=allowed_host or (), token=token)
+        app = server.make_app(
+            service,
+            limits=limits,
+            host=host,
+            allowed=allowed_host or (),
+            token=token,
+            demo=demo or (model is None and is_loopback(host)),
+            examples=examples,
+        )
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(f"{service.name}: {service.exits} exits, rule {service.runner.rule!r}, engine {service.runner.engine.name}")
         listening.listen(limits.connections)  # from here on connections wait instead of being refused
+        print(f"a page to see it think: {address}/")
         print(f"listening on {address}", flush=True)
         server.run(server.make_server(app, limits, drain=drained), listening)
     return 0

@@ -25,7 +25,10 @@ class ReliabilityBins:
 
 @dataclass(frozen=True)
 class Consistency:
-    """How the label's probability follows the cost, see `anytime.metrics.properties`; None where it does not change."""
+    """How the label's probability follows the cost, see `anytime.metrics.properties`; None where it does not change.
+
+    Without labels it is the final answer's probability, here and in `DiminishingReturns`.
+    """
 
     correlation: float | None
     exponent: float | None

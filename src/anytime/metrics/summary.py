@@ -44,6 +44,12 @@ class Summary:
         self._reach("entropy_rise", monotonicity.rise(seen.entropy), monotonicity.ENTROPY_RISES)
         if self.labelled:
             self._add_labelled(seen)
+        quality = seen.label_probability if self.labelled else seen.final
+        self._add("quality", _over_inputs(quality))
+        concordance, moves = properties.concordance(quality, self.costs)
+        self._add("concordance", concordance[moves].double().sum())
+        self._add("moves", moves.sum())
+        self._add("concave", properties.is_concave(quality, self.costs).sum())
 
     def add_sets(self, size: Tensor, covered: Tensor | None = None) -> None:
         """Add the sizes of prediction sets and whether they contain the label, each `(exits, batch)`."""
@@ -72,6 +78,7 @@ class Summary:
             raise OptionError("a summary of no inputs", expected="at least one input", fix="call add() first")
         return RuleMetrics(
             **(self._labelled_metrics(rows) if self.labelled else {}),
+            **self._properties(rows),
             final_drop_percent=self._percents("final_drop", monotonicity.DROPS, rows),
             agreement=self._mean("agree", rows),
             confidence=self._mean("confidence", rows),
@@ -87,7 +94,6 @@ class Summary:
         assert seen.correct is not None
         quality, correct = seen.label_probability, seen.correct
         self._add("correct", _over_inputs(correct))
-        self._add("label_probability", _over_inputs(quality))
         drops = monotonicity.drop(quality)
         self._reach("label_drop", drops, monotonicity.DROPS)
         self._add("label_drop_sum", drops.double().sum())
@@ -101,20 +107,14 @@ class Summary:
         self._add("inside", _over_inputs(seen.label > -torch.inf))
         self._add("reliability", calibration.histogram(seen.confidence, correct, calibration.ECE_BINS))
         self._add("deferral", calibration.histogram(seen.confidence, correct, calibration.ORACLE_BINS))
-        concordance, moves = properties.concordance(quality, self.costs)
-        self._add("concordance", concordance[moves].double().sum())
-        self._add("moves", moves.sum())
-        self._add("concave", properties.is_concave(quality, self.costs).sum())
 
     def _labelled_metrics(self, rows: float) -> dict[str, Any]:
         sums = self.sums
         correct, ever = sums["correct"], float(sums["ever"])
         wrong = rows - correct
-        quality = sums["label_probability"] / rows
-        correlation, exponent = properties.error_against_cost(quality, self.costs)
         return {
             "accuracy": tuple((correct / rows).tolist()),
-            "label_probability": tuple(quality.tolist()),
+            "label_probability": self._mean("quality", rows),
             "label_drop_percent": self._percents("label_drop", monotonicity.DROPS, rows),
             "mean_label_drop": float(sums["label_drop_sum"]) / rows,
             "correct_monotone_percent": 100 * float(sums["monotone"]) / rows,
@@ -130,6 +130,14 @@ class Summary:
             "oracle_accuracy": tuple(calibration.oracle_accuracy(sums["deferral"]).tolist()),
             "support_coverage": self._mean("inside", rows),
             "reliability": _reliability(sums["reliability"]),
+        }
+
+    def _properties(self, rows: float) -> dict[str, Any]:
+        """Consistency and diminishing returns of the label's probability, or of the final answer's without labels."""
+        sums = self.sums
+        quality = sums["quality"] / rows
+        correlation, exponent = properties.error_against_cost(quality, self.costs)
+        return {
             "consistency": Consistency(
                 correlation,
                 exponent,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from anytime.combine import Interval, Prediction
@@ -31,6 +32,8 @@ class Answer:
         reason: Why it stopped there; None if further answers may follow.
         macs: MACs (multiply-accumulates) per input up to its exit, if known; with a policy, one number per input.
         make_set: Makes the prediction set, if prediction sets were calibrated.
+        outputs: What each exit used so far returned, as the engine has it; empty with a policy, and for stages with a rule
+            inside. See `logits`.
     """
 
     prediction: Prediction | Interval
@@ -41,6 +44,7 @@ class Answer:
     reason: Reason | None
     macs: float | Tensor | None = None
     make_set: Callable[[], Tensor] | None = field(default=None, repr=False)
+    outputs: tuple[Any, ...] = field(default=(), repr=False)
 
     @cached_property
     def prediction_set(self) -> Tensor | None:
@@ -78,6 +82,11 @@ class Answer:
     def confidence(self) -> Tensor:
         """The probability of the most probable class, `(batch,)`."""
         return self._distribution.confidence
+
+    @property
+    def logits(self) -> Tensor | None:
+        """The logits of the exits used, `(exits, batch, classes)`; None with a policy, and for stages with a rule inside."""
+        return torch.stack([torch.as_tensor(each) for each in self.outputs]) if self.outputs else None
 
     @property
     def fell_back(self) -> Tensor:

@@ -80,6 +80,7 @@ class RunSetup:
         macs: Sequence[float] | None,
         source: int | Tensor,
         uniform: Tensor | None,
+        outputs: Sequence[Any] = (),
     ) -> Answer:
         """The answer for a prediction at an exit, or at one exit per input; `source` is the exit that it is from."""
         paid: float | Tensor | None = None
@@ -88,7 +89,7 @@ class RunSetup:
             paid = up_to[exit] if isinstance(exit, int) else torch.tensor(up_to, dtype=torch.float64)[exit]
         met = None if budget.time is None else elapsed <= budget.time + self.grace
         make_set = None if self.sets is None else partial(_members, self.sets, source, prediction, uniform)
-        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, make_set)
+        return Answer(prediction, exit, self.engine.num_exits, elapsed, met, reason, paid, make_set, tuple(outputs))
 
 
 def _members(sets: ConformalSets, source: int | Tensor, prediction: Prediction, uniform: Tensor | None) -> Tensor:

@@ -236,7 +236,8 @@ class Task:
             if prediction is None:
                 prediction = self._setup.predict(self._outputs[:used])
         elapsed = max((self._setup.clock.now() if at is None else at) - self.arrived, 0.0)
-        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, source, self._uniform)
+        outputs = [] if self._outputs and isinstance(self._outputs[0], Prediction) else self._outputs[:used]
+        return self._setup.answer(prediction, exit, elapsed, self.budget, reason, self._macs, source, self._uniform, outputs)
 
     # For the executor.
 

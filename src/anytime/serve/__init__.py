@@ -1,7 +1,8 @@
 """A server that gives every caller the best answer by its deadline: Open Inference Protocol over HTTP, around one runner.
 
 `service` is the model, `oip` the protocol, `people` the plain endpoint, `limits`, `security` and `metrics` what their names
-say, `application` the routes and `server` the process. Which request runs when is decided in `anytime.run`.
+say, `application` the routes, `page` what a browser shows, and `server` the process. Which request runs when is decided in
+`anytime.run`.
 """
 
 from anytime.serve.application import make_app

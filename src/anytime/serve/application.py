@@ -12,7 +12,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from html import escape
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
@@ -26,6 +27,7 @@ from anytime.run import Answer
 from anytime.serve import oip, people, schema
 from anytime.serve.limits import Admission, Disconnected, Limits
 from anytime.serve.metrics import Metrics
+from anytime.serve.page import PUBLIC, Page
 from anytime.serve.problems import Problem, closing, problem_of
 from anytime.serve.security import Guard
 from anytime.serve.service import INPUT, Service, Wanted, describe
@@ -40,11 +42,6 @@ _RUN = (404, 408, 413, 415, 422, 429, 503)
 _DECODERS = 2
 _USUAL = ("probabilities", "labels")
 _INTERNAL = closing(Problem(500, "internal", "the server failed", fix="see its log"))
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>
-<h1>{name}</h1><p>A model with {exits} exits. <a href="/v2/models/{name}">metadata</a>, <a href="/metrics">metrics</a>,
-<a href="/openapi.json">OpenAPI</a></p></html>
-"""
-_PAGE_HEADERS = {"content-security-policy": "default-src 'none'; frame-ancestors 'none'", "referrer-policy": "no-referrer"}
 
 
 def make_app(
@@ -54,6 +51,8 @@ def make_app(
     host: str = "127.0.0.1",
     allowed: Sequence[str] = (),
     token: str | None = None,
+    demo: bool = False,
+    examples: Path | None = None,
 ) -> FastAPI:
     """The application for one model.
 
@@ -63,6 +62,8 @@ def make_app(
         host: The address that the server listens to.
         allowed: Further names that the Host header may have.
         token: The token that every caller needs, if any.
+        demo: Whether the page may have the server generate traffic.
+        examples: A folder of images for the page.
     """
     routes = _Routes(service, limits or Limits())
 
@@ -71,6 +72,7 @@ def make_app(
         _logger.info("ready", extra={"model": service.name, "exits": service.exits, "engine": service.runner.engine.name})
         yield
         _logger.info("closing")
+        await routes.page.close()
         await asyncio.to_thread(service.runner.close)
         routes.decoders.shutdown(wait=False)
 
@@ -82,11 +84,15 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.guard, app.direct = Guard(host=host, allowed=allowed, token=token), routes.direct()
+    app.guard = Guard(host=host, allowed=allowed, token=token, public=PUBLIC)
+    app.direct = routes.direct()
     for kind in (Problem, Disconnected, HTTPException, Exception):
         app.add_exception_handler(kind, _on_error)
     for path, method, endpoint, described in routes.table():
         app.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
+    ends = partial(getattr, app.state, "closing", bool)  # `make_server` sets it
+    routes.page = Page(service, routes.limits, routes.admission, demo=demo, examples=examples, closing=lambda: bool(ends()()))
+    app.mount("/page", routes.page.router)
     return app
 
 
@@ -119,6 +125,8 @@ class _Handled(Response):
 
 
 class _Routes:
+    page: Page
+
     def __init__(self, service: Service, limits: Limits) -> None:
         self.service, self.limits, self.admission = service, limits, Admission(limits)
         self.decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
@@ -142,7 +150,7 @@ class _Routes:
             "refusals": _RUN,
         }
         found: list[_Route] = [
-            ("/", "GET", self.index, one("A page with links.", None, media="text/html")),
+            ("/", "GET", self.index, one("The page for people.", None, media="text/html")),
             ("/metrics", "GET", self.prometheus, one("Prometheus metrics.", None, media="text/plain")),
             ("/v2", "GET", self.server, one("Metadata of the server.", schema.SERVER)),
             ("/v2/health/live", "GET", self.live, one("Whether the server runs.", schema.record({"live": schema.FLAG}))),
@@ -175,8 +183,7 @@ class _Routes:
     # Of the server and the model.
 
     async def index(self, request: Request) -> Response:
-        page = _PAGE.format(name=escape(self.service.name), exits=self.service.exits)
-        return Response(page, media_type="text/html", headers=_PAGE_HEADERS)
+        return await self.page.index(request)
 
     async def prometheus(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -237,6 +244,7 @@ class _Routes:
             answers: Any = self.service.runner.stream_async(x, budget=call.wanted.budget, arrived=began)
             # The first exit decides the status: a request that is refused gets no stream.
             first = await while_connected(request.scope, request.receive, anext(answers))
+            self.page.watch.seen(x)
 
             async def events() -> AsyncGenerator[bytes, None]:
                 answer = first
@@ -284,6 +292,7 @@ class _Routes:
 
     async def _answer(self, x: Tensor, wanted: Wanted, began: float) -> Answer:
         answer = await self.service.runner.predict_async(x, budget=wanted.budget, arrived=began)
+        self.page.watch.seen(x)
         self.metrics.answer(answer)
         return answer
 

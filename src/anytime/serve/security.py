@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from anytime.errors import OptionError
@@ -70,19 +70,28 @@ class Guard:
         host: The address that the server listens to.
         allowed: Further names that the Host header may have; on a host other than loopback any name, if none is given.
         token: The token that every caller needs, if any.
+        public: Paths that need no token.
     """
 
-    def __init__(self, *, host: str = "127.0.0.1", allowed: Sequence[str] = (), token: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        allowed: Sequence[str] = (),
+        token: str | None = None,
+        public: Collection[str] = (),
+    ) -> None:
+        self._public = public
         named = {*_LOCAL, host.lower(), f"[{host.lower()}]", *(name.lower() for name in allowed)}
         self._names = named if allowed or is_loopback(host) else None
         self._token = None if token is None else _digest(token.encode())
 
     def check(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
         """The answer 400, 401 or 403, if the request is to be refused; the connection is closed afterwards."""
-        problem = None if path in OPEN else self._check(headers)
+        problem = None if path in OPEN else self._check(headers, path)
         return None if problem is None else closing(problem)
 
-    def _check(self, headers: Sequence[tuple[bytes, bytes]]) -> Problem | None:
+    def _check(self, headers: Sequence[tuple[bytes, bytes]], path: str) -> Problem | None:
         hosts = [value for name, value in headers if name == b"host"]
         if self._names is not None and (len(hosts) != 1 or _name(hosts[0]) not in self._names):
             return Problem(
@@ -95,7 +104,7 @@ class Guard:
         origins = [value.rpartition(b"//")[2] for name, value in headers if name == b"origin"]
         if any(origin not in hosts for origin in origins):
             return Problem(403, "wrong_origin", "a request from another web page", fix="call the server from its own page")
-        if self._token is None:
+        if self._token is None or path in self._public:
             return None
         given = [value for name, value in headers if name == b"authorization"]
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")

@@ -135,7 +135,10 @@ def make_server(app: Any, limits: Limits, *, drain: float = 30.0) -> uvicorn.Ser
         timeout_keep_alive=max(1, round(limits.idle_seconds)),
         timeout_graceful_shutdown=max(1, round(drain)),
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    if hasattr(app, "state"):
+        app.state.closing = lambda: server.should_exit  # streams that would go on for long end themselves
+    return server
 
 
 def run(server: uvicorn.Server, listening: socket.socket) -> None:

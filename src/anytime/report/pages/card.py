@@ -26,6 +26,7 @@ SMALL_DROP = (5.0, 20.0)
 CONCORDANCE = (0.6, 0.3)
 CORRELATION = 0.5
 HULL_GAP = (0.02, 0.05)
+_UNKNOWN = "No input changes enough over the exits."
 
 LIMITS: Mapping[str, str] = {
     "Interruptible": (
@@ -39,7 +40,8 @@ LIMITS: Mapping[str, str] = {
     ),
     "Consistent": (
         f"good: a mean concordance of at least {CONCORDANCE[0]:g} and a correlation of at least {CORRELATION:g} between log "
-        f"cost and −log mean error; fair: a concordance of at least {CONCORDANCE[1]:g}; otherwise poor."
+        f"cost and −log mean error; fair: a concordance of at least {CONCORDANCE[1]:g}; otherwise poor. "
+        "Without labels, the probability of the final answer is followed, which is high at the last exit by definition."
     ),
     "Diminishing returns": (
         f"good: the mean probability over cost is at most {HULL_GAP[0]:g} below the concave hull of its curve; "
@@ -128,13 +130,13 @@ def consistent(evaluation: Evaluation, rule: str) -> Mark:
     """How well quality follows computation, per input and on average."""
     found = evaluation.rules[rule].consistency
     if found is None or found.concordance is None:
-        return Mark(rule, "unknown", "not measured", _why_unknown(evaluation))
+        return Mark(rule, "unknown", "not measured", _UNKNOWN)
     grade = _at_least(found.concordance, CONCORDANCE)
     if grade == "good" and (found.correlation or 0.0) < CORRELATION:
         grade = "fair"
     words = {"good": "More time nearly always helps", "fair": "More time helps more often than it hurts"}
     meaning = words.get(grade, "More time hurts almost as often as it helps")
-    if found.exponent is not None:
+    if found.exponent is not None and evaluation.labelled:
         cut = 1 - 2**-found.exponent
         meaning += f"; twice the cost {'reduces' if cut >= 0 else 'raises'} the mean error by {percent(100 * abs(cut))}"
     return Mark(rule, grade, f"concordance {found.concordance:.2f}".replace("-", "−"), f"{meaning}.")
@@ -144,7 +146,7 @@ def diminishing(evaluation: Evaluation, rule: str) -> Mark:
     """How close the mean quality is to a curve that rises early and then flattens."""
     found = evaluation.rules[rule].diminishing_returns
     if found is None or evaluation.exits < 3:
-        why = _why_unknown(evaluation) if evaluation.exits >= 3 else "This needs at least three exits."
+        why = _UNKNOWN if evaluation.exits >= 3 else "This needs at least three exits."
         return Mark(rule, "unknown", "not measured", why)
     grade = _at_most(found.concavity_gap, HULL_GAP)
     words = {"good": "The gain comes early", "fair": "Some of the gain comes late"}
@@ -157,10 +159,6 @@ def accuracy_change(evaluation: Evaluation, rule: str) -> float:
     """The accuracy at the last exit, in points, that a rule gains over the base; 0 without labels."""
     ours, theirs = evaluation.rules[rule].accuracy, evaluation.rules[base(evaluation)].accuracy
     return 0.0 if ours is None or theirs is None else 100 * (ours[-1] - theirs[-1])
-
-
-def _why_unknown(evaluation: Evaluation) -> str:
-    return "No input changes enough over the exits." if evaluation.labelled else "This needs labels."
 
 
 def _at_most(value: float, limits: tuple[float, float]) -> Grade:
