@@ -101,7 +101,7 @@ def start_servers(names: Sequence[str], core: int | None) -> Iterator[dict[str, 
     ours = ["-m", "anytime.cli", "serve", str(FOLDER), "--name", MODEL, "--rule", "product", "--engine", "onnxruntime"]
     ours += ["--port", "0", "--workers", "1"]
     rivals = str(Path(__file__).parent / "load_rivals.py")
-    processes = {}
+    processes, ports = {}, {}
     try:
         for name in names:
             command = [sys.executable, *(ours if name == OURS else [rivals, name])]
@@ -111,7 +111,8 @@ def start_servers(names: Sequence[str], core: int | None) -> Iterator[dict[str, 
             )
             if core is not None:  # before it starts threads
                 os.sched_setaffinity(processes[name].pid, {core})
-        yield {name: (find_port(name, process), process.pid) for name, process in processes.items()}
+            ports[name] = find_port(name, processes[name])  # one after the other: each measures its stages
+        yield {name: (ports[name], process.pid) for name, process in processes.items()}
     finally:
         for process in processes.values():
             process.terminate()

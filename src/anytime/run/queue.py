@@ -35,6 +35,8 @@ _HALF, _MOST, _FASTER = 0.5, 0.75, 1.3
 if the larger batch has so many times the throughput."""
 _NEW, _SLOWEST = 0.1, 5.0
 """The weight of the last stage in the present slowdown, and the largest one that counts."""
+_RECENT = 1.0
+"""Seconds for which others count as present after a request had to wait for them."""
 _NOTHING = 0.0, 0.0, 0, 0
 """Nothing is refused; else until when requests are with at most so many seconds, and at least so many rows and exits."""
 _SHORTEST = 1e-6
@@ -112,6 +114,7 @@ class RequestQueue:
         self._known_times: dict[bool, tuple[object, _Times]] = {}  # for the policy and for admission
         self._clean_at = LOOK_AT
         self.refusing = _NOTHING
+        self._crowded = -math.inf  # when a request last had to wait for others
 
     def queued(self) -> bool:
         """Whether any request waits."""
@@ -159,7 +162,8 @@ class RequestQueue:
             if retry is None and crowd and task.parks and task.dispatch is not None and not (task.exit or task.trial):
                 retry = self.setup.forecast.seconds(1, task.rows) + _SHORTEST  # `_unpark` chooses among all of them
             if retry is None:
-                task.waited = task.waited or bool(self.waiting) or self.free(now) <= 0
+                if self.waiting or self.free(now) <= 0:
+                    task.waited, self._crowded = True, now
                 self.waiting[task] = None
                 self.arrived.popleft()
             else:
@@ -183,8 +187,9 @@ class RequestQueue:
         left = task.deadline - now
         if left <= 0 or (task.first_needed() > left and not self.may_try(task, now)):
             # Durations that were measured under load rule it out, which does not mean that it never fits.
-            fits = task.first_at_best() < task.budget.time
-            return max(task.first_needed() - left, SOONEST) if fits else 0.0
+            busy = bool(self.waiting or self.active) or now - self._crowded < _RECENT
+            busy = busy and task.first_at_best() < task.budget.time
+            return max(task.first_needed() - left, SOONEST) if busy else 0.0
         if task.trial or (not self.waiting and self.free(now) > 0):
             return None
         ends = sorted(

@@ -29,7 +29,7 @@ PATIENCE = 120_000
 """Milliseconds to wait for a condition on a busy machine."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: it leaves an event loop running in this thread
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright")
     if PROGRAM is None:

@@ -30,7 +30,7 @@ _FAST = 0.8
 """A trial is fast if it takes less than this fraction of the median."""
 _BATCHES = 64
 """Batch sizes remembered per stage; the least recently used one is dropped."""
-_SOME = 8
+_SOME = 3
 """Durations from which on a batch size is known."""
 _PAYS = 0.9
 """A larger batch pays if a row takes less than this fraction of the time it takes in the next smaller one."""
