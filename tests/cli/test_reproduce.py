@@ -22,7 +22,7 @@ SMOKE = ["--scale", "smoke"]
 def test_list_names_every_study_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 29
+    assert len(rows) == 31
     assert rows[3] == {
         "name": "label-drops",
         "shows": "drops of the true class's probability",
