@@ -47,6 +47,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
+            self._unset_keepalive_if_required()  # uvicorn leaves it if the connection was reset, and it keeps this object
             if self._check is not None:
                 self._check.cancel()
             for leave in list(self._leaving):
@@ -125,7 +126,7 @@ def make_server(app: Any, limits: Limits, *, drain: float = 30.0) -> uvicorn.Ser
         app,
         http=protocol(limits),
         ws="none",
-        loop=__import__("os").environ.get("LOOP", "asyncio"),
+        loop="asyncio",
         lifespan="on",
         log_config=None,
         access_log=False,
