@@ -253,7 +253,7 @@ class _Routes:
                     yield self._encoded(answer, call, began)[0]
                 self.metrics.answer(answer)
 
-            return EventStream(events(), answers, stack.pop_all())
+            return EventStream(events(), stack.pop_all(), source=answers)
 
     async def predict(self, request: Request) -> Response:
         with self._noting("predict"), self.admission.request() as add:

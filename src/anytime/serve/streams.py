@@ -20,21 +20,33 @@ LEAVING = "anytime_leaving"
 
 
 class EventStream(Response):
-    """Server-sent events. When the client leaves, the work stops at the next exit."""
+    """Server-sent events. When the client leaves, the work stops at the next exit.
+
+    Args:
+        events: What `encode` takes; here the documents of the exits.
+        open: What to close at the end, such as the place among the streams.
+        source: Where the events are from, to be closed with them.
+    """
 
     media_type = EVENTS
 
-    def __init__(self, events: AsyncGenerator[bytes, None], answers: AsyncGenerator[Any, None], open: ExitStack) -> None:
+    def __init__(
+        self, events: AsyncGenerator[Any, None], open: ExitStack, *, source: AsyncGenerator[Any, None] | None = None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._answers, self._open = events, answers, open
+        self._events, self._open, self._source = events, open, source
+
+    def encode(self, event: Any) -> bytes:
+        """An event as it is sent."""
+        return _event("exit", event)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def pump() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
-                async for data in self._events:
-                    await send({"type": "http.response.body", "body": _event("exit", data), "more_body": True})
+                async for event in self._events:
+                    await send({"type": "http.response.body", "body": self.encode(event), "more_body": True})
             except AnytimeError as error:
                 await send({"type": "http.response.body", "body": _event("error", problem_of(error).body()), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
@@ -44,7 +56,8 @@ class EventStream(Response):
                 await while_connected(scope, receive, pump())
             finally:
                 await self._events.aclose()
-                await self._answers.aclose()
+                if self._source is not None:
+                    await self._source.aclose()
 
 
 async def while_connected(scope: Any, receive: Callable[[], Any], work: Coroutine[Any, Any, T]) -> T:
