@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 import anytime
-from anytime.errors import DeadlineTooShort
+from anytime.errors import DeadlineTooShort, Overloaded
+from anytime.models import create
 from anytime.run import Budget, Forecast, Runner, RunOptions
 
 
@@ -100,3 +102,27 @@ def test_many_at_once(fakes: Any, logits: Tensor) -> None:
     expected = anytime.Product()(logits).log_probs[-1]
     for number, answer in enumerate(answers):
         torch.testing.assert_close(answer.log_probs[0], expected[number // 10])
+
+
+def test_the_time_counts_from_when_the_request_arrived() -> None:
+    async def main(runner: Runner) -> None:
+        with pytest.raises((DeadlineTooShort, Overloaded)):
+            await runner.predict_async(torch.zeros(1, 2), deadline=10.0, arrived=time.perf_counter() - 20.0)
+        answer = await runner.predict_async(torch.zeros(1, 2), deadline=100.0, arrived=time.perf_counter() - 20.0)
+        assert answer.elapsed > 20
+
+    with Runner(create("mlp-toy", classes=8).eval(), "product") as runner:
+        asyncio.run(main(runner))
+
+
+def test_what_was_refused_is_refused_again_until_a_stage_ends() -> None:
+    with Runner(create("mlp-toy", classes=8).eval(), "product") as runner:
+        queue, now = runner._executor.queue, time.perf_counter()
+        runner.check_load(Budget(0.02))
+        queue.refusing = now + 60.0, 0.02, 2, 1
+        runner.check_load(Budget(0.02))  # fewer rows than what was refused
+        runner.check_load(Budget(0.03), 2)  # more time
+        runner.check_load(Budget(exits=1), 2)  # no deadline
+        with pytest.raises(Overloaded) as error:
+            runner.check_load(Budget(0.02), 2)
+        assert 0 < error.value.retry_after <= 60

@@ -20,6 +20,9 @@ from anytime.run.scheduler import (
     LeastProgress,
     StageBatch,
     StageTimes,
+    _ends,
+    _fits_last,
+    _in_order,
     retry_after,
 )
 from anytime.run.simulation import (
@@ -226,3 +229,19 @@ def test_a_request_without_a_deadline_ends_although_others_never_stop(policy: An
         now += times.seconds(chosen.stage, len(chosen.requests))
         endless.exit += endless in chosen.requests
         assert now < 1.5
+
+
+@given(
+    st.lists(st.floats(0.001, 0.1), max_size=12),
+    st.integers(1, 5),
+    st.lists(st.floats(0.0, 0.02), min_size=1, max_size=3),
+)
+def test_a_request_that_is_admitted_behind_others_of_its_kind_makes_none_of_them_late(
+    deadlines: list[float], size: int, free: list[float]
+) -> None:
+    times = replace(MSDNET, largest_batch=size)
+    waiting = [Waiting(deadline) for deadline in sorted(deadlines)]
+    last = Waiting(0.1)
+    if _fits_last(last, waiting, times, sorted(free)):
+        ends = list(_ends(_in_order({(0, 1, False, None): [*waiting, last]}, times), times, free))
+        assert ends[-1] <= min(one.deadline for one in [*waiting, last][-((len(waiting) % size) + 1) :])
