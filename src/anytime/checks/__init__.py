@@ -3,6 +3,7 @@
 The functions return the value, ready for use (tensors in at least float32), or raise a typed error. They never change it.
 """
 
+from anytime.checks.inputs import Inputs, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.checks.numbers import (
     LARGEST_OLD_SEED,
     LARGEST_SEED,
@@ -35,6 +36,7 @@ __all__ = [
     "LARGEST_OLD_SEED",
     "LARGEST_SEED",
     "MOST_SHARED",
+    "Inputs",
     "as_float",
     "as_tensor",
     "check_choice",
@@ -44,6 +46,7 @@ __all__ = [
     "check_disjoint",
     "check_flag",
     "check_fraction",
+    "check_inputs",
     "check_labelled",
     "check_labels",
     "check_log_probs",
@@ -55,7 +58,10 @@ __all__ = [
     "check_seed",
     "check_step",
     "check_threads",
+    "count_rows",
     "fingerprints",
     "free_memory",
+    "map_inputs",
     "shared_rows",
+    "tensors_of",
 ]

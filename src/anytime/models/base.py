@@ -8,11 +8,12 @@ inputs that are done can be dropped between stages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from anytime.checks.inputs import Inputs, tensors_of
 from anytime.errors import ShapeError, StateError
 
 Carry = tuple[Tensor, ...]
@@ -28,7 +29,7 @@ class ExitModel(Protocol):
         """The number of exits."""
         ...
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
+    def exits(self, x: Any) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`, computed only when they are requested."""
         ...
 
@@ -68,6 +69,8 @@ class MultiExit(nn.Module):
     """
 
     num_exits: int
+    input_names: tuple[str, ...] = ()
+    """The names of the tensors of a dict of inputs, in the order in which the first stage takes them."""
 
     @property
     def staged(self) -> bool:
@@ -83,7 +86,8 @@ class MultiExit(nn.Module):
 
         Args:
             exit: The index of the stage, from 0.
-            carry: `(x,)` for the first stage, then what the previous stage returned, or some rows of it.
+            carry: The tensors of the inputs for the first stage, `(x,)` if there is one; then what the previous stage
+                returned, or some rows of it.
 
         Returns:
             The tensors for the next stage, `()` after the last, and the logits, `(batch, classes)`.
@@ -105,14 +109,14 @@ class MultiExit(nn.Module):
         """
         return tuple({} for _ in range(self.carry_size(exit)))
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
+    def exits(self, x: Inputs) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`; stages after the last requested exit are not computed."""
-        carry: Carry = (x,)
+        carry: Carry = tensors_of(x, self.input_names)
         for exit in range(self.num_exits):
             carry, logits = self.stage(exit, carry)
             yield logits
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Inputs) -> Tensor:
         """The logits of all exits, `(exits, batch, classes)`."""
         return torch.stack(tuple(self.exits(x)))
 

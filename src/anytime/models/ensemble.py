@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import check_logits
+from anytime.checks import Inputs, check_logits
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.attach.probe import logits_of
 from anytime.models.base import Carry, ExitModel, MultiExit
@@ -99,7 +99,7 @@ class AveragedEnsemble(MultiExit):
         """The sum over the members."""
         return sum(member.carry_size(exit) for member in self._staged_members()) if exit else 1
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
+    def exits(self, x: Inputs) -> Iterator[Tensor]:
         """Yield log-probabilities, `(batch, classes)`; the members run alternately, exit by exit."""
         with ExitStack() as stack:
             runs = [iter(member.exits(x)) for member in self.members if isinstance(member, ExitModel)]

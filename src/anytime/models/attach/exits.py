@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from anytime.checks import check_choice
+from anytime.checks import Inputs, check_choice, tensors_of
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
@@ -105,13 +105,13 @@ class AttachedExits(MultiExit):
         if frozen:  # last, so that a refused module is not changed
             module.requires_grad_(False)
 
-    def exits(self, x: Tensor) -> Iterator[Tensor]:
+    def exits(self, x: Inputs) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`; the module runs up to the place of that exit only."""
         if self.staged:
             yield from super().exits(x)
             return
         logits: Tensor | None = None
-        with closing(run_paused(self.backbone, self._places(), x)) as outputs:
+        with closing(run_paused(self.backbone, self._places(), tensors_of(x)[0])) as outputs:
             for exit, overwritten in enumerate(self._overwritten):
                 features = next(outputs)
                 # If a later layer overwrites these features, the head needs its own copy for the gradient.

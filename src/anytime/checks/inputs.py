@@ -1,0 +1,111 @@
+"""Inputs of a model: a tensor, or a tuple or dict of tensors, all with the batch first.
+
+Inside the library inputs travel as a flat tuple of tensors, the carry of the first stage. A model that takes a dict names its
+tensors in `input_names`, which fixes their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from anytime.checks.tensors import as_tensor
+from anytime.errors import InputError, ShapeError
+
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
+"""What a model is called with."""
+
+
+def check_inputs(x: Any, name: str = "x") -> Inputs:
+    """Inputs as tensors, with at least one row, and as many rows in each tensor.
+
+    Args:
+        x: A tensor or an array, or a tuple or mapping of these. A list of tensors is a tuple.
+        name: What to call it in an error.
+
+    Example:
+        >>> import torch
+        >>> check_inputs({"ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)})["mask"].shape
+        torch.Size([2, 5])
+    """
+    if isinstance(x, Mapping):
+        named = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
+        _check_rows(named, name)
+        return named
+    if isinstance(x, tuple) or (isinstance(x, list) and x and all(isinstance(value, Tensor) for value in x)):
+        several = tuple(as_tensor(value, f"{name}[{index}]") for index, value in enumerate(x))
+        _check_rows({str(index): value for index, value in enumerate(several)}, name)
+        return several
+    single = as_tensor(x, name)
+    _check_rows({"": single}, name)
+    return single
+
+
+def tensors_of(x: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, ...]:
+    """Inputs as a flat tuple, the carry of the first stage.
+
+    Args:
+        x: The inputs.
+        names: The order of the tensors of a dict; by default its own.
+
+    Example:
+        >>> import torch
+        >>> [len(tensor) for tensor in tensors_of({"b": torch.zeros(2), "a": torch.zeros(2)}, ("a", "b"))]
+        [2, 2]
+    """
+    if isinstance(x, Tensor):
+        return (x,)
+    if not isinstance(x, Mapping):
+        return tuple(x)
+    if names and set(names) != set(x):
+        raise InputError(
+            f"the inputs are named {', '.join(map(str, x))}",
+            expected=f"the names {', '.join(names)}",
+            fix="pass the same tensors as in the example that the model was made with",
+        )
+    return tuple(x[name] for name in names or x)
+
+
+def count_rows(x: Inputs) -> int:
+    """The number of inputs in a batch."""
+    return len(tensors_of(x)[0])
+
+
+def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
+    """Apply a function to each tensor: `map_inputs(lambda tensor: tensor[:2], x)` takes the first two rows.
+
+    Example:
+        >>> import torch
+        >>> map_inputs(lambda tensor: tensor[:1], (torch.zeros(3, 2), torch.ones(3)))
+        (tensor([[0., 0.]]), tensor([1.]))
+    """
+    if isinstance(x, Tensor):
+        return function(x)
+    if isinstance(x, Mapping):
+        return {name: function(tensor) for name, tensor in x.items()}
+    return tuple(function(tensor) for tensor in x)
+
+
+def _check_rows(tensors: Mapping[str, Tensor], name: str) -> None:
+    if not tensors:
+        raise InputError(f"{name} is empty", expected="a tensor, or a tuple or dict of tensors", fix="pass a batch of inputs")
+    for key, tensor in tensors.items():
+        if tensor.ndim == 0 or tensor.shape[0] == 0:
+            raise ShapeError(
+                f"{_place(name, key)} has shape {tuple(tensor.shape)}",
+                expected="inputs with the batch first, and at least one input",
+                fix="add a batch dimension, e.g. x[None]; skip an empty batch",
+            )
+    rows = {key: len(tensor) for key, tensor in tensors.items()}
+    if len(set(rows.values())) > 1:
+        raise ShapeError(
+            "the inputs have different numbers of rows: " + ", ".join(f"{_place(name, key)} {n}" for key, n in rows.items()),
+            expected="as many rows in each tensor, with the batch first",
+            fix="repeat a tensor that all inputs share: t.expand(batch, *t.shape)",
+        )
+
+
+def _place(name: str, key: str) -> str:
+    return f"{name}[{key!r}]" if key and not key.isdigit() else f"{name}[{key}]" if key else name
