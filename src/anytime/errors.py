@@ -28,6 +28,7 @@ AnytimeError
 
 FewClassesWarning       the product alone, with too few classes for it to be the best choice (a UserWarning)
 FewRowsWarning          too few calibration rows for the requested coverage (a UserWarning)
+AttachWarning           exits that are not where, or do not run as, a caller would expect (a UserWarning)
 ```
 
 Each error has three parts: what it got, what was expected, and how to fix it.
@@ -183,3 +184,7 @@ class FewClassesWarning(UserWarning):
 
 class FewRowsWarning(UserWarning):
     """There are too few calibration rows for the requested coverage."""
+
+
+class AttachWarning(UserWarning):
+    """Attached exits run in a thread, or are far from the requested places."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import subprocess
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from anytime.data import load_digits
-from anytime.errors import OptionError, ShapeError, StateError
+from anytime.errors import AttachWarning, OptionError, ShapeError, StateError
 from anytime.models import AttachedExits, CifarResNet, PooledHead, attach_exits, measure_cost
 from anytime.models.attach.heads import MixedPool, pooling
 from anytime.testing import check_model
@@ -205,15 +206,16 @@ VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
         (FunctionalDropout, "trace"),
         (InPlace, "trace"),
         (InPlace, "thread"),
+        (Branching, "replay"),
         (Branching, "thread"),
-        (OwnTensor, "thread"),
-        (NoGradInside, "thread"),
+        (OwnTensor, "replay"),
+        (NoGradInside, "replay"),
         (Remembers, "thread"),
-        (LooksAtTypes, "thread"),
+        (LooksAtTypes, "replay"),
     ],
 )
 def test_hard_modules_give_what_they_give_alone_in_both_modes(kind: type[nn.Module], method: str) -> None:
-    wanted = method if kind is InPlace else "auto"
+    wanted = method if method == "thread" or kind is InPlace else "auto"
     model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3, method=wanted)  # type: ignore[arg-type]
     assert model.method == method
     for mode in (True, False):
@@ -230,7 +232,8 @@ def test_hard_modules_give_what_they_give_alone_in_both_modes(kind: type[nn.Modu
 
 def test_a_failed_trace_leaves_nothing_on_the_module() -> None:
     body = Remembers()
-    attach_exits(body, ["first"], example=VECTORS, classes=3)
+    with pytest.warns(AttachWarning, match="runs in a thread, .* forward sets Remembers.last"):
+        attach_exits(body, ["first"], example=VECTORS, classes=3)
     assert isinstance(body.last, Tensor)
 
 
@@ -241,7 +244,7 @@ def test_logits_inside_of_an_object_are_found() -> None:
 
 
 def test_a_trace_that_was_asked_for_and_fails_says_why() -> None:
-    with pytest.raises(OptionError, match=r"cannot be traced.*control flow"):
+    with pytest.raises(OptionError, match=r"test_attach.py:\d+: `if x.sum\(\) > 0:`.*control flow"):
         attach_exits(Branching(), ["first"], example=VECTORS, classes=3, method="trace")
 
 
@@ -329,10 +332,11 @@ def test_sizes_are_recomputed_in_later_stages() -> None:
 @pytest.mark.parametrize(
     ("kind", "why"), [(TokensFirst, "batch first"), (Chunks, "batch first"), (SharedMemory, "share memory")]
 )
-def test_a_module_that_cannot_be_split_runs_in_a_thread(kind: type[nn.Module], why: str) -> None:
-    model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3).eval()
-    assert model.method == "thread"
-    assert not model.staged
+def test_a_module_that_cannot_be_traced_is_replayed_or_runs_in_a_thread(kind: type[nn.Module], why: str) -> None:
+    with pytest.warns(AttachWarning, match=why) if kind is SharedMemory else contextlib.nullcontext():
+        model = attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3).eval()
+    assert model.method == ("thread" if kind is SharedMemory else "replay")
+    assert model.staged == (kind is not SharedMemory)
     torch.testing.assert_close(model(VECTORS)[-1], model.backbone(VECTORS))
     with pytest.raises(OptionError, match=why):
         attach_exits(kind(), ["first", "second"], example=VECTORS, classes=3, method="trace")
@@ -349,7 +353,7 @@ def test_train_mode_with_other_operations_has_exits_but_no_stages() -> None:
 
 
 def test_a_module_in_a_thread_has_no_stages_and_says_what_to_do() -> None:
-    model = attach_exits(Branching(), ["first"], example=VECTORS, classes=3)
+    model = attach_exits(Branching(), ["first"], example=VECTORS, classes=3, method="thread")
     assert not model.staged
     for use in (lambda: model.stage(0, (VECTORS,)), lambda: model.carry_size(0)):
         with pytest.raises(StateError, match="method='trace'"):
@@ -392,7 +396,7 @@ def names_of_threads() -> list[str]:
 @pytest.mark.parametrize("steps", [0, 1, 2])
 @pytest.mark.parametrize("end", ["close", "forget", "error"])
 def test_no_thread_is_left_behind(steps: int, end: str) -> None:
-    model = attach_exits(Branching(), ["first", "second"], example=VECTORS, classes=3)
+    model = attach_exits(Branching(), ["first", "second"], example=VECTORS, classes=3, method="thread")
     run = model.exits(VECTORS)
     for _ in range(steps):
         next(run)

@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import Inputs, map_inputs
 from anytime.errors import OptionError
 from anytime.models.attach.probe import FlopCounter, check_example
 from anytime.models.base import MultiExit
@@ -73,16 +74,17 @@ def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.M
         >>> measure_cost(MSDNet(MSDNetConfig(classes=10)), torch.zeros(1, 3, 32, 32)).macs[0]
         15128842
     """
-    row = check_example(example)[:1]
+    row = map_inputs(lambda tensor: tensor[:1], check_example(example))
     counters = {**_COUNTERS, **(layers or {})}
     _check_layers(model, counters)
     try:
-        return _count(_on_meta(model), row.to("meta"), counters)
+        return _count(_on_meta(model), map_inputs(lambda tensor: tensor.to("meta"), row), counters)
     except RuntimeError:  # the meta device has no values
-        return _count(copy.deepcopy(model), row.to(next(model.parameters(), row).device), counters)
+        device = next(model.parameters(), torch.zeros(())).device
+        return _count(copy.deepcopy(model), map_inputs(lambda tensor: tensor.to(device), row), counters)
 
 
-def _count(shadow: MultiExit, row: Tensor, counters: Mapping[type[nn.Module], Counter]) -> Cost:
+def _count(shadow: MultiExit, row: Inputs, counters: Mapping[type[nn.Module], Counter]) -> Cost:
     """Count with hooks, which are left on `shadow`."""
     shadow.eval()
     names = {parameter: name for name, parameter in shadow.named_parameters()}

@@ -1,12 +1,14 @@
 """Exits on any module: `attach_exits` puts heads at chosen places of a network that returns logits.
 
 The result is a model like any other in this library, which runs the network up to the next exit only. The network is split into
-stages by tracing or, if it cannot be traced, run in a thread that waits at each exit.
+stages by tracing; if it cannot be traced, by replaying its forward without the parts that ran before; and if that gives other
+results, it runs in a thread that waits at each exit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Literal, Self, get_args
 
@@ -14,45 +16,53 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from anytime.checks import Inputs, check_choice, tensors_of
-from anytime.errors import OptionError, ShapeError, StateError
+from anytime.checks import Inputs, check_choice, count_rows, map_inputs, tensors_of
+from anytime.errors import AttachWarning, OptionError, ShapeError, StateError
 from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
 from anytime.models.attach.places import Location, visit_places
-from anytime.models.attach.probe import Visit, check_example, evaluating, logits_of
+from anytime.models.attach.probe import Visit, check_example, evaluating, first_tensor, logits_of
+from anytime.models.attach.replayed import ReplayedStages
 from anytime.models.attach.traced import Trace, TracedStages, UntraceableError, traced_through
 from anytime.models.base import Carry, MultiExit
 from anytime.models.modes import without_autocast
 
 Head = Callable[[tuple[int, ...]], nn.Module]
 """Makes a head from the shape of the features of one input."""
-Method = Literal["auto", "trace", "thread"]
+Method = Literal["auto", "trace", "replay", "thread"]
 Statistics = Literal["fixed", "moving"]
+_MASK = "attention_mask"
+_FAR = 0.1
+"""How far from the requested fraction of the MACs an exit may be without a warning."""
 
 
 class AttachedExits(MultiExit):
     """Attach exits to a module; its own output is the last exit. `attach_exits` is this class.
 
     Args:
-        module: A module that maps one tensor to logits, `(batch, classes)`. It is used, not copied.
+        module: A module that maps its inputs to logits, `(batch, classes)`. It is used, not copied.
         at: The places: names as in `module.named_modules()`, or fractions of the MACs, which select the block whose end is
             nearest.
         head: Makes the head for a place from the shape of the features of one input; `PooledHead` by default. A head with a
             true attribute `reads_previous` gets the logits of the exit before as its second argument.
-        example: A batch, of which at most two rows are used.
-        classes: The number of classes.
+        example: A batch, of which at most two rows are used: a tensor, a tuple of tensors, which the module gets by position,
+            or a dict, which it gets by name. Heads on sequences read an `attention_mask` and pool real tokens only.
+        classes: The number of classes; by default as many as the module has.
         frozen: Whether to train the heads only.
         statistics: The batch norms of a frozen module: `fixed`, always in eval mode (ZTW), or `moving`, updated in train mode
             as in SDN's released code.
-        method: `trace` splits the module into stages, `thread` runs it in a thread that waits at each exit, `auto` traces if
-            that gives the results of the module. Use `thread` if forward uses Python's random numbers.
+        method: `trace` splits the module into stages by tracing it. `replay` runs its forward for each stage without the parts
+            that ran before, see `anytime.models.attach.replayed`. `thread` runs it in a thread that waits at each exit: no
+            engine but `eager`, no export. `auto` takes the first of these that gives the results of the module, and warns of
+            `thread`. Use `thread` if forward uses Python's random numbers.
 
     Attributes:
         backbone: The module.
         heads: One per place; the last exit is the output of the module.
         exit_names: The places, in the order in which they are passed.
         exit_fractions: The fraction of the module's MACs up to each place.
-        method: `trace` or `thread`.
+        method: `trace`, `replay` or `thread`.
+        why: Why this method was chosen, with the line at which tracing stopped.
 
     Example:
         >>> body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -68,8 +78,8 @@ class AttachedExits(MultiExit):
         at: Sequence[Location],
         head: Head | None = None,
         *,
-        example: Tensor,
-        classes: int,
+        example: Inputs,
+        classes: int | None = None,
         frozen: bool = False,
         statistics: Statistics = "fixed",
         method: Method = "auto",
@@ -79,25 +89,29 @@ class AttachedExits(MultiExit):
         check_choice(statistics, "statistics", get_args(Statistics))
         if not isinstance(module, nn.Module):
             raise OptionError(f"module is a {type(module).__name__}", expected="a torch.nn.Module", fix="pass a torch module")
-        rows = check_example(example)[:2]
-        rows = rows.to(next(module.parameters(), rows).device)
+        given = check_example(example)
+        device = next(module.parameters(), tensors_of(given)[0]).device
+        rows = map_inputs(lambda tensor: tensor[:2].to(device), given)
+        self.input_names = tuple(rows) if isinstance(rows, Mapping) else ()
         self.backbone = module
         seen, visits = visit_places(module, at, rows)
         names = {id(part): name for name, part in reversed(list(module.named_modules(remove_duplicate=False)))}
-        given = {id(module.get_submodule(place)): place for place in at if isinstance(place, str)}
-        self.exit_names = tuple((names | given)[id(visit.module)] for visit in visits)
+        named = {id(module.get_submodule(place)): place for place in at if isinstance(place, str)}
+        self.exit_names = tuple((names | named)[id(visit.module)] for visit in visits)
         self.exit_fractions = tuple(visit.flops / max(1, seen.flops) for visit in visits)
         self.num_exits = len(visits) + 1
         self._overwritten = tuple(visit.overwritten for visit in visits)
         self._fixed = frozen and statistics == "fixed"
-        _check_logits("the module returns", seen.output, len(rows), classes)
-        make = head or (lambda shape: PooledHead(shape, classes))
+        self._warn_of_places(at)
+        known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
+        make = head or (lambda shape: PooledHead(shape, known))
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
-        self._check_heads(visits, classes)
+        self._check_heads(visits, known, self._mask(tensors_of(rows)))
         self._through = tuple(names[id(part)] for part in traced_through(module, [visit.module for visit in visits]))
         self._stages: dict[tuple[bool, ...], TracedStages | str] = {}  # by modes; a text says why there are none
         self._eval_stages: TracedStages | None = None
-        self.method = self._choose(method, rows, [*(visit.output_then for visit in visits), seen.output])
+        self._replayed: ReplayedStages | None = None
+        self.method, self.why = self._choose(method, rows, [*(visit.output_then for visit in visits), seen.output])
         # The module keeps its modes.
         self.training = module.training
         self.heads.train(module.training)
@@ -111,11 +125,12 @@ class AttachedExits(MultiExit):
             yield from super().exits(x)
             return
         logits: Tensor | None = None
-        with closing(run_paused(self.backbone, self._places(), tensors_of(x)[0])) as outputs:
+        mask = self._mask(tensors_of(x, self.input_names))
+        with closing(run_paused(self.backbone, self._places(), x)) as outputs:
             for exit, overwritten in enumerate(self._overwritten):
-                features = next(outputs)
+                features = first_tensor(next(outputs))
                 # If a later layer overwrites these features, the head needs its own copy for the gradient.
-                logits = self._answer(exit, features.clone() if overwritten else features, logits)
+                logits = self._answer(exit, features.clone() if overwritten else features, logits, mask)
                 del features
                 yield logits
             yield logits_of(next(outputs))
@@ -123,7 +138,7 @@ class AttachedExits(MultiExit):
     @property
     def staged(self) -> bool:
         """Whether the module is split into stages in its current modes."""
-        return isinstance(self._find_stages(), TracedStages) and super().staged
+        return not isinstance(self._find_stages(), str) and super().staged
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
         """Run a stage on the values of the module, and on the logits of the exit before if the head reads them."""
@@ -133,12 +148,18 @@ class AttachedExits(MultiExit):
         left, found = stages.run(self.backbone, exit, values)
         if exit == len(self.heads):
             return (), logits_of(found)
-        logits = self._answer(exit, found, previous)
+        logits = self._answer(exit, found, previous, self._mask(carry))
         return (*left, logits) if self._reads_previous(exit + 1) else left, logits
 
     def carry_size(self, exit: int) -> int:
         """The values of the module, and the logits of the exit before if the head reads them."""
-        return len(self._require_stages().stages[exit].given) + self._reads_previous(exit)
+        return self._require_stages().size(exit) + self._reads_previous(exit)
+
+    def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
+        """The length of sequences varies, if the module takes sequences of other lengths than the example's."""
+        if self._replayed is None:
+            return super().free_sizes(exit)
+        return (*self._replayed.free_sizes(exit), *({},) * self._reads_previous(exit))
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the batch norms of a frozen module stay in eval mode unless `statistics` is `moving`."""
@@ -152,10 +173,30 @@ class AttachedExits(MultiExit):
                 if isinstance(part, _NormBase):
                     part.eval()
 
-    def _answer(self, exit: int, features: Tensor, previous: Tensor | None) -> Tensor:
+    def _answer(self, exit: int, features: Tensor, previous: Tensor | None, mask: Tensor | None) -> Tensor:
         head = self.heads[exit]
-        logits: Tensor = head(features, previous) if getattr(head, "reads_previous", False) else head(features)
+        options = {}
+        if mask is not None and getattr(head, "reads_mask", False) and mask.shape == features.shape[:2]:
+            options["mask"] = mask
+        read = (features, previous) if getattr(head, "reads_previous", False) else (features,)
+        logits: Tensor = head(*read, **options)
         return logits
+
+    def _mask(self, tensors: Sequence[Tensor]) -> Tensor | None:
+        """The attention mask, `(batch, tokens)`, among the inputs, which a carry starts with."""
+        return tensors[self.input_names.index(_MASK)] if _MASK in self.input_names else None
+
+    def _warn_of_places(self, at: Sequence[Location]) -> None:
+        for place in at:
+            if isinstance(place, float):
+                nearest = min(self.exit_fractions, key=lambda fraction: abs(fraction - place))
+                if abs(nearest - place) > _FAR:
+                    warnings.warn(
+                        f"the exit requested at {place:g} of the MACs is at {nearest:.2f}, the nearest end of a block; "
+                        "name a place to choose another",
+                        AttachWarning,
+                        stacklevel=3,
+                    )
 
     def _reads_previous(self, exit: int) -> bool:
         return 0 < exit < len(self.heads) and bool(getattr(self.heads[exit], "reads_previous", False))
@@ -168,10 +209,15 @@ class AttachedExits(MultiExit):
         through = map(self.backbone.get_submodule, self._through)
         return tuple(part.training for outer in through for part in (outer, *outer.children()))
 
-    def _find_stages(self) -> TracedStages | str:
+    def _find_stages(self) -> TracedStages | ReplayedStages | str:
         """The stages for the current modes, or why there are none."""
+        if self._replayed is not None:
+            if self._replayed.trains or not any(self.backbone.get_submodule(name).training for name in self._through):
+                return self._replayed
+            make_pausable(self._places())
+            return "in these modes the module runs other operations than in eval mode"
         if self._eval_stages is None:
-            return "it runs in a thread"
+            return f"it runs in a thread; {self.why}"
         modes = self._modes()
         if modes not in self._stages:
             try:
@@ -181,7 +227,7 @@ class AttachedExits(MultiExit):
                 make_pausable(self._places())
         return self._stages[modes]
 
-    def _require_stages(self) -> TracedStages:
+    def _require_stages(self) -> TracedStages | ReplayedStages:
         stages = self._find_stages()
         if isinstance(stages, str):
             raise StateError(
@@ -191,33 +237,60 @@ class AttachedExits(MultiExit):
             )
         return stages
 
-    def _choose(self, method: Method, rows: Tensor, expected: list[Tensor]) -> Literal["trace", "thread"]:
-        """Trace in both modes and compare the results with those of the module; if that fails, use the thread."""
-        if method != "thread":
+    def _choose(self, method: Method, rows: Inputs, expected: list[Tensor]) -> tuple[Literal["trace", "replay", "thread"], str]:
+        """The first method that gives the results of the module, and why."""
+        obstacles = []
+        if method in ("auto", "trace"):
+            try:
+                self._trace(rows, expected)
+                return "trace", "the module was traced"
+            except UntraceableError as error:
+                obstacles.append(f"tracing stopped: {error}")
+        if method in ("auto", "replay"):
             try:
                 with evaluating(self):
-                    stages = TracedStages.found(Trace(self.backbone, self._places()), self.backbone, rows, expected)
-                    self._stages[self._modes()] = stages
-                    self.train()
-                    Trace(self.backbone, self._places())
-                self._eval_stages = stages
-                return "trace"
+                    stages = ReplayedStages.found(self.backbone, self.exit_names, rows, expected)
+                    for name in self._through:  # and not the layers in between, whose train mode is theirs alone
+                        self.backbone.get_submodule(name).training = True
+                    stages.check_train_mode(self.backbone, rows)
+                self._replayed = stages
+                return "replay", "; ".join([*obstacles, "its parts were replayed"])
             except UntraceableError as error:
-                if method == "trace":
-                    raise OptionError(
-                        f"the module cannot be traced: {error}",
-                        expected="a forward with the same operations for every input",
-                        fix="remove method='trace', or pass method='thread'",
-                    ) from error
+                obstacles.append(f"replaying failed: {error}")
+        why = "; ".join(obstacles) or "requested"
+        if method in ("trace", "replay"):
+            raise OptionError(
+                f"method is {method!r}, but {why}",
+                expected="a forward that can be split between the exits",
+                fix=f"remove method={method!r}, or pass method='thread'",
+            )
+        if method == "auto":
+            warnings.warn(
+                f"the {type(self.backbone).__name__} runs in a thread, without faster engines and export: {why}. "
+                "Pass method='thread' to accept this",
+                AttachWarning,
+                stacklevel=4,
+            )
         make_pausable(self._places())
-        return "thread"
+        return "thread", why
+
+    def _trace(self, rows: Inputs, expected: list[Tensor]) -> None:
+        """Trace in both modes, and compare the results with those of the module."""
+        if not isinstance(rows, Tensor):
+            raise UntraceableError("the module takes several tensors")
+        with evaluating(self):
+            stages = TracedStages.found(Trace(self.backbone, self._places()), self.backbone, rows, expected)
+            self._stages[self._modes()] = stages
+            self.train()
+            Trace(self.backbone, self._places())
+        self._eval_stages = stages
 
     @torch.no_grad()
-    def _check_heads(self, visits: list[Visit], classes: int) -> None:
+    def _check_heads(self, visits: list[Visit], classes: int, mask: Tensor | None) -> None:
         logits: Tensor | None = None
         with evaluating(self.heads):
             for exit, (name, visit) in enumerate(zip(self.exit_names, visits, strict=True)):
-                logits = self._answer(exit, visit.output_then, logits)
+                logits = self._answer(exit, visit.output_then, logits, mask)
                 _check_logits(f"the head at {name!r} returns", logits, visit.output.shape[0], classes)
 
 
@@ -236,11 +309,13 @@ def _make_head(make: Head, visit: Visit) -> nn.Module:
     return made.to(output.device, output.dtype if output.is_floating_point() else None)
 
 
-def _check_logits(what: str, logits: Any, rows: int, classes: int) -> None:
+def _check_logits(what: str, logits: Any, rows: int, classes: int | None) -> int:
+    """The number of classes."""
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if shape != (rows, classes):
+    if len(shape) != 2 or shape[0] != rows or classes not in (None, shape[1]):
         raise ShapeError(
             f"{what} {shape} for {rows} inputs",
-            expected=f"logits of shape ({rows}, {classes})",
+            expected=f"logits of shape ({rows}, {'classes' if classes is None else classes})",
             fix="check classes; the last layer needs one output per class",
         )
+    return int(shape[1])

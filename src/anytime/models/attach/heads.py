@@ -36,15 +36,25 @@ class MixedPool(nn.AdaptiveAvgPool2d):
 
 
 class TokenPool(nn.Module):
-    """α · max + (1 - α) · mean over the tokens of a sequence `(batch, tokens, width)`."""
+    """α · max + (1 - α) · mean over the tokens of a sequence `(batch, tokens, width)`, or over those of a mask."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = MixedPool(grid=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.pool(x.mT[..., None])  # (batch, width, 1, 1)
-        return pooled
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pool to `(batch, width)`.
+
+        Args:
+            x: `(batch, tokens, width)`.
+            mask: `(batch, tokens)`, not zero for the tokens that count; by default all do.
+        """
+        if mask is None:
+            return self.pool(x.mT[..., None]).flatten(1)  # type: ignore[no-any-return]
+        real = (mask != 0)[..., None]
+        largest = x.masked_fill(~real, torch.finfo(x.dtype).min).amax(1)
+        mean = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        return self.pool.mix * largest + (1 - self.pool.mix) * mean
 
 
 def pooling(shape: Sequence[int]) -> tuple[nn.Module, int]:
@@ -79,6 +89,9 @@ class PooledHead(nn.Module):
         shape: The shape of the features of one input, as for `pooling`.
         classes: The number of classes.
 
+    Attributes:
+        reads_mask: Whether it takes an attention mask as `mask`: of a sequence, only real tokens are pooled.
+
     Example:
         >>> PooledHead((16, 8, 8), 10)(torch.zeros(2, 16, 8, 8)).shape
         torch.Size([2, 10])
@@ -88,7 +101,9 @@ class PooledHead(nn.Module):
         super().__init__()
         self.pool, width = pooling(shape)
         self.linear = nn.Linear(width, classes)
+        self.reads_mask = isinstance(self.pool, TokenPool)
 
-    def forward(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.linear(self.pool(features).flatten(1))
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        pooled = self.pool(features) if mask is None else self.pool(features, mask)
+        logits: Tensor = self.linear(pooled.flatten(1))
         return logits

@@ -13,9 +13,11 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from anytime.checks import Inputs
 from anytime.errors import StateError
+from anytime.models.attach.probe import call
 from anytime.models.modes import Modes
 
 _this_thread = threading.local()
@@ -35,7 +37,7 @@ def make_pausable(places: Sequence[nn.Module]) -> None:
             place.register_forward_hook(_pause)
 
 
-def run_paused(module: nn.Module, places: Sequence[nn.Module], x: Tensor) -> Generator[Any]:
+def run_paused(module: nn.Module, places: Sequence[nn.Module], x: Inputs) -> Generator[Any]:
     """Yield the outputs of `places`, in this order, then that of `module`; the module runs only as far as requested."""
     worker = _Worker(module, places, x)
     try:
@@ -54,7 +56,7 @@ def _pause(module: nn.Module, args: Any, output: Any) -> None:
 class _Worker:
     """The thread, and the two semaphores by which it alternates with the caller."""
 
-    def __init__(self, module: nn.Module, places: Sequence[nn.Module], x: Tensor) -> None:
+    def __init__(self, module: nn.Module, places: Sequence[nn.Module], x: Inputs) -> None:
         self._module, self._places, self._x = module, list(places), x
         self._resume, self._reached = threading.Semaphore(0), threading.Semaphore(0)
         self._found: Any = None
@@ -103,7 +105,7 @@ class _Worker:
         try:
             self._wait()
             with self._modes.again():
-                output = self._module(self._x)
+                output = call(self._module, self._x)
             if self._seen < len(self._places):
                 raise StateError(
                     f"an input passed {self._seen} of {len(self._places)} exits",

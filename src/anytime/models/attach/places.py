@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from anytime.checks import Inputs, count_rows
 from anytime.errors import OptionError, ShapeError
 from anytime.models.attach.probe import Probe, Visit, probe
 
@@ -17,7 +18,7 @@ Location = str | float
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def visit_places(module: nn.Module, at: Sequence[Location], rows: Tensor) -> tuple[Probe, list[Visit]]:
+def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tuple[Probe, list[Visit]]:
     """Run a module, and return the calls of the submodules at the places, in the order in which they finish."""
     if not isinstance(at, Sequence) or isinstance(at, str):
         raise OptionError(f"at is {at!r}", expected="a list of names or fractions", fix=f"pass at=[{at!r}]")
@@ -91,7 +92,7 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _only_visit(seen: Probe, part: nn.Module, place: Location, rows: Tensor) -> Visit:
+def _only_visit(seen: Probe, part: nn.Module, place: Location, rows: Inputs) -> Visit:
     visits = seen.of(part)
     if len(visits) != 1:
         raise OptionError(
@@ -100,8 +101,8 @@ def _only_visit(seen: Probe, part: nn.Module, place: Location, rows: Tensor) -> 
             fix="name a submodule inside or around it" if visits else "name a member of the list, e.g. 'blocks.3'",
         )
     shape = visits[0].shape
-    if shape is None or len(shape) < 2 or shape[0] != len(rows):
-        returned = f"a {type(visits[0].output).__name__}" if shape is None else f"shape {shape} for {len(rows)} inputs"
+    if shape is None or len(shape) < 2 or shape[0] != count_rows(rows):
+        returned = f"a {type(visits[0].output).__name__}" if shape is None else f"shape {shape} for {count_rows(rows)} inputs"
         raise ShapeError(
             f"the submodule {place!r} returns {returned}",
             expected="a tensor with the batch as its first dimension",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from anytime.errors import OptionError, ShapeError
+from anytime.checks import Inputs, check_inputs
+from anytime.errors import ShapeError
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Visit:
 
     Attributes:
         module: The submodule.
-        output: Its output.
+        output: Its output; of a tuple that starts with a tensor, that tensor.
         version: The version of the output at that time, which increases when it is overwritten in place.
         kept: A copy of the output, if requested.
         flops: FLOPs of the whole run up to the end of the call.
@@ -63,18 +65,19 @@ class Probe:
         return [visit for visit in self.visits if visit.module is module]
 
 
-def probe(module: nn.Module, rows: Tensor, *, keep: tuple[nn.Module, ...] = ()) -> Probe:
+def probe(module: nn.Module, rows: Inputs, *, keep: tuple[nn.Module, ...] = ()) -> Probe:
     """Run `module` on `rows` in eval mode without changing it; the outputs of the submodules in `keep` are copied."""
     visits: list[Visit] = []
 
     def note(submodule: nn.Module, args: Any, output: Any) -> None:
+        output = first_tensor(output)
         is_tensor = isinstance(output, Tensor)
         copy = output.clone() if is_tensor and any(submodule is wanted for wanted in keep) else None
         visits.append(Visit(submodule, output, output._version if is_tensor else 0, copy, spent.flops))
 
     inner = [submodule for submodule in module.modules() if submodule is not module]
     with evaluating(module), hooked(inner, note), torch.no_grad(), FlopCounter() as spent:
-        output = logits_of(module(rows))
+        output = logits_of(call(module, rows))
     return Probe(tuple(visits), output, spent.flops)
 
 
@@ -90,17 +93,32 @@ def logits_of(output: Any) -> Tensor:
     )
 
 
-def check_example(example: Any) -> Tensor:
+def call(module: nn.Module, x: Inputs) -> Any:
+    """Call a module: a dict of inputs by name, a tuple by position. Language models are told not to keep a cache."""
+    if isinstance(x, Tensor):
+        return module(x)
+    if not isinstance(x, Mapping):
+        return module(*x)
+    caches = hasattr(getattr(module, "config", None), "use_cache")
+    without = {"use_cache": False} if caches and "use_cache" in inspect.signature(module.forward).parameters else {}
+    return module(**without, **x)
+
+
+def first_tensor(output: Any) -> Any:
+    """The features in the output of a submodule: of a tuple or list that starts with a tensor, that tensor."""
+    return output[0] if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor) else output
+
+
+def check_example(example: Any) -> Inputs:
     """Check that an example is a batch with at least one row."""
-    if not isinstance(example, Tensor):
-        raise OptionError(f"example is a {type(example).__name__}", expected="a torch.Tensor", fix="pass a batch of inputs")
-    if example.ndim < 2 or example.shape[0] == 0:
+    given = check_inputs(example, "example")
+    if isinstance(given, Tensor) and given.ndim < 2:
         raise ShapeError(
-            f"the example has shape {tuple(example.shape)}",
+            f"the example has shape {tuple(given.shape)}",
             expected="a batch with at least one row",
             fix="add a batch dimension, e.g. example[None]",
         )
-    return example
+    return given
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

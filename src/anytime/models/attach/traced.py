@@ -8,8 +8,11 @@ attributes that forward sets. Branches on `self.training` are followed: there is
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -40,15 +43,11 @@ class Trace:
     def __init__(self, module: nn.Module, places: Sequence[nn.Module]) -> None:
         through = traced_through(module, places)
         tracer = _Tracer(places, through)
-        before = [dict(part.__dict__) for part in through]
-        try:
-            graph = tracer.trace(_OneInput(module))
-        except Exception as error:
-            raise UntraceableError(f"{type(error).__name__}: {error}") from error
-        finally:
-            changed = _restore(through, before)
-        if changed:
-            raise UntraceableError(f"forward sets {', '.join(changed)}")
+        with unchanged(through):
+            try:
+                graph = tracer.trace(_OneInput(module))
+            except Exception as error:
+                raise UntraceableError(f"{_where(error)}{type(error).__name__}: {error}") from error
         if sorted(tracer.reached) != list(range(len(places))):
             raise UntraceableError("some exits were not reached while tracing")
         self.input, *self.steps, self.output = graph.nodes
@@ -136,6 +135,10 @@ class TracedStages:
         except Exception as error:
             raise UntraceableError(f"{type(error).__name__}: {error}") from error
         return stages
+
+    def size(self, exit: int) -> int:
+        """The number of tensors that a stage takes."""
+        return len(self.stages[exit].given)
 
     def of(self, other: Trace) -> Self:
         """The same split of a trace in other modes, where any value might be overwritten."""
@@ -318,6 +321,25 @@ class _Tracer(fx.Tracer):
 def _contexts() -> tuple[bool, ...]:
     autocast = (torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast
+
+
+@contextmanager
+def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Undo changes of plain attributes inside; a forward that makes some has a state, and is refused."""
+    before = [dict(part.__dict__) for part in modules]
+    try:
+        yield
+    finally:
+        changed = _restore(modules, before)
+    if changed:
+        raise UntraceableError(f"forward sets {', '.join(changed)}")
+
+
+def _where(error: Exception) -> str:
+    """The line of the module's own code at which tracing stopped."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: `{frames[-1].line}`: " if frames else ""
 
 
 def _restore(modules: Sequence[nn.Module], before: Sequence[dict[str, Any]]) -> list[str]:
