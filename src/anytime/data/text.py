@@ -1,4 +1,4 @@
-"""Labelled texts: five published data sets, and the token ids that networks read.
+"""Labelled texts: six published data sets, and the token ids that networks read.
 
 Each data set is one parquet file with the columns `split`, `text` and `label`; `DATA_SETS` lists them. `tokenize` turns
 `TextData` into `TokenData`. A training run stores its tokenizer (`save_tokenizer`), so that `read_text_input` can encode any
@@ -27,7 +27,7 @@ from anytime.data.wordpiece import SPECIAL_TOKENS, WordPiece
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError, ShapeError
 from anytime.reading import is_file, parsing, read_json
 
-TextName = Literal["imdb", "sst2", "trec", "banking77", "clinc150"]
+TextName = Literal["imdb", "sst2", "agnews", "trec", "banking77", "clinc150"]
 
 _SENTIMENTS = ("negative", "positive")
 _OUT_OF_SCOPE = "oos"
@@ -48,6 +48,7 @@ class DataSet(NamedTuple):
 DATA_SETS: Mapping[str, DataSet] = {
     "imdb": DataSet(_SENTIMENTS),  # 2 classes; 25,000 train, 25,000 test, of which 123 texts are in both
     "sst2": DataSet(_SENTIMENTS),  # 2 classes; 60,614 train, 6,735 val, 872 test
+    "agnews": DataSet(("world", "sports", "business", "science")),  # 4 classes; 5,600 train, 2,000 test: tools/ag_news.py
     "trec": DataSet(fine="fine"),  # 6 classes or 50 fine ones; 5,452 train, 500 test
     "banking77": DataSet(),  # 77 classes; 10,003 train, 3,080 test
     "clinc150": DataSet(),  # 150 classes; 15,000 train, 3,000 val, 4,500 test, 100 oos_train, 100 oos_val, 1,000 oos_test
@@ -122,7 +123,7 @@ def load_text(
     Out-of-scope queries of CLINC150 are splits with a single class, `oos`.
 
     Args:
-        name: `imdb`, `sst2`, `trec`, `banking77` or `clinc150`.
+        name: `imdb`, `sst2`, `agnews`, `trec`, `banking77` or `clinc150`.
         root: The folder with the parquet files; by default `data/text` in the folder in the environment variable
             `ANYTIME_SHARED`.
         fine: Whether to use the 50 fine classes of TREC.
