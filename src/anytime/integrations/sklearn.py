@@ -223,4 +223,4 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
 def _probabilities(answer: Answer) -> _Array:
     """Probabilities in float64, which sum to one as scikit-learn expects."""
-    return cast(_Array, answer.log_probs.double().softmax(-1).numpy())
+    return answer.log_probs.double().softmax(-1).numpy()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import Inputs, check_choice, check_count, check_counts, check_inputs
+from anytime.checks import check_choice, check_count, check_counts, check_inputs
 from anytime.errors import InputError, OptionError, ShapeError, StateError
 from anytime.models.base import Carry
 from anytime.models.trees.base import Array, Trees
@@ -97,7 +97,7 @@ class TreeExits:
         logits = torch.from_numpy(self._trees.logits(total, done)).float()
         return ((torch.from_numpy(x), torch.from_numpy(total)) if exit + 1 < self.num_exits else ()), logits
 
-    def exits(self, x: Inputs) -> Iterator[Tensor]:
+    def exits(self, x: Any) -> Iterator[Tensor]:
         """Yield the logits of each exit, `(batch, classes)`; trees after the last requested exit are not run."""
         inputs = check_inputs(x)
         if not isinstance(inputs, Tensor):
@@ -109,7 +109,7 @@ class TreeExits:
             carry, logits = self.stage(exit, carry)
             yield logits
 
-    def __call__(self, x: Inputs) -> Tensor:
+    def __call__(self, x: Any) -> Tensor:
         """The logits of all exits, `(exits, batch, classes)`."""
         return torch.stack(tuple(self.exits(x)))
 
