@@ -1,6 +1,6 @@
 """Gradient boosting and random forests that answer by a deadline: cut into exits, compared by rule, and as a classifier.
 
-    python examples/07_trees.py
+python examples/07_trees.py
 """
 
 import argparse
@@ -15,6 +15,7 @@ from anytime.models import TreeExits
 
 
 def main(small: bool) -> None:
+    """Cut a fitted forest, then fit boosting that keeps deadlines."""
     x, y = load_digits(return_X_y=True)
     x_train, x_test, y_train, y_test = train_test_split(x, y, test_size=0.4, stratify=y, random_state=0)
 
@@ -31,7 +32,7 @@ def main(small: bool) -> None:
 
     # In the style of scikit-learn, for boosting: train, cut and fit temperatures in one call.
     boosting = HistGradientBoostingClassifier(max_iter=10 if small else 100, random_state=0)
-    trees = AnytimeClassifier(boosting, exits=8, rule="latest", calibrate=0.2, random_state=0).fit(x_train, y_train)
+    trees = AnytimeClassifier(boosting, exits=8, calibrate=0.2, random_state=0).fit(x_train, y_train)
     trees.warm_up(x_test[:1])
     print(f"boosting: accuracy {trees.score(x_test, y_test):.3f} without a deadline")
     print("one image, 1 s:", trees.predict(x_test[:1], deadline="1s"))

@@ -89,7 +89,7 @@ def test_other_libraries_get_labels_they_understand(make: Callable[[], Any]) -> 
 
 
 def test_class_weights_are_by_label() -> None:
-    weights = {name: 1.0 for name in NAMES[:300]}
+    weights = dict.fromkeys(NAMES[:300], 1.0)
     AnytimeClassifier(RandomForestClassifier(4, class_weight=weights)).fit(X[:300], NAMES[:300])
 
 
@@ -148,7 +148,8 @@ def test_it_works_in_pipelines_and_searches_and_survives_pickle_and_clone() -> N
         clone(best[-1]).predict(X[:1])
 
 
-def test_the_default_rule_depends_on_the_number_of_classes() -> None:
+def test_the_default_rule_depends_on_the_trees_and_the_number_of_classes() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     assert isinstance(forest().fit(x, y).rule_, anytime.Caching)
     assert isinstance(forest().fit(X[:200], Y[:200]).rule_, anytime.Product)
+    assert isinstance(AnytimeClassifier(GradientBoostingClassifier(n_estimators=2)).fit(X[:200], Y[:200]).rule_, anytime.Latest)

@@ -24,6 +24,7 @@ from sklearn.naive_bayes import GaussianNB
 import anytime
 from anytime.errors import OptionError
 from anytime.models import TreeExits, is_staged
+from anytime.models.trees.base import centred
 from anytime.models.trees.forest import SMOOTHING
 from anytime.run.engines import make_engine
 from anytime.testing import check_model
@@ -148,8 +149,14 @@ def test_number_of_exits_is_at_most_that_of_the_rounds() -> None:
 @pytest.mark.parametrize("data", DATA)
 def test_an_init_estimator_of_the_user_is_part_of_the_first_exit(data: str) -> None:
     for init in (GaussianNB(), DummyClassifier(strategy="prior"), "zero"):
-        estimator, x = fitted(GradientBoostingClassifier(init=init, n_estimators=3), data)
+        estimator, x = fitted(GradientBoostingClassifier(init=init, n_estimators=3, random_state=0), data)
         np.testing.assert_allclose(softmax(TreeExits(estimator, exits=3)(x))[-1], estimator.predict_proba(x), atol=1e-6)
+
+
+def test_one_extreme_leaf_leaves_the_logits_of_the_other_classes_as_they_are() -> None:
+    logits = centred(np.array([[3.0, 1.0, -4.5e13]])).astype(np.float32)
+    assert float(logits[0, 0] - logits[0, 1]) == pytest.approx(2.0, abs=1e-4)
+    assert np.abs(logits).max() < 100
 
 
 def test_the_exponential_loss_has_its_own_probabilities() -> None:

@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from anytime.calibrate import fit_product, fit_temperature
 from anytime.checks import check_number
-from anytime.combine import Rule
+from anytime.combine import Latest, Rule
 from anytime.combine.advice import default_rule
 from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
@@ -40,7 +40,8 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         exits: How many exits, or the rounds (trees of a forest) up to each.
         spacing: `equal` or `geometric`, for a number of exits; as for `TreeExits`.
         rule: How the exits are combined: a rule or its text; `fitted` for the fitted product, which needs `calibrate`. None is
-            the product or, with fewer than five classes, caching.
+            the latest exit for boosting, whose exits are sums over all trees so far, and for a forest the product or, with
+            fewer than five classes, caching; docs/trees.md has the measurements.
         calibrate: The fraction of the training rows that the trees do not see, to fit the rule's temperatures with (or the
             fitted product); None for no calibration.
         options: Scheduling of requests with a deadline. By default torch's threads are left as they are.
@@ -96,8 +97,8 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._check_parameters()
         X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_all_finite=self._finite())  # noqa: N806
         check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
             raise LabelError(
                 "the labels are all of one class", expected="at least two classes", fix="add rows of other classes"
             )
@@ -106,18 +107,19 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         rows, held = self._split(codes)
         if "sample_weight" in fit_params:
             fit_params["sample_weight"] = fit_params["sample_weight"][rows]
-        self.estimator_ = clone(self._estimator())
+        estimator = clone(self._estimator())
         # XGBoost takes only labels counted from 0; the others may have class weights by label.
-        labels = codes if type(self.estimator_).__module__.startswith("xgboost") else y
-        self.estimator_.fit(X[rows], labels[rows], **fit_params)
-        self.model_ = TreeExits(self.estimator_, self.exits, spacing=self.spacing)
-        if self.model_.classes != len(self.classes_):
+        labels = codes if type(estimator).__module__.startswith("xgboost") else y
+        estimator.fit(X[rows], labels[rows], **fit_params)
+        model = TreeExits(estimator, self.exits, spacing=self.spacing)
+        if model.classes != len(classes):
             raise LabelError(
-                f"the trees saw {self.model_.classes} of {len(self.classes_)} classes",
+                f"the trees saw {model.classes} of {len(classes)} classes",
                 expected="rows of every class among those that the trees are trained on",
                 fix="hold out fewer rows: a smaller calibrate",
             )
-        self.rule_ = self._choose_rule(*((None, None) if held is None else (X[held], codes[held])))
+        self.rule_ = self._choose_rule(model, *((None, None) if held is None else (X[held], codes[held])))
+        self.classes_, self.estimator_, self.model_ = classes, estimator, model
         self._open()
         return self
 
@@ -190,19 +192,21 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         except ValueError as error:
             raise LabelError(
-                f"{len(codes)} rows of {len(self.classes_)} classes with calibrate={self.calibrate}: {error}",
+                f"{len(codes)} rows of {len(np.unique(codes))} classes with calibrate={self.calibrate}: {error}",
                 expected="at least two rows of every class, and some of each class in both parts",
                 fix="pass more rows, or calibrate=None",
             ) from None
 
-    def _choose_rule(self, held: _Array | None, codes: _Array | None) -> Rule[Any]:
+    def _choose_rule(self, model: TreeExits, held: _Array | None, codes: _Array | None) -> Rule[Any]:
         """The rule, fitted on the rows held out, if any."""
+        if self.rule is None:
+            rule: Rule[Any] = default_rule(model.classes) if model.averages else Latest()
+        elif self.rule != "fitted":
+            rule = as_rule(self.rule)
         if held is None:
-            return default_rule(len(self.classes_)) if self.rule is None else as_rule(self.rule)
-        logits, labels = self.model_(held), torch.from_numpy(codes)
-        if self.rule == "fitted":
-            return fit_product(logits, labels).rule
-        return fit_temperature(logits, labels, default_rule(len(self.classes_)) if self.rule is None else self.rule).rule
+            return rule
+        logits, labels = model(held), torch.from_numpy(codes)
+        return fit_product(logits, labels).rule if self.rule == "fitted" else fit_temperature(logits, labels, rule).rule
 
     def _open(self) -> None:
         self.runner_ = Runner(self.model_, self.rule_, options=self.options or RunOptions(threads=None))

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from anytime.errors import OptionError
 
 Array = NDArray[Any]
+FARTHEST = 80.0
+"""How far a score counts below the largest of its row: a leaf of boosting can hold -1e13, which would move the mean."""
 
 
 class Trees(ABC):
@@ -23,6 +25,7 @@ class Trees(ABC):
         features: The number of columns of the inputs.
         dtype: What the library converts its inputs to.
         takes_nan: Whether NaN is a missing value.
+        averages: Whether an exit is the mean of votes, as in a forest, rather than a sum of scores.
     """
 
     rounds: int
@@ -30,6 +33,7 @@ class Trees(ABC):
     features: int
     dtype: torch.dtype = torch.float64
     takes_nan: bool = True
+    averages: bool = False
 
     def prepare(self, x: Array) -> Array:
         """What the trees read, from inputs of the right type and size; once per request."""
@@ -57,7 +61,8 @@ def centred(scores: Array) -> Array:
     if scores.ndim == 1 or scores.shape[1] == 1:
         half = scores.reshape(-1, 1) / 2
         return np.concatenate((-half, half), axis=1)
-    centre: Array = scores - scores.mean(axis=1, keepdims=True)
+    near = np.maximum(scores, scores.max(axis=1, keepdims=True) - FARTHEST)
+    centre: Array = near - near.mean(axis=1, keepdims=True)
     return centre
 
 

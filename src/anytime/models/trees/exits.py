@@ -56,6 +56,7 @@ class TreeExits:
         num_exits: The number of exits.
         classes: The number of classes.
         features: The number of columns of the inputs.
+        averages: Whether an exit is the mean of the trees' votes (forests), not a sum of scores (boosting).
 
     Example:
         >>> from sklearn.datasets import load_digits
@@ -77,6 +78,7 @@ class TreeExits:
         self.rounds = _places(exits, spacing, self._trees.rounds)
         self.num_exits = len(self.rounds)
         self.classes, self.features = self._trees.classes, self._trees.features
+        self.averages = self._trees.averages
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
         """Run the trees between two exits; see `anytime.models.MultiExit.stage`.

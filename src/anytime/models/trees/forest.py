@@ -21,6 +21,7 @@ class Forest(Trees):
     """`RandomForestClassifier` and `ExtraTreesClassifier`."""
 
     dtype = torch.float32
+    averages = True
 
     def __init__(self, estimator: Any) -> None:
         if estimator.n_outputs_ != 1:
