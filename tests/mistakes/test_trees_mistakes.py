@@ -64,7 +64,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "categories that are words": (categories, OptionError, "OrdinalEncoder"),
     "no exits": (lambda: TreeExits(FOREST, exits=0), OptionError, "exits is 0"),
     "exits as text": (lambda: TreeExits(FOREST, exits="3"), OptionError, "exits is '3'"),  # type: ignore[arg-type]
-    "decreasing rounds": (lambda: TreeExits(FOREST, exits=(3, 2)), OptionError, "increasing"),
+    "decreasing rounds": (lambda: TreeExits(FOREST, exits=(3, 2)), OptionError, "pass (2, 3)"),
     "more rounds than there are": (lambda: TreeExits(FOREST, exits=(3, 7)), OptionError, "up to 6"),
     "an unknown spacing": (lambda: TreeExits(FOREST, spacing="geometrical"), OptionError, "'geometric'"),  # type: ignore[arg-type]
     "a single row": (lambda: MODEL(X[0]), ShapeError, "x[None]"),
@@ -84,6 +84,12 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         "pass macs=[...]",
     ),
     "an estimator that is not made of trees": (lambda: AnytimeClassifier(StandardScaler()).fit(X, Y), OptionError, "Standard"),
+    "exits of no ensemble, before training": (lambda: AnytimeClassifier(None, exits=-1).fit(X, Y), OptionError, "exits is -1"),
+    "a lightgbm booster to train": (
+        lambda: AnytimeClassifier(lightgbm()._trees._booster).fit(X, Y),  # type: ignore[attr-defined]
+        OptionError,
+        "TreeExits(booster)",
+    ),
     "a fraction of one": (lambda: AnytimeClassifier(FOREST, calibrate=1.0).fit(X, Y), OptionError, "calibrate is 1.0"),
     "a rule to fit without rows": (lambda: AnytimeClassifier(FOREST, rule="fitted").fit(X, Y), OptionError, "calibrate=0.2"),
     "an unknown rule": (lambda: AnytimeClassifier(FOREST, rule="prodct").fit(X, Y), OptionError, "'product'"),

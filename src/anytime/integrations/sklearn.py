@@ -22,7 +22,8 @@ from anytime.combine import Latest, Rule
 from anytime.combine.advice import default_rule
 from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
-from anytime.models.trees.exits import Spacing, TreeExits, check_kind
+from anytime.models.trees.exits import Spacing, TreeExits, check_kind, check_places
+from anytime.models.trees.xgboost import XgBoost
 from anytime.run import Answer, Runner, RunOptions
 from anytime.run.budget import Duration, seconds
 
@@ -109,7 +110,7 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             fit_params["sample_weight"] = fit_params["sample_weight"][rows]
         estimator = clone(self._estimator())
         # XGBoost takes only labels counted from 0; the others may have class weights by label.
-        labels = codes if type(estimator).__module__.startswith("xgboost") else y
+        labels = codes if check_kind(estimator) is XgBoost else y
         estimator.fit(X[rows], labels[rows], **fit_params)
         model = TreeExits(estimator, self.exits, spacing=self.spacing)
         if model.classes != len(classes):
@@ -128,8 +129,9 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
         Args:
             X: The inputs.
-            deadline: A duration from now on for all rows together, such as `"1ms"`: the answer is that of the trees that were
-                evaluated by then. `anytime.DeadlineTooShort` is raised if not even the first exit fits.
+            deadline: A duration from now on for all rows together, such as `"1ms"`: the answer is that of the trees that ran by
+                then. If not even the first exit fits, `anytime.DeadlineTooShort` is raised, or `anytime.Overloaded` behind
+                other requests.
         """
         labels = self._answer(X, deadline).labels.numpy()
         return cast(_Array, self.classes_[labels])
@@ -178,7 +180,14 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             )
         if self.rule not in (None, "fitted"):
             as_rule(self.rule)
+        check_places(self.exits, self.spacing)
         check_kind(self._estimator())
+        if not hasattr(self._estimator(), "fit"):
+            raise OptionError(
+                f"the estimator is a {type(self.estimator).__name__}, which is trained already",
+                expected="a classifier with fit(X, y)",
+                fix="cut it with anytime.models.TreeExits(booster)",
+            )
 
     def _split(self, codes: _Array) -> tuple[Any, Any]:
         """The rows to train on, and those held out, if any."""

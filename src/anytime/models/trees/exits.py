@@ -72,9 +72,9 @@ class TreeExits:
     staged = True
 
     def __init__(self, estimator: Any, exits: int | Sequence[int] = 8, *, spacing: Spacing = "equal") -> None:
+        check_places(exits, spacing)
         self._trees = _open(estimator)
         self._kind = type(estimator).__name__
-        check_choice(spacing, "spacing", ("equal", "geometric"))
         self.rounds = _places(exits, spacing, self._trees.rounds)
         self.num_exits = len(self.rounds)
         self.classes, self.features = self._trees.classes, self._trees.features
@@ -169,22 +169,32 @@ def _open(estimator: Any) -> Trees:
     return make(estimator)
 
 
+def check_places(exits: Any, spacing: Any) -> None:
+    """Refuse exits that suit no ensemble."""
+    check_choice(spacing, "spacing", ("equal", "geometric"))
+    if not isinstance(exits, Sequence) or isinstance(exits, str):
+        check_count(exits, "exits", fix="pass a number of exits such as 8, or increasing rounds such as (10, 30, 100)")
+        return
+    given = check_counts(exits, "exits", fix="pass a number of exits, or increasing rounds such as (10, 30, 100)")
+    if list(given) != sorted(set(given)):
+        raise OptionError(f"exits is {given}", expected="increasing rounds", fix=f"pass {tuple(sorted(set(given)))}")
+
+
 def _places(exits: int | Sequence[int], spacing: str, rounds: int) -> tuple[int, ...]:
     """The rounds up to each exit.
 
     >>> _places(4, "equal", 10), _places(4, "geometric", 1000), _places(8, "equal", 3), _places((2, 5), "equal", 10)
     ((2, 5, 8, 10), (6, 32, 178, 1000), (1, 2, 3), (2, 5))
     """
-    if isinstance(exits, Sequence) and not isinstance(exits, str):
-        given = check_counts(exits, "exits", fix="pass a number of exits, or increasing rounds such as (10, 30, 100)")
-        if list(given) != sorted(set(given)) or given[-1] > rounds:
+    if isinstance(exits, Sequence):
+        if exits[-1] > rounds:
             raise OptionError(
-                f"exits is {given}",
-                expected=f"increasing numbers up to {rounds}, the rounds of the ensemble",
-                fix=f"pass at most {rounds}, or a number of exits: exits=8",
+                f"exits is {tuple(exits)}",
+                expected=f"numbers up to {rounds}, the rounds of the ensemble",
+                fix=f"end with {rounds}, or pass a number of exits: exits=8",
             )
-        return given
-    count = min(check_count(exits, "exits", fix="pass a number of exits, or the rounds up to each"), rounds)
+        return tuple(int(exit) for exit in exits)
+    count = min(exits, rounds)
     steps = np.arange(1, count + 1) / count
     wanted = rounds * steps if spacing == "equal" else rounds**steps
     places: list[int] = []
