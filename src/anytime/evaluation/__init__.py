@@ -1,8 +1,9 @@
 """From logits to metrics: reads files and runs the rules on them block by block."""
 
+from anytime.combine.named import DEFAULT_RULES
 from anytime.evaluation.examples import Example
 from anytime.evaluation.guarantees import Guarantee, Guarantees, measure_guarantees
-from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, evaluate
+from anytime.evaluation.measure import Evaluation, evaluate
 from anytime.evaluation.source import LogitsFile, open_logits
 
 __all__ = [
