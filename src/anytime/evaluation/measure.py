@@ -38,7 +38,7 @@ from anytime.evaluation.blocks import (
     workers,
 )
 from anytime.evaluation.examples import Example, ExampleCollector
-from anytime.evaluation.source import LogitsFile, Mapped, open_logits
+from anytime.evaluation.source import CollectedLogits, LogitsFile, Mapped, open_logits
 from anytime.metrics import RuleMetrics, Summary
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 
@@ -222,7 +222,7 @@ def open_rows(logits: Any, labels: Any, probabilities: bool) -> LogitRows:
     """Open and check logits and labels in any form that `evaluate` takes."""
     if isinstance(logits, str | Path):
         logits = open_logits(logits, labels if isinstance(labels, str | Path) else None)
-    if isinstance(logits, LogitsFile):
+    if isinstance(logits, LogitsFile | CollectedLogits):
         if labels is None or isinstance(labels, str | Path):
             labels = logits.labels
         logits = logits.logits
