@@ -1,7 +1,6 @@
 """Research code that returns a list of logits (BranchyNet, SDN, MSDNet ports): metrics first, then answers by a deadline.
 
-The losses of `anytime.train` take the list as it is. `from_outputs` makes the network a model with exits in one line; as a list
-of stages it also stops early.
+The losses take the list as it is. `from_outputs` makes it a model with exits; as a list of stages it also stops early.
 """
 
 import sys
@@ -57,5 +56,4 @@ with anytime.Runner(stages, engine="auto", example=test[0][:1]) as runner:
     early = runner.predict(test[0][:1], budget=anytime.Budget(exits=1))
     in_time = runner.predict(test[0][:1], deadline="50ms")
     for answer in (early, in_time):
-        print(f"exit {answer.exit} of {answer.exits}: {answer.label} with confidence {answer.confidence.item():.2f}")
-print("the label:", test[1][0].item())
+        print(f"exit {answer.exit} of {answer.exits}: {answer.label}, confidence {answer.confidence.item():.2f} ({test[1][0]})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,9 @@ class _Batch:
     logits: Tensor
     labels: Tensor | None
 
+    def without_inputs(self) -> _Batch:
+        return replace(self, inputs=())
+
 
 def _collect(
     run: Callable[[Inputs], list[Tensor]], loader: Iterable[Any], sink: _Memory | _File, line: Progress | None
@@ -142,7 +145,6 @@ class _Memory:
 
     def __init__(self) -> None:
         self._batches: list[_Batch] = []
-        self._first: _Batch | None = None
 
     def __enter__(self) -> _Memory:
         return self
@@ -151,8 +153,8 @@ class _Memory:
         return None
 
     def add(self, batch: _Batch) -> None:
-        self._first = _check_same_kind(self._first, batch)
-        self._batches.append(_Batch(batch.number, (), batch.logits, batch.labels))
+        self._batches.append(batch.without_inputs())
+        _check_same_kind(self._batches[0], batch)
 
     def check_same(self, batch: _Batch) -> None:
         """Nothing was done before."""
@@ -172,6 +174,7 @@ class _File:
         self._store, self._resume = store, resume
         self._waiting: list[_Batch] = []
         self._first: _Batch | None = None
+        self._last: _Batch | None = None  # the only one whose inputs are kept
         self._since = time.monotonic()
         self._checked = False
 
@@ -197,15 +200,17 @@ class _File:
             self._store.discard_folder()
 
     def add(self, batch: _Batch) -> None:
-        self._first = _check_same_kind(self._first, batch)
-        self._waiting.append(batch)
+        self._first = self._first or batch.without_inputs()
+        _check_same_kind(self._first, batch)
+        self._waiting.append(batch.without_inputs())
+        self._last = batch
         full = sum(each.logits.nbytes for each in self._waiting) >= _BLOCK_BYTES
         if full or time.monotonic() - self._since >= _BLOCK_SECONDS:
             self._write()
 
     def check_same(self, batch: _Batch) -> None:
         """Compare the last batch that is done with this one: the same inputs, and logits that differ by rounding only."""
-        self._first = batch
+        self._first = batch.without_inputs()
         if digest(batch.inputs, batch.labels) != self._store.state["digest"]:
             raise self._changed(f"other inputs or labels in batch {batch.number} than before the interruption")
         stored, now = self._store.last_rows(batch.logits.shape[1]), batch.logits
@@ -229,17 +234,16 @@ class _File:
 
     def _write(self) -> None:
         self._since = time.monotonic()
-        if not self._waiting:
+        if self._last is None:
             return
-        last = self._waiting[-1]
         labels = [batch.labels for batch in self._waiting if batch.labels is not None]
         self._store.append(
             torch.cat([batch.logits for batch in self._waiting], 1),
             torch.cat(labels) if labels else None,
-            batches=last.number,
-            digest=digest(last.inputs, last.labels),
+            batches=self._last.number,
+            digest=digest(self._last.inputs, self._last.labels),
         )
-        self._waiting = []
+        self._waiting, self._last = [], None
 
     def _changed(self, got: str) -> StateError:
         return StateError(
@@ -249,10 +253,8 @@ class _File:
         )
 
 
-def _check_same_kind(first: _Batch | None, batch: _Batch) -> _Batch:
+def _check_same_kind(first: _Batch, batch: _Batch) -> None:
     """Refuse a batch that does not go with the first one."""
-    if first is None:
-        return batch
     (exits, _, classes), (exits_now, _, classes_now) = first.logits.shape, batch.logits.shape
     if (exits, classes) != (exits_now, classes_now) or first.logits.dtype != batch.logits.dtype:
         raise ShapeError(
@@ -266,7 +268,6 @@ def _check_same_kind(first: _Batch | None, batch: _Batch) -> _Batch:
             expected="labels in every batch or in none",
             fix="yield (x, y) for every batch, or x alone",
         )
-    return first
 
 
 def _empty() -> InputError:
