@@ -81,6 +81,16 @@ def test_the_metric_works_in_a_collection_and_in_a_state_dict() -> None:
     torch.testing.assert_close(restored.sums, metric.sums)
 
 
+def test_update_adds_on_the_device_without_reading_from_it() -> None:
+    """Tensors on `meta` have no values, so that reading one, or copying one to the CPU, raises."""
+    metric = AnytimeMetric(exits=3).to("meta")
+    for _ in range(2):
+        metric.update(LOGITS.to("meta"), LABELS.to("meta"))
+    assert metric.sums.device.type == metric.faults.device.type == "meta"
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        metric.compute()
+
+
 def test_bad_batches_are_refused_and_not_counted() -> None:
     metric = filled(slice(None))
     before = metric.sums.clone()

@@ -73,10 +73,10 @@ def test_reset_forgets_all_rows_and_the_shape() -> None:
 
 def test_packed_sums_add_up_to_those_of_all_rows() -> None:
     logits, labels = some()
-    parts = [Metrics().started(4), Metrics().started(4)]
+    parts = [Metrics().prepared(4), Metrics().prepared(4)]
     for metrics, rows in zip(parts, torch.arange(90).split(45), strict=True):
         metrics.update(logits[:, rows], labels[rows])
-    both, whole = Metrics().started(4), Metrics()
+    both, whole = Metrics().prepared(4), Metrics()
     both.unpack(parts[0].pack() + parts[1].pack(), parts[0].faults)
     whole.update(logits, labels)
     assert_same(both.compute(), whole.compute())

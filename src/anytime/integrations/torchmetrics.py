@@ -61,13 +61,13 @@ class AnytimeMetric(Metric):
         super().__init__(**options)
         self.exits, self.labelled = exits, labelled
         self._like = Metrics(rules, costs=costs, strict=strict)
-        zeros = self._like.started(exits, labelled=labelled)
+        zeros = self._like.prepared(exits, labelled=labelled)
         self.add_state("sums", zeros.pack(), dist_reduce_fx="sum")
         self.add_state("faults", zeros.faults, dist_reduce_fx="min")
 
     def update(self, logits: Any, labels: Any = None) -> None:
         """Add a batch, as `Metrics.update` does: `(exits, batch, classes)` or a list, and `(batch,)`."""
-        batch = self._like.started(self.exits, labelled=self.labelled)
+        batch = self._like.prepared(self.exits, labelled=self.labelled)
         batch.update(logits, labels)
         self.sums = self.sums + batch.pack().to(self.sums.device)
         self.faults = torch.minimum(self.faults, batch.faults.to(self.faults.device))
@@ -87,6 +87,6 @@ class AnytimeMetric(Metric):
             return self._found()
 
     def _found(self) -> dict[str, RuleMetrics]:
-        metrics = self._like.started(self.exits, labelled=self.labelled)
+        metrics = self._like.prepared(self.exits, labelled=self.labelled)
         metrics.unpack(self.sums, self.faults)
         return metrics.compute()

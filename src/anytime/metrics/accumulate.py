@@ -91,8 +91,10 @@ class Metrics:
             self._start(values, labelled=known is not None)
         self._check_same(values, labelled=known is not None)
         values, known = self._note_faults(values, known)
-        for name, combine in self._combiners.items():
-            self._summaries[name].add(follow(combine(values), known))
+        # All rules before any sum: a rule that raises an error leaves the sums as they were.
+        seen = {name: follow(combine(values), known) for name, combine in self._combiners.items()}
+        for name, summary in self._summaries.items():
+            summary.add(seen[name])
         if self._some is None and values.shape[1]:
             self._some = values[:, :_SOME].clone()
         self.rows += values.shape[1]
@@ -128,14 +130,21 @@ class Metrics:
         self._some = self._some if self._some is not None else other._some
         self.rows += other.rows
 
+    def prepared(self, exits: int, *, labelled: bool = True) -> Metrics:
+        """A new object with these settings that has seen no rows and takes only batches like these."""
+        fresh = Metrics(self.rules, costs=self.costs, strict=self.strict)
+        fresh._start(torch.zeros(exits, 0, 2), labelled=labelled)
+        fresh._classes = 0
+        return fresh
+
     def pack(self) -> Tensor:
         """All sums as one float64 vector on their device: the sum of two vectors is that of all rows."""
-        return torch.cat([value.reshape(-1) for summary in self._summaries.values() for value in summary.sums.values()])
+        return torch.cat([value.reshape(-1) for summary in self._with_sums().values() for value in summary.sums.values()])
 
     def unpack(self, sums: Tensor, faults: Tensor) -> None:
-        """Replace the sums of a started object, such as that of `started`, by those of `pack`, and `faults` likewise."""
+        """Replace the sums of a prepared object by those of `pack`, and its `faults`."""
         first = 0
-        for summary in self._summaries.values():
+        for summary in self._with_sums().values():
             for name, value in summary.sums.items():
                 summary.sums[name] = sums[first : first + value.numel()].view(value.shape)
                 first += value.numel()
@@ -147,12 +156,12 @@ class Metrics:
         """The first value that is not finite, as row × exits + exit, and the first row with a bad label; int64, `(2,)`."""
         return torch.full((2,), _NONE) if self._faults is None else self._faults
 
-    def started(self, exits: int, *, labelled: bool = True) -> Metrics:
-        """A new object with these settings and all sums zero."""
-        fresh = Metrics(self.rules, costs=self.costs, strict=self.strict)
-        fresh.update(torch.zeros(exits, 0, 2), torch.zeros(0, dtype=torch.int64) if labelled else None)
-        fresh._classes = 0
-        return fresh
+    def _with_sums(self) -> dict[str, Summary]:
+        """The sums of each rule, zero if there were no rows."""
+        if not all(summary.sums for summary in self._summaries.values()):
+            self.update(torch.zeros(self._exits, 0, 2), torch.zeros(0, dtype=torch.int64) if self._labelled else None)
+            self._classes = 0
+        return self._summaries
 
     def raise_faults(self) -> None:
         """Raise the error for a value that is not finite, or for a bad label, that `update` noted on the device."""
