@@ -137,7 +137,7 @@ def test_other_libraries_read_the_files(model: MLP, tmp_path: Path) -> None:
         assert found["labels"].tolist() == Y.tolist()
     assert np.load(tmp_path / "a.npy").shape == (3, 50, 4)
     arrays = [anytime.open_logits(tmp_path / f"a{ending}").logits.array for ending in ENDINGS]
-    assert all(isinstance(array, np.memmap) and array.offset % 64 == 0 for array in arrays)
+    assert all(isinstance(array, np.memmap) and array.offset % 8 == 0 for array in arrays)
 
 
 def test_evaluate_takes_what_was_collected(model: MLP, tmp_path: Path) -> None:
@@ -277,6 +277,18 @@ def test_files_that_hold_something_else_are_not_replaced(model: MLP, tmp_path: P
 def test_an_earlier_file_is_replaced(model: MLP, tmp_path: Path) -> None:
     anytime.collect_logits(model, loader(rows=16), tmp_path / "a.npz")
     assert anytime.collect_logits(model, loader(), tmp_path / "a.npz").logits.shape[1] == 50
+    anytime.collect_logits(model, loader(), tmp_path / "a.npy")
+    assert anytime.collect_logits(model, [X], tmp_path / "a.npy").labels is None
+
+
+def test_half_precision_files_with_an_odd_number_of_values_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    x = X[:5, :1].half()
+    found = anytime.collect_logits(lambda x: [x.repeat(1, 3)] * 3, [(x, Y[:5] % 3)], tmp_path / "a.safetensors")
+    assert found.logits.dtype == torch.float16
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["logits"], found.logits)
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["labels"], Y[:5] % 3)
 
 
 def test_a_bad_batch_is_named_and_what_was_done_is_kept(model: MLP, tmp_path: Path) -> None:

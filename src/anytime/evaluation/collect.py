@@ -226,10 +226,9 @@ class _File:
         self._write()
         if not self._store.rows:
             raise _empty()
+        separate = self._store.state["labelled"] and self._store.labels_path != self._store.path
         self._store.finish()
-        separate = self._store.labels_path
-        known = separate if separate != self._store.path and separate.exists() else None
-        found = open_logits(self._store.path, known)
+        found = open_logits(self._store.path, self._store.labels_path if separate else None)
         return CollectedLogits(mapped_tensor(self._store.path, found.logits.array), found.labels, self._store.path)
 
     def _write(self) -> None:

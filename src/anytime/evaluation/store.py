@@ -184,18 +184,21 @@ class LogitsStore:
                     write(member)  # type: ignore[arg-type]
 
     def _write_safetensors(self, file: BinaryIO) -> None:
-        size = np.dtype(self.state["type"]).itemsize * int(np.prod(self._shape))
-        header: dict[str, Any] = {
-            "logits": {"dtype": _TYPES[self.state["type"]], "shape": self._shape, "data_offsets": [0, size]}
+        # Labels first: their size is a multiple of 8, so both arrays are aligned.
+        labelled, kind = bool(self.state["labelled"]), np.dtype(self.state["type"])
+        first, size = 8 * self.rows * labelled, kind.itemsize * int(np.prod(self._shape))
+        header = {"labels": {"dtype": "I64", "shape": [self.rows], "data_offsets": [0, first]}} if labelled else {}
+        header["logits"] = {
+            "dtype": _TYPES[self.state["type"]],
+            "shape": [*self._shape],
+            "data_offsets": [first, first + size],
         }
-        if self.state["labelled"]:
-            header["labels"] = {"dtype": "I64", "shape": [self.rows], "data_offsets": [size, size + 8 * self.rows]}
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % _ALIGNED)
         file.write(struct.pack("<Q", len(text)) + text)
-        self._copy_logits(file)
-        if self.state["labelled"]:
+        if labelled:
             self._copy(file, _LABELS)
+        self._copy_logits(file)
 
     @property
     def _shape(self) -> tuple[int, ...]:
