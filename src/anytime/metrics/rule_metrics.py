@@ -48,8 +48,8 @@ class DiminishingReturns:
 class RuleMetrics:
     """The metrics of one rule. docs/metrics.md defines each.
 
-    Metrics that need labels or prediction sets are None where there are none. The order of the fields is that of the JSON
-    document.
+    Metrics that need labels or prediction sets are None where there are none; `mean_iou` is of dense predictions only, and not
+    in the JSON document of others. The order of the fields is that of the document.
     """
 
     accuracy: PerExit | None = None
@@ -69,6 +69,7 @@ class RuleMetrics:
     oracle_accuracy: PerExit | None = None
     support_coverage: PerExit | None = None
     reliability: tuple[ReliabilityBins, ...] | None = None
+    mean_iou: PerExit | None = None
     consistency: Consistency | None = None
     diminishing_returns: DiminishingReturns | None = None
     final_drop_percent: ByThreshold
@@ -85,6 +86,8 @@ class RuleMetrics:
     def to_json(self) -> dict[str, Any]:
         """A plain document of dicts and lists."""
         document: dict[str, Any] = _lists(asdict(self))
+        if self.mean_iou is None:
+            del document["mean_iou"]
         return document
 
     @classmethod
