@@ -11,7 +11,8 @@ def print_evaluation(found: Evaluation) -> None:
     """Print one column per rule to stdout."""
     columns = [_cells(metrics) for metrics in found.rules.values()]
     rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
-    title = f"{found.exits} exits, {found.samples:,} inputs, {found.classes} classes{'' if found.labelled else ', no labels'}"
+    inputs = f"{found.samples:,} inputs" + ("" if found.rows is None else f" ({found.rows:,} positions)")
+    title = f"{found.exits} exits, {inputs}, {found.classes} classes{'' if found.labelled else ', no labels'}"
     print_table(("", *found.rules), rows, title=title)
 
 
@@ -22,6 +23,7 @@ def _cells(metrics: RuleMetrics) -> dict[str, str]:
         cells |= {
             "accuracy, first exit %": f"{100 * metrics.accuracy[0]:.2f}",
             "accuracy, last exit %": f"{100 * metrics.accuracy[-1]:.2f}",
+            **({} if metrics.mean_iou is None else {"mean IoU, last exit %": f"{100 * metrics.mean_iou[-1]:.2f}"}),
             "label drops by ≥ .1, %": f"{metrics.label_drop_percent['0.1']:.2f}",
             "label drops by ≥ .5, %": f"{metrics.label_drop_percent['0.5']:.2f}",
             "correct stays correct, %": f"{metrics.correct_monotone_percent:.2f}",

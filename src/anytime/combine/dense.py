@@ -99,10 +99,14 @@ class Layout:
         every = torch.arange(self.rows, device=inputs.device).view(self.batch, self.per_input)
         return every[inputs].flatten()
 
+    def locate(self, row: int) -> tuple[int, tuple[int, ...]]:
+        """The input and the position of a row."""
+        which, rest = divmod(row, self.per_input)
+        return which, tuple(int(each) for each in np.unravel_index(rest, self.positions)) if self.positions else ()
+
     def place(self, row: int) -> str:
         """A row in words."""
-        which, rest = divmod(row, self.per_input)
-        where = tuple(int(each) for each in np.unravel_index(rest, self.positions)) if self.positions else ()
+        which, where = self.locate(row)
         return f"input {which}" + (f", position {where if len(where) > 1 else where[0]}" if where else "")
 
 
@@ -174,6 +178,10 @@ class DenseRows:
         exits, rows, classes = self.shape
         step = block_size(exits, classes)
         return (slice(first, min(first + step, rows)) for first in range(0, rows, step))
+
+    def locate(self, row: int) -> tuple[int, tuple[int, ...]]:
+        """The input and the position of a row."""
+        return self.layout.locate(row if self.kept is None else int(self.kept[row]))
 
     def place(self, row: int) -> str:
         """A row in words, for an error."""

@@ -52,6 +52,11 @@ class Prediction:
         self.log_probs[index], self.fell_back[index], self.labels[index] = other.log_probs, other.fell_back, other.labels
 
     @property
+    def flat(self) -> Prediction:
+        """Of a dense prediction at all exits, that of its positions as rows, `(exits, rows, classes)`."""
+        return Prediction(self._classes_last.flatten(1, -2), self.fell_back.flatten(1), self.labels.flatten(1))
+
+    @property
     def probs(self) -> Tensor:
         """Probabilities, `(..., batch, classes)`."""
         return self.log_probs.exp()

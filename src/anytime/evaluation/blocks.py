@@ -75,6 +75,10 @@ class LogitRows:
         parts = [fingerprints(self.block(slice(first, first + size), first)) for first in range(0, samples, size)]
         return torch.cat([NO_FINGERPRINTS, *parts])
 
+    def locate(self, row: int) -> tuple[int, tuple[int, ...] | None]:
+        """The input and, of dense logits, the position of a row."""
+        return self.logits.locate(row) if isinstance(self.logits, DenseRows) else (row, None)
+
     def sample(self, most: int, seed: int) -> list[int]:
         """The numbers of some random rows."""
         samples, generator = self.logits.shape[1], np.random.default_rng([seed, 3])

@@ -86,7 +86,7 @@ class Evaluation:
         if self.positions is None:
             del document["rows"], document["positions"]
         rules = {name: found.to_json() for name, found in self.rules.items()}
-        return {**document, "rules": rules, "costs": list(self.costs), "worst": [asdict(example) for example in self.worst]}
+        return {**document, "rules": rules, "costs": list(self.costs), "worst": [example.to_json() for example in self.worst]}
 
 
 def evaluate(
@@ -193,7 +193,7 @@ class Setup:
         exits, samples, classes = self.rows.logits.shape
         labels, sets, layout = self.rows.labels, request.sets, self.rows.layout
         summaries = {name: Summary(self.costs, labelled=labels is not None, strict=self.strict) for name in request.combiners}
-        examples = ExampleCollector(self.rows.sample(EXAMPLES, self.seed), WORST)
+        examples = ExampleCollector(self.rows.sample(EXAMPLES, self.seed), WORST, self.rows.locate)
         draws = uniforms((part.stop - part.start for part in self.chunks), exits, [self.seed, 2])
         for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), self.chunks, draws):
             for name, each in chunk.rules.items():

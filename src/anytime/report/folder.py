@@ -88,9 +88,10 @@ def per_exit(evaluation: Evaluation) -> str:
     """One row per rule and exit, one column per metric, as CSV; cells without a value are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["rule", "exit", "cost", *MEASURES])
+    measures = {name: each for name, each in MEASURES.items() if evaluation.positions is not None or not each.dense}
+    writer.writerow(["rule", "exit", "cost", *measures])
     for rule, metrics in evaluation.rules.items():
-        columns = [measure.values(metrics) or ("",) * evaluation.exits for measure in MEASURES.values()]
+        columns = [measure.values(metrics) or ("",) * evaluation.exits for measure in measures.values()]
         for exit, cost in enumerate(evaluation.costs):
             writer.writerow([csv_cell(rule), exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()

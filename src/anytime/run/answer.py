@@ -22,6 +22,9 @@ budget's exits or MACs are used up; its confidence was reached; it was interrupt
 class Answer:
     """The answer to a batch of inputs. Every tensor has the batch first.
 
+    Of a model with dense logits (`Runner(model, class_dim=1)`) log-probabilities are `(batch, classes, height, width)`, and
+    what is `(batch,)` below is `(batch, height, width)`.
+
     Attributes:
         prediction: The rule's output: log-probabilities, or for regression an interval, and `fell_back`.
         exit: How many exits were used: 1 after the first exit, 0 for the prior alone. With a policy, a tensor with one number
@@ -74,8 +77,9 @@ class Answer:
     def label(self) -> int:
         """The most probable class of a single input."""
         labels = self.labels
-        if len(labels) != 1:
-            raise ShapeError(f"label of an answer to {len(labels)} inputs", expected="one input", fix="use answer.labels")
+        if labels.numel() != 1:
+            what = f"{len(labels)} inputs" if labels.ndim == 1 else f"{labels.numel():,} positions"
+            raise ShapeError(f"label of an answer to {what}", expected="one input", fix="use answer.labels")
         return int(labels)
 
     @property

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The sections of the report and the measures that they draw over the exits.
 _BY_EXIT = (
-    ("average", ("accuracy", "label_probability")),
+    ("average", ("accuracy", "mean_iou", "label_probability")),
     ("uncertainty", ("entropy", "set_size")),
     ("calibration", ("ece", "nll", "brier", "oracle_accuracy")),
     ("learning", ("learned", "forgot", "hindsight_improvability_percent", "agreement")),

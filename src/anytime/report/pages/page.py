@@ -103,7 +103,11 @@ def render(
 
 
 def _facts(evaluation: Evaluation) -> list[str]:
-    parts = [plural(evaluation.samples, "input"), plural(evaluation.exits, "exit"), f"{number(evaluation.classes)} classes"]
+    inputs = plural(evaluation.samples, "input")
+    if evaluation.positions is not None and evaluation.rows is not None:
+        size = " × ".join(map(str, evaluation.positions))
+        inputs += f" of {size} positions, {plural(evaluation.rows, 'position')} used; below, “input” means a position"
+    parts = [inputs, plural(evaluation.exits, "exit"), f"{number(evaluation.classes)} classes"]
     return [*parts, "with labels" if evaluation.labelled else "without labels"]
 
 
