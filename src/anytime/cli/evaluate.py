@@ -105,7 +105,7 @@ def show(
     more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the folder if there is one, then print the table or the document."""
-    from anytime.cli.table import print_evaluation
+    from anytime.cli.console import show_table
     from anytime.report.folder import document, write_folder
     from anytime.report.pages.guarantees import dropped
     from anytime.report.pages.verdict import advice_on_few_classes
@@ -115,7 +115,7 @@ def show(
     if advice := advice_on_few_classes(found):
         print(f"anytime: {advice}", file=sys.stderr)
     if out is not None:
-        from anytime.cli.doctor import environment
+        from anytime.installed import environment
 
         report = write_folder(
             out,
@@ -132,16 +132,15 @@ def show(
     if json:
         print_json(document(found, guaranteed))
     else:
-        print_evaluation(found)
+        show_table(found.table())
         if guaranteed is not None:
             print_guarantees(guaranteed, str(calibration))
 
 
 def print_guarantees(found: Guarantees, calibration: str) -> None:
     """Print what was fitted and is guaranteed to stdout, one row per rule."""
-    from anytime.calibrate.certify import rounded_down, rounded_up
     from anytime.cli.console import print_line, print_table
-    from anytime.report.numbers import fraction
+    from anytime.display.numbers import fraction, rounded_down, rounded_up
     from anytime.report.pages.guarantees import at_cost
 
     middle = (found.evaluation.costs[0] + found.evaluation.costs[-1]) / 2

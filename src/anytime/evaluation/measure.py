@@ -11,19 +11,31 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from anytime.calibrate import TunedRule, as_rule
-from anytime.checks import as_tensor, check_costs, check_count, check_labels, check_logits, check_scale, check_seed
+from anytime.checks import (
+    as_tensor,
+    check_choice,
+    check_costs,
+    check_count,
+    check_labels,
+    check_logits,
+    check_scale,
+    check_seed,
+)
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.dense import DenseRows, Layout, block_size, check_ignored, used_positions
 from anytime.combine.named import name_of
 from anytime.conformal import Raps
+from anytime.display.brief import brief
+from anytime.display.plot import plot_chart
+from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError, ShapeError
 from anytime.evaluation.blocks import (
     BlockTask,
@@ -38,10 +50,15 @@ from anytime.evaluation.blocks import (
     workers,
 )
 from anytime.evaluation.examples import Example, ExampleCollector
+from anytime.evaluation.figures import figures
 from anytime.evaluation.source import LogitsFile, Mapped, open_logits
+from anytime.evaluation.tables import at_each_exit, overview
 from anytime.fitted import Fitted
 from anytime.metrics import RuleMetrics, Summary
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DEFAULT_RULES = ("latest", "caching", "product")
 EXAMPLES = 200
@@ -50,9 +67,11 @@ WORST = 20
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Displayed):
     """The result of `evaluate`. `to_json` gives the document of `anytime evaluate --json`.
+
+    `print(found.table())` shows the most important metrics; `anytime.write_report(found, "folder")` writes all of them.
 
     Attributes:
         exits, samples, classes: The size of the data; samples are inputs.
@@ -75,10 +94,39 @@ class Evaluation:
     costs: tuple[float, ...]
     costs_given: bool
     settings: dict[str, Any]
-    examples: list[Example] = field(default_factory=list, repr=False)
-    worst: list[Example] = field(default_factory=list, repr=False)
+    examples: list[Example] = field(default_factory=list)
+    worst: list[Example] = field(default_factory=list)
     rows: int | None = None
     positions: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        rows = "" if self.rows is None else f", rows={self.rows}"
+        return (
+            f"Evaluation(exits={self.exits}, samples={self.samples}{rows}, classes={self.classes}, "
+            f"labelled={self.labelled}, rules={brief(tuple(self.rules))})"
+        )
+
+    def table(self, rule: str | None = None) -> Table:
+        """The metrics to look at first, one column per rule; or with a rule all of its metrics at each exit.
+
+        Args:
+            rule: One of `rules`.
+        """
+        if rule is None:
+            return overview(self)
+        check_choice(rule, "rule", tuple(self.rules))
+        return at_each_exit(self, rule)
+
+    def plot(self, chart: str = "accuracy", *, ax: Axes | None = None) -> Axes:
+        """Draw a chart of the report with matplotlib (extra `plot`).
+
+        Args:
+            chart: Such as `accuracy`, `label_drop`, `entropy`, `ece` or `reliability_1`; an unknown name lists all.
+            ax: Axes to draw into; new ones by default.
+        """
+        known = {figure.id: figure for figure in figures(self)}
+        check_choice(chart, "chart", tuple(known))
+        return plot_chart(known[chart].chart, title=known[chart].title, ax=ax)
 
     def to_json(self) -> dict[str, Any]:
         """A plain document, without the sample of inputs."""

@@ -14,6 +14,8 @@ from anytime.checks import check_number
 
 ECE_BINS = 15
 ORACLE_BINS = 10_000
+FEW_IN_BIN = 10
+"""The accuracy of a bin with fewer inputs says little; charts leave it out or pale."""
 NLL_FLOOR = 1e-12
 ORACLE_FRACTION = 0.005
 

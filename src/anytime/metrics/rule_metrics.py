@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from anytime.display.brief import brief_repr
 from anytime.errors import OptionError
 
 PerExit = tuple[float, ...]
@@ -82,6 +83,9 @@ class RuleMetrics:
     set_size: PerExit | None = None
     set_coverage: PerExit | None = None
     set_size_rise_percent: ByThreshold | None = None
+
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
     def to_json(self) -> dict[str, Any]:
         """A plain document of dicts and lists."""

@@ -11,12 +11,14 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from anytime.report.numbers import plural
-from anytime.report.pages.figure import Table, exit_axis
-from anytime.report.pages.rules import base, followed, looks, shown
+from anytime.display.chart import Axis, Chart, Look
+from anytime.display.figure import exit_axis
+from anytime.display.numbers import plural
+from anytime.display.scale import LinearScale
+from anytime.display.table import Table
+from anytime.evaluation.rules import base, followed, looks, shown
 from anytime.report.pages.verdict import best_rule
-from anytime.report.svg.chart import Axis, Chart, Look, draw, path, place, sparkline
-from anytime.report.svg.scale import LinearScale
+from anytime.report.svg.chart import draw, path, place, sparkline
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation, Example

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anytime.combine.advice import FEW_CLASSES
-from anytime.report.numbers import fraction, number, percent, plural, points
+from anytime.display.numbers import fraction, number, percent, plural, points
+from anytime.evaluation.rules import base, drops, followed, like, reaching, shown
 from anytime.report.pages.card import COLLAPSED, Grade, accuracy_change, monotone
-from anytime.report.pages.rules import base, drops, followed, like, reaching, shown
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation

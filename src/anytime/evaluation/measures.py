@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from anytime.display.numbers import Number, exact, fraction, number
 from anytime.metrics import RuleMetrics
-from anytime.report.numbers import Number, exact, fraction, number
 
 Values = Callable[[RuleMetrics], Sequence[float] | None]
 
