@@ -33,7 +33,7 @@ def brief(value: Any) -> str:
     return repr(value)
 
 
-def brief_repr(thing: Any) -> str:
-    """The `repr` of a dataclass with its values in short; those that are None are left out."""
-    parts = [(field.name, getattr(thing, field.name)) for field in fields(thing) if field.repr]
+def brief_repr(thing: Any, *names: str) -> str:
+    """The `repr` of a dataclass with its values in short, all or some of them; those that are None are left out."""
+    parts = [(name, getattr(thing, name)) for name in names or [field.name for field in fields(thing)]]
     return f"{type(thing).__name__}({', '.join(f'{name}={brief(value)}' for name, value in parts if value is not None)})"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from anytime.display.chart import Chart, Look, Series
+from anytime.display.chart import COLOURS, Chart, Look, Series
 from anytime.display.palette import LIGHT
-from anytime.display.scale import SymlogScale
+from anytime.display.scale import Scale, SymlogScale
 from anytime.errors import DtypeError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -42,9 +42,7 @@ def plot_chart(chart: Chart, *, title: str = "", ax: Axes | None = None) -> Axes
         ticks = axis.ticks()
         side.set_ticks([value for value, _ in ticks], labels=[text for _, text in ticks])
         side.set_minor_locator(_no_ticks())
-    low, high = axes.get_ylim()
-    values = [value for value, _ in chart.y.ticks()]
-    axes.set_ylim(min(low, *values), max(high, *values))
+        (axes.set_xlim if side is axes.xaxis else axes.set_ylim)(*_limits(axis.scale))
     if 1 < len(axes.get_legend_handles_labels()[1]) <= _MOST_IN_LEGEND:
         axes.legend(frameon=False, handlelength=3.2)
     return axes
@@ -63,6 +61,24 @@ def plot_bars(names: Sequence[str], values: Sequence[float], *, axis: str, title
     return axes
 
 
+def plot_classes(axes: Axes, labels: Sequence[Sequence[int]], classes: int) -> None:
+    """Draw the class of each pixel, with a colour bar that names the classes."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    few = classes <= COLOURS
+    colours = ListedColormap([LIGHT[f"s{kind}"] for kind in range(classes)]) if few else None
+    shown = colours or colormaps["tab20" if classes <= 20 else "viridis"].resampled(classes)
+    image = axes.imshow(labels, cmap=shown, vmin=-0.5, vmax=classes - 0.5, interpolation="nearest")
+    axes.grid(False)
+    bar = axes.figure.colorbar(image, ax=axes, label="class", shrink=0.8)
+    if classes <= 20:
+        bar.set_ticks(range(classes))
+        bar.minorticks_off()
+    axes.set_xlabel("column, pixels")
+    axes.set_ylabel("row, pixels")
+
+
 def make_axes(ax: Any, title: str = "") -> Axes:
     """The given axes, or new ones, in the style of the reports."""
     pyplot = _pyplot()
@@ -77,7 +93,7 @@ def make_axes(ax: Any, title: str = "") -> Axes:
             fix="pass one: figure, ax = matplotlib.pyplot.subplots()",
         )
     if title:
-        ax.set_title(title, loc="left", fontsize="medium", fontweight="semibold", color=LIGHT["text"])
+        ax.set_title(title, loc="left", fontsize="medium", fontweight="bold", color=LIGHT["text"])
     ax.grid(True, color=LIGHT["grid"], linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -109,6 +125,15 @@ def _draw(axes: Axes, series: Series) -> None:
         axes.plot([x, x], [low, high], color=ink, linewidth=1.2)
     line = dash if any(len(piece) > 1 for piece in pieces) else ""
     axes.plot([], [], color=ink, linestyle=line, marker=marker, linewidth=1.8, markersize=5, label=series.name)
+
+
+def _limits(scale: Scale) -> tuple[float, float]:
+    """The ends of an axis: those of the scale, and a little more, so that the frame does not cut markers."""
+    ends = getattr(scale, "low", 0.0), getattr(scale, "high", 1.0)
+    if isinstance(scale, SymlogScale):
+        return -0.25 * scale.threshold, 1.2 * scale.high
+    margin = 0.03 * (ends[1] - ends[0])
+    return ends[0] - margin, ends[1] + margin
 
 
 def _no_ticks() -> Any:

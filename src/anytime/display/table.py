@@ -72,7 +72,7 @@ _CAPTION = "text-align:left;font-weight:600;caption-side:top;white-space:nowrap"
 
 def _row(tag: str, cells: Sequence[str]) -> str:
     parts = [
-        f'<{tag} style="text-align:{"right" if column else "left"}">{escape(printable(cell))}</{tag}>'
+        f'<{tag} style="padding:2px 8px;text-align:{"right" if column else "left"}">{escape(printable(cell))}</{tag}>'
         for column, cell in enumerate(cells)
     ]
     return f"<tr>{''.join(parts)}</tr>"

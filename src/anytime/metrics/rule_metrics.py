@@ -85,7 +85,7 @@ class RuleMetrics:
     set_size_rise_percent: ByThreshold | None = None
 
     def __repr__(self) -> str:
-        return brief_repr(self)
+        return brief_repr(self, "accuracy", "ece", "nll", "correct_monotone_percent", "entropy", "agreement")
 
     def to_json(self) -> dict[str, Any]:
         """A plain document of dicts and lists."""

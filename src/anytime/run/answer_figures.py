@@ -9,7 +9,7 @@ from torch import Tensor
 
 from anytime.combine import Interval
 from anytime.display.numbers import number, plural
-from anytime.display.plot import make_axes, plot_bars
+from anytime.display.plot import make_axes, plot_bars, plot_classes
 from anytime.display.table import Table
 from anytime.errors import ShapeError
 
@@ -54,12 +54,7 @@ def plot_answer(answer: Answer, row: int, ax: Axes | None) -> Axes:
         )
     axes = make_axes(ax, f"{title}, mean confidence {float(answer.confidence[row].mean()):.2f}")
     assert not isinstance(answer.prediction, Interval)  # it has labels
-    last = max(answer.log_probs.shape[answer.prediction.class_dim] - 1, 1)
-    image = axes.imshow(labels.numpy(), cmap="tab20" if last < 20 else "viridis", vmin=0, vmax=last, interpolation="nearest")
-    axes.grid(False)
-    axes.figure.colorbar(image, ax=axes, label="class", shrink=0.8)
-    axes.set_xlabel("column, pixels")
-    axes.set_ylabel("row, pixels")
+    plot_classes(axes, labels.tolist(), answer.log_probs.shape[answer.prediction.class_dim])
     return axes
 
 

@@ -133,9 +133,12 @@ class Frontier(Displayed, Fitted, kind="frontier", version=2):
         """
         return {"accuracy": self.columns["accuracy"][self.names.index("latest")] - ALLOWANCE}
 
-    def table(self) -> Table:
-        """The Pareto set, one row per rule."""
-        return candidate_table(self, self.pareto, f"{len(self.pareto)} of {len(self.names)} rules are in the Pareto set")
+    def table(self, least: str = "ece") -> Table:
+        """The rules of `chain`, which trade drops for one metric: `ece`, `nll` or `error`. `records` has the Pareto set."""
+        found = self.chain(least=least)
+        return candidate_table(
+            self, found, f"{len(found)} of {len(self.names)} rules: the best trade-offs of drops and {least}"
+        )
 
     def plot(self, metric: str = "ece", *, ax: Axes | None = None) -> Axes:
         """Draw every rule by how often it drops and by a metric, with matplotlib (extra `plot`).

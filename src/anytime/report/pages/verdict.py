@@ -215,7 +215,7 @@ def _few_inputs(evaluation: Evaluation) -> str:
     if evaluation.samples >= FEW_INPUTS:
         return ""
     unseen = 100 * (1 - 0.05 ** (1 / evaluation.samples))
-    count = plural(evaluation.samples, "input")
+    count = plural(evaluation.samples, "input") + ("" if evaluation.positions is None else ", whose positions are alike")
     return f"With only {count}, an observed 0 % can mean up to {percent(unseen)} (at 95 % confidence)."
 
 
