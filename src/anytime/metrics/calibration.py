@@ -75,8 +75,8 @@ def mean_iou(correct: Tensor, answered: Tensor, labelled: Tensor) -> Tensor:
         labelled: How often it is the label, `(classes,)`.
 
     Example:
-        >>> mean_iou(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([2.0, 2.0, 0.0])).tolist()
-        [0.5833333134651184]
+        >>> mean_iou(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([3.0, 2.0, 0.0])).tolist()
+        [0.5]
     """
     union = answered + labelled - correct
     found = union > 0
