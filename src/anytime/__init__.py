@@ -42,6 +42,7 @@ if _typing.TYPE_CHECKING:
     from anytime.models import attach_exits
     from anytime.models import create as create_model
     from anytime.models import load as load_model
+    from anytime.report import write_report
     from anytime.run import Answer, Budget, Runner, RunOptions
 
 __version__ = "0.1.0"
@@ -81,6 +82,7 @@ __all__ = [
     "parse_rule",
     "samples",
     "tune",
+    "write_report",
 ]
 
 # The package and the name there of each public name; those that are not listed are in anytime.combine under the same name.
@@ -103,6 +105,7 @@ _HOMES = {
     "load_model": ("models", "load"),
     "open_logits": ("evaluation", "open_logits"),
     "tune": ("calibrate", "tune"),
+    "write_report": ("report", "write_report"),
 }
 _PACKAGES = [
     "calibrate",

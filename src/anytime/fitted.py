@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from anytime.artifacts import json_text, write_text
 from anytime.checks import check_count
+from anytime.display.brief import brief_repr
 from anytime.errors import AnytimeError, FormatError, IntegrityError, ShapeError
 from anytime.outputs import check_file
 from anytime.reading import parsing, read_file
@@ -58,8 +59,13 @@ class Fitted:
         It reads versions from `oldest` on; `renamed` maps field names of older versions to those of today.
         """
         super().__init_subclass__(**more)
+        if "__repr__" not in vars(cls):  # else dataclass would write one with every number
+            cls.__repr__ = Fitted.__repr__  # type: ignore[method-assign]
         cls.kind, cls.version, cls.oldest = kind or cls.kind, version, version if oldest is None else oldest
         cls.renamed = dict(renamed or {})
+
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):

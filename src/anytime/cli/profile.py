@@ -122,9 +122,9 @@ def document(found: Profile) -> dict[str, Any]:
 def print_profile(found: Profile, name: str) -> None:
     """Print one row per exit to stdout, and the machine."""
     from anytime.cli.console import print_line, print_table
-    from anytime.report.pages.profile import exit_table, machine
+    from anytime.report.pages.profile import machine
 
-    cells = exit_table(found)
+    cells = found.table()
     print_line(f"{name}, {found.engine}, {found.repeats} runs: ms to each exit")
     print_table(cells.columns, cells.rows)
     print_line(", ".join(f"{key} {value}" for key, value in machine(found)))

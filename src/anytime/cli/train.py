@@ -99,7 +99,7 @@ def train(
 def write_environment(folder: Path) -> None:
     """Write environment.json: the versions and the machine of the run."""
     from anytime.artifacts import write_json
-    from anytime.cli.doctor import environment
+    from anytime.installed import environment
 
     write_json(folder / "environment.json", environment())
 

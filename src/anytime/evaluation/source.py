@@ -67,7 +67,10 @@ class Mapped:
 
     def __getitem__(self, key: Any) -> Tensor:
         keys = key if isinstance(key, tuple) else (key,)
-        part = self.array[tuple(each.numpy() if isinstance(each, Tensor) else each for each in keys)]
+        return self.read(self.array[tuple(each.numpy() if isinstance(each, Tensor) else each for each in keys)])
+
+    def read(self, part: np.ndarray[Any, Any]) -> Tensor:
+        """A view of a part of the array as a tensor of its own, contiguous and in the machine's byte order."""
         check_memory(part.nbytes, f"{part.shape[1] if part.ndim > 1 else part.size:,} rows of {self.name}")
         values = torch.from_numpy(np.array(part, dtype=part.dtype.newbyteorder("="), order="C"))
         return values.view(torch.bfloat16) if self.bfloat16 else values

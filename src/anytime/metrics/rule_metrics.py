@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from anytime.display.brief import brief_repr
 from anytime.errors import OptionError
 
 PerExit = tuple[float, ...]
@@ -48,8 +49,8 @@ class DiminishingReturns:
 class RuleMetrics:
     """The metrics of one rule. docs/metrics.md defines each.
 
-    Metrics that need labels or prediction sets are None where there are none. The order of the fields is that of the JSON
-    document.
+    Metrics that need labels or prediction sets are None where there are none; `mean_iou` is of dense predictions only, and not
+    in the JSON document of others. The order of the fields is that of the document.
     """
 
     accuracy: PerExit | None = None
@@ -69,6 +70,7 @@ class RuleMetrics:
     oracle_accuracy: PerExit | None = None
     support_coverage: PerExit | None = None
     reliability: tuple[ReliabilityBins, ...] | None = None
+    mean_iou: PerExit | None = None
     consistency: Consistency | None = None
     diminishing_returns: DiminishingReturns | None = None
     final_drop_percent: ByThreshold
@@ -82,9 +84,14 @@ class RuleMetrics:
     set_coverage: PerExit | None = None
     set_size_rise_percent: ByThreshold | None = None
 
+    def __repr__(self) -> str:
+        return brief_repr(self, "accuracy", "ece", "nll", "correct_monotone_percent", "entropy", "agreement")
+
     def to_json(self) -> dict[str, Any]:
         """A plain document of dicts and lists."""
         document: dict[str, Any] = _lists(asdict(self))
+        if self.mean_iou is None:
+            del document["mean_iou"]
         return document
 
     def scalars(self) -> dict[str, float]:

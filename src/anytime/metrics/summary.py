@@ -61,6 +61,14 @@ class Summary:
         if covered is not None:
             self._add("set_covered", _over_inputs(covered))
 
+    def add_classes(self, seen: Trajectories, labels: Tensor, classes: int) -> None:
+        """Add what the mean intersection over union counts per class: `labels` are those of the trajectories, `(batch,)`."""
+        assert seen.correct is not None
+        self._add("labelled_as", torch.bincount(labels, minlength=classes))
+        answers = list(zip(seen.answer, seen.correct, strict=True))
+        self._add("answered_as", torch.stack([torch.bincount(answer, minlength=classes) for answer, _ in answers]))
+        self._add("correct_as", torch.stack([torch.bincount(answer[ok], minlength=classes) for answer, ok in answers]))
+
     def merge(self, other: Summary) -> None:
         """Add everything that another summary of the same rule has seen."""
         same = torch.equal(self.costs, other.costs) and (self.labelled, self.strict) == (other.labelled, other.strict)
@@ -90,6 +98,7 @@ class Summary:
             entropy_rise_percent=self._percents("entropy_rise", monotonicity.ENTROPY_RISES, rows),
             collapsed_percent=self._mean("collapsed", rows / 100),
             support_size=self._mean("support", rows),
+            **self._class_metrics(),
             **self._set_metrics(),
         )
 
@@ -159,6 +168,12 @@ class Summary:
                 concave_percent=100 * float(sums["concave"]) / rows,
             ),
         }
+
+    def _class_metrics(self) -> dict[str, Any]:
+        if "labelled_as" not in self.sums:
+            return {}
+        both = self.sums["correct_as"]
+        return {"mean_iou": tuple(calibration.mean_iou(both, self.sums["answered_as"], self.sums["labelled_as"]).tolist())}
 
     def _set_metrics(self) -> dict[str, Any]:
         rows = float(self.sums["set_rows"]) if "set_rows" in self.sums else 0.0

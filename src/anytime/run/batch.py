@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from anytime.combine import Prediction
-from anytime.run.combining import ByRule
+from anytime.run.combining import ByRule, confidences
 from anytime.run.engines.base import Stages
 from anytime.run.engines.running import Joinable
 from anytime.run.setup import RunSetup
@@ -163,7 +163,7 @@ class Batch:
         prediction = None
         if (contended or task.needs_prediction()) and isinstance(self._setup.combiner, ByRule) and self._setup.policy is None:
             prediction = self._setup.predict([*task.outputs, output])
-        confidence = None if prediction is None else prediction.confidence.tolist()
+        confidence = None if prediction is None else confidences(prediction)
         if task.exit == 0 and isinstance(run, Joinable):
             task.group = (task.group, run.kind) if self._setup.merges else object()
         (self.tasks if task.take(output, prediction, confidence, run, now) else ended).append(task)
@@ -177,7 +177,7 @@ class Batch:
             prediction = setup.predict_or_none([*before, output])
         elif isinstance(output, Prediction):
             prediction = output
-        confidence = None if prediction is None else prediction.confidence.tolist()
+        confidence = None if prediction is None else confidences(prediction)
         joint: Any = JointRun(run, order)
         together = object()  # not the run, which refers to its requests: they would be a reference cycle
         if setup.policy is not None:  # each request drops rows of its own

@@ -29,6 +29,7 @@ from anytime.models import IntervalMLP
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.arguments import (
+    check_dense,
     check_policy,
     check_profile,
     count_classes,
@@ -84,6 +85,8 @@ class Runner:
         probabilities: Whether the exits yield probabilities or log-probabilities. Otherwise these are refused: rules that read
             the sign and size of a logit, such as the ReLU product, collapse on them.
         seed: The seed of randomised prediction sets.
+        class_dim: For a model of pixels or tokens, the dimension of the classes in the logits of an exit: 1 for
+            `(batch, classes, height, width)`. The eager engine runs it, without policy or prediction sets.
         options: Scheduling: threads, batches, what to do if a deadline is too short.
 
     Attributes:
@@ -110,6 +113,7 @@ class Runner:
         example: Tensor | None = None,
         probabilities: bool = False,
         seed: int = 0,
+        class_dim: int | None = None,
         options: RunOptions | None = None,
     ) -> None:
         if not isinstance(options, RunOptions | None):
@@ -124,6 +128,9 @@ class Runner:
         own = count_classes(model)
         self._rule, self._sets = choose_rule(rule, calibration, own)
         self._policy = check_policy(policy, self._rule)
+        self._class_dim = check_dense(
+            class_dim, engine, rule=self._rule, policy=policy, sets=self._sets, on_too_short=options.on_too_short
+        )
         self._rule.start(self._exits)  # refuses a number of exits that it was not fitted for
         self._profile = check_profile(profile)
         for fitted in (self._sets, self._profile, self._policy if isinstance(self._policy, FittedPolicy) else None):
@@ -421,7 +428,7 @@ class Runner:
             self._profile.seed(self._forecast)
         self._executor.queue.slots = count_slots(engine, self._options.workers, threads)
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
-        begin, combiner = make_combiner(self._rule, engine, self._probabilities)
+        begin, combiner = make_combiner(self._rule, engine, self._probabilities, self._class_dim)
         return RunSetup(
             engine,
             begin,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anytime.artifacts import bundle_reader
 from anytime.checks import check_count, check_flag
-from anytime.combine.base import Prediction
+from anytime.combine import Prediction
 from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.run.engines.folding import on_cpu
 from anytime.run.engines.onnx import ONNX_TYPES, make_session
