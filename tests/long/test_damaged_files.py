@@ -45,13 +45,13 @@ from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
 from anytime.data.cifar_archive import ARCHIVES, read_archive
 from anytime.data.cifar_shards import read_shards
+from anytime.data.description import read_description
 from anytime.data.images import read_image
 from anytime.data.text import collect_vocabulary, load_tokenizer, save_tokenizer
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import AnytimeError
 from anytime.fitted import _checksum
 from anytime.loading.inputs import read_array, read_texts
-from anytime.loading.models import read_description
 from anytime.models import create, load, save
 from anytime.models.base import MultiExit
 from anytime.models.text.pretrained import load_pretrained

@@ -26,6 +26,9 @@ from anytime.combine import Intersection, Rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import IntervalMLP
+from anytime.models.attach.exits import Head
+from anytime.models.input_spec import make_inputs
+from anytime.models.stored.networks import Build
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.arguments import (
@@ -47,9 +50,10 @@ from anytime.run.engines.choose import run_all
 from anytime.run.engines.running import check_inputs
 from anytime.run.event_loops import mailbox
 from anytime.run.executor import Executor, LoadStatus
-from anytime.run.export.loading import ExportedModel, load_exported
+from anytime.run.export.loading import ExportedModel
 from anytime.run.forks import renew_in_children
 from anytime.run.options import RunOptions
+from anytime.run.saved.reading import open_folder
 from anytime.run.setup import RunSetup, limit_exits
 from anytime.run.task import Mode, Task, overloaded
 from anytime.run.timing.forecast import Forecast
@@ -156,17 +160,34 @@ class Runner:
             self._ready(example)
 
     @classmethod
-    def load(cls, folder: str | Path, *, trusted: bool = False, options: RunOptions | None = None, **arguments: Any) -> Self:
-        """A runner for exported stages, see `anytime.run.export`; the rule is inside them.
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        build: Build | Sequence[Build] | None = None,
+        head: Head | None = None,
+        trusted: bool = False,
+        options: RunOptions | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """A runner for any folder that this library wrote, with the rule, calibration, policy and profile saved in it.
 
         Args:
-            folder: The folder with `exported.json`.
+            folder: A folder of `anytime.save`, `anytime train` or `anytime export`, or a published run. Exported stages have
+                their rule inside.
+            build: For a model of your own, the function that makes it; see `anytime.load`.
+            head: The function that made the heads, if one was passed to `attach_exits`.
             trusted: Whether to read `.pt2` files, which can run any code while they are read; ONNX files need no trust.
             options: Scheduling.
-            arguments: Further arguments of the class.
+            arguments: Further arguments of the class, which replace what was saved. With another rule, what was fitted for the
+                saved one is left out.
         """
         threads = (options or RunOptions()).threads or torch.get_num_threads()
-        return cls(load_exported(folder, threads=threads, trusted=trusted), options=options, **arguments)
+        opened = open_folder(folder, build=build, head=head, threads=threads, trusted=trusted)
+        arguments = opened.runner_arguments(**arguments)
+        if arguments.get("engine", "eager") != "eager" and opened.inputs:
+            arguments.setdefault("example", make_inputs(opened.inputs, 1))
+        return cls(opened.model, options=options, **arguments)
 
     def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
         """The best answer within a budget.

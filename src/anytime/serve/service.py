@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anytime.data.description import Description
 from anytime.data.text import load_tokenizer
 from anytime.errors import AnytimeError, FewClassesWarning, InputError, OptionError
 from anytime.fitted import Fitted
 from anytime.loading.inputs import image_batch
-from anytime.loading.models import Description, Opened, input_shape, input_type, make_example, open_any, reads_texts
-from anytime.run import Answer, Budget, Runner, RunOptions
-from anytime.run.export import ExportedModel
+from anytime.loading.models import input_shape, input_spec, make_example, reads_texts
+from anytime.run import Answer, Budget, Opened, Runner, RunOptions, open_folder
 from anytime.samples import digits_model
 from anytime.serve.oip import TYPES, Array, TensorSpec
 
@@ -76,11 +76,11 @@ class Service:
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The one tensor that a request has."""
-        model = self.opened.model
         if self.texts:
             return (TensorSpec(INPUT, "BYTES", (-1,)),)
-        dtype = input_type(model) if isinstance(model, ExportedModel) else torch.float32
-        sizes = input_shape(model) if dtype.is_floating_point else (-1,)
+        spec = input_spec(self.opened.model)
+        dtype = torch.float32 if spec.dtype == torch.bfloat16 else spec.dtype  # NumPy has no bfloat16
+        sizes = spec.shape if dtype.is_floating_point else (-1,)
         return (TensorSpec(INPUT, _TORCH_TYPES[dtype], (-1, *sizes)),)
 
     @cached_property
@@ -199,21 +199,23 @@ def open_service(
     engine: str = "auto",
     profile: Path | None = None,
     options: RunOptions | None = None,
+    build: Any = None,
     trust: bool = False,
 ) -> Service:
     """Open a model, build its engine and measure its stages.
 
     Args:
-        folder: As `anytime.loading.models.open_any` takes it; None for the sample model, with its prediction sets.
+        folder: As `anytime.run.open_folder` takes it; None for the sample model, with its prediction sets.
         deadline: Seconds, for requests that state none.
         longest: The longest deadline that a request may state.
         name: In addresses; by default that of the folder.
-        rule: How the exits are combined; by default that of the calibration, or as `Runner` chooses.
-        calibration: Fitted objects.
+        rule: How the exits are combined; by default the saved one, that of the calibration, or as `Runner` chooses.
+        calibration: Fitted objects; by default those that were saved.
         data: What the model was trained on, if its folder does not say so.
         engine: What runs the stages.
         profile: Initial stage times.
         options: Scheduling.
+        build: For a model of the operator's own, the function that makes it.
         trust: Whether to load stages that can run code while they are loaded.
     """
     options = options or RunOptions()
@@ -221,15 +223,16 @@ def open_service(
     if folder is None:
         folder, sample_sets = digits_model()
         fitted = fitted or ([sample_sets] if rule is None else [])
-    opened = open_any(folder, data, threads=options.threads or 1, trust=trust)
+    opened = open_folder(folder, data, build=build, threads=options.threads or 1, trusted=trust)
     for each in fitted:
         each.check_fits(opened.model.num_exits, opened.classes)
     example = make_example(opened.model, input_shape(opened.model), 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewClassesWarning)  # the operator has chosen the rule
-        runner = Runner(
-            opened.model, rule, engine, calibration=tuple(fitted) or None, profile=profile, example=example, options=options
-        )
+        chosen = {"rule": rule, "calibration": tuple(fitted) or None, "profile": profile}
+        given = {argument: value for argument, value in chosen.items() if value is not None}
+        arguments = opened.runner_arguments(engine=engine, example=example, **given)
+        runner = Runner(opened.model, options=options, **arguments)
     try:
         runner.warm_up(example)
         sets = runner.predict(example).prediction_set is not None
