@@ -1,7 +1,7 @@
 """Saved models on the Hugging Face hub: folders of `anytime.save` are uploaded and downloaded as they are.
 
-What is downloaded is compared with the manifest of the folder, and no code of a repository is read or run. A folder with parts of
-your own needs the same `build` as from a disk.
+What is downloaded is compared with the manifest of the folder, and no code of a repository is read or run. A folder with parts
+of your own needs the same `build` as from a disk.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def from_pretrained(
     return load(folder, build=build, head=head)
 
 
-def download(
-    repo_id: str, *, revision: str | None = None, token: str | None = None, cache: str | Path | None = None
-) -> Path:
+def download(repo_id: str, *, revision: str | None = None, token: str | None = None, cache: str | Path | None = None) -> Path:
     """Download a repository of the hub; the folder works everywhere that one of `anytime.save` does, such as `Runner.load`.
 
     Args:
@@ -72,9 +70,7 @@ def download(
     name = repo_id.replace("/", "--") + ("" if revision is None else f"@{revision.replace('/', '--')}")
     try:
         found = Path(
-            hub.snapshot_download(
-                repo_id, revision=revision, token=token, local_dir=place / name, allow_patterns=list(_FILES)
-            )
+            hub.snapshot_download(repo_id, revision=revision, token=token, local_dir=place / name, allow_patterns=list(_FILES))
         )
     except Exception as error:  # the hub's library and its HTTP client have no common type of error
         raise _failed("downloaded", repo_id, error) from error

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 
+from anytime.checks import map_inputs
 from anytime.errors import AnytimeError, FormatError, OptionError
 from anytime.models.attach.exits import AttachedExits, Head, Statistics
 from anytime.models.attach.heads import PooledHead
@@ -134,7 +135,11 @@ class Rebuilding:
             self._check_places(backbone, places)
             return backbone
         head = self._head(heads, classes)
-        example = make_inputs(specs, batch=2)
+        dtype = next((tensor.dtype for tensor in backbone.parameters() if tensor.is_floating_point()), None)
+        # The whole may have been converted after its exits were attached, with model.half().
+        example = map_inputs(
+            lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, make_inputs(specs, batch=2)
+        )
         try:
             return AttachedExits(
                 backbone,
@@ -201,7 +206,7 @@ class Rebuilding:
             empty = hugging_face.build(config, tensors=len(weights), meta=True)
             check_stored(empty, weights, tied, path=self.path, made_by=made_by)
             made = hugging_face.build(config, tensors=len(weights))
-        return self._filled(made, prefix, made_by=made_by)
+        return self._checked(made, prefix, made_by=made_by)
 
     def _built(self, config: Mapping[str, Any], prefix: str) -> nn.Module:
         build = self._next(str(config.get("class")))
@@ -222,7 +227,7 @@ class Rebuilding:
                 fix="build the model as it was when it was saved",
                 path=self.path,
             )
-        return self._filled(made, prefix, made_by=f"the {type(made).__name__} that build() returned")
+        return self._checked(made, prefix, made_by=f"the {type(made).__name__} that build() returned")
 
     def _next(self, kind: str) -> Build:
         found = self.build
@@ -236,7 +241,7 @@ class Rebuilding:
                 expected="build, a function that makes it with any weights; a list of functions if there are several",
                 fix="anytime.load(folder, build=make_model), or --build package.module:function on the command line",
             )
-        if not callable(found):
+        if not callable(found) or isinstance(found, nn.Module):
             raise OptionError(
                 f"build is {found!r}"[:100],
                 expected="a function without arguments that returns a torch.nn.Module",
@@ -244,8 +249,9 @@ class Rebuilding:
             )
         return found
 
-    def _filled(self, module: nn.Module, prefix: str, *, made_by: str) -> nn.Module:
-        fill(module, *part_of(prefix, self.weights, self.tied), path=self.path, made_by=made_by)
+    def _checked(self, module: nn.Module, prefix: str, *, made_by: str) -> nn.Module:
+        """The module, which gets its weights with the whole: exits are attached in the dtype that build() returns."""
+        check_stored(module, *part_of(prefix, self.weights, self.tied), path=self.path, made_by=made_by)
         return module.eval()
 
     def _parsing(self) -> Any:

@@ -54,16 +54,17 @@ def check_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             expected=f"its {len(own)} names",
             fix="create the network with the settings that the weights were trained with",
         )
-    for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
+    for name, known in own.items():
+        tensor = weights[name]
+        if tensor.shape != known.shape:
             raise ShapeError(
                 f"{name} has shape {tuple(tensor.shape)}",
-                expected=f"shape {tuple(own[name].shape)}",
+                expected=f"shape {tuple(known.shape)}",
                 fix="create the network with the settings that the weights were trained with, including classes",
             )
-        if tensor.is_floating_point() != own[name].is_floating_point():
+        if tensor.is_floating_point() != known.is_floating_point():
             raise DtypeError(
-                f"{name} has dtype {tensor.dtype}", expected=f"{own[name].dtype}", fix="convert it, e.g. with .float()"
+                f"{name} has dtype {tensor.dtype}", expected=f"{known.dtype}", fix="convert it, e.g. with .float()"
             )
 
 

@@ -6,7 +6,7 @@ the normalisation. Nothing that is read can run code; what the caller has to bui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -227,12 +227,13 @@ def _open_saved(folder: Path, data: str | None, build: Any, head: Head | None) -
     name = whole.parent.name if whole.name == "model" else whole.name
     with bundle_reader(place) as read:
         description, weights, tied = _read_model(read, place)
-        model: Any = Rebuilding(place / CONFIG, weights, tied, build, head).network(description)
-        del weights
-        with _parsing(place / CONFIG):
-            inputs, classes = stored_inputs(description)
-        classes = count_classes(model) if classes is None else classes
-        fitted = _read_runner(read, place, model.num_exits, classes)
+        fitted = _read_runner(read, place)
+    # After the files are read: an error of the caller's own code is not one of theirs.
+    model: Any = Rebuilding(place / CONFIG, weights, tied, build, head).network(description)
+    with _parsing(place / CONFIG):
+        inputs, classes = stored_inputs(description)
+    classes = count_classes(model) if classes is None else classes
+    _check_fitted(place, fitted, model.num_exits, classes)
     if inputs and not input_specs_of(model):
         model.input_specs = inputs
     about = _read_data(data) if data is not None else _own_data(whole)
@@ -255,7 +256,7 @@ def _read_model(read: Callable[[str, int], bytes], place: Path) -> tuple[Any, di
     return document, weights, tied
 
 
-def _read_runner(read: Callable[[str, int], bytes], place: Path, exits: int, classes: int | None) -> dict[str, Any]:
+def _read_runner(read: Callable[[str, int], bytes], place: Path) -> dict[str, Any]:
     """What a runner uses beside the model; nothing for a folder without it."""
     path = place / RUNNER
     if RUNNER not in bundle_names(place):
@@ -273,13 +274,17 @@ def _read_runner(read: Callable[[str, int], bytes], place: Path, exits: int, cla
         raise FormatError(f"{path}: {error.got}", expected=error.expected, fix=_SAVE_AGAIN, path=path) from error
     fitted = partial(_read_fitted, read, place)
     calibration = tuple(fitted(str(name), Fitted) for name in names)
-    found = {
+    return {
         "rule": rule,
         "calibration": calibration,
         "policy": fitted(POLICY, FittedPolicy) if document.get("policy") else None,
         "profile": fitted(PROFILE, Profile) if document.get("profile") else None,
     }
-    for each in (*calibration, found["policy"], found["profile"]):
+
+
+def _check_fitted(place: Path, fitted: Mapping[str, Any], exits: int, classes: int | None) -> None:
+    """Refuse what was fitted for another model."""
+    for each in (*fitted.get("calibration", ()), fitted.get("policy"), fitted.get("profile")):
         if each is not None and (each.exits != exits or (None not in (classes, each.classes) and classes != each.classes)):
             raise FormatError(
                 f"{place} has a {each.kind} for {each.exits} exits and {each.classes} classes",
@@ -287,7 +292,6 @@ def _read_runner(read: Callable[[str, int], bytes], place: Path, exits: int, cla
                 fix=_SAVE_AGAIN,
                 path=place,
             )
-    return found
 
 
 def _read_fitted(read: Callable[[str, int], bytes], place: Path, name: str, kind: type[Fitted]) -> Any:
