@@ -87,7 +87,7 @@ def test_published_runs(serving: Any, open_folder: Any) -> None:
     described = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}
     response = live.post("/v2/models/msdnet-cifar100-seed0/infer", json={"inputs": [described]}, timeout=60)
     with torch.inference_mode():
-        wanted = live.service.runner.rule(live.service.opened.network(torch.from_numpy(x)))
+        wanted = live.service.runner.rule(live.service.opened.model(torch.from_numpy(x)))
     assert labels(response) == wanted.labels[response.json()["parameters"]["exit"] - 1].tolist()
 
 

@@ -108,7 +108,11 @@ class Run:
 
     def accuracy(self, split: Split = "test") -> tuple[float, ...]:
         """The accuracy of `latest` per exit, also of a network with a single exit."""
-        return tuple(self._document(split)["rules"]["latest"]["accuracy"])
+        rules = self._document(split)["rules"]
+        try:
+            return tuple(float(value) for value in rules["latest"]["accuracy"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise self.lacks(f"accuracy of latest in {split}-metrics.json") from error
 
     def rows(self, split: Split = "test") -> int:
         """Number of rows behind `metrics`."""

@@ -125,12 +125,12 @@ class Rebuilding:
     def _attached(self, description: Any, config: Mapping[str, Any], prefix: str, depth: int) -> nn.Module:
         with self._parsing():
             places, specs = [str(place) for place in config["at"]], specs_from_documents(description["inputs"])
-            heads, classes = config["heads"], description["classes"]
+            heads, classes, inner = config["heads"], description["classes"], config["backbone"]
             frozen, statistics = config["frozen"] is True, _statistics(config["statistics"])
             method: Literal["thread", "auto"] = "thread" if config["method"] == "thread" else "auto"
             if not places or len(set(places)) != len(places) or not specs or type(classes) is not int:
                 raise ValueError("the places, inputs or classes of the exits are missing")
-        backbone = self._make(config["backbone"], f"{prefix}backbone.", depth + 1)
+        backbone = self._make(inner, f"{prefix}backbone.", depth + 1)
         if isinstance(backbone, AttachedExits):  # build made all of it
             self._check_places(backbone, places)
             return backbone

@@ -15,7 +15,6 @@ from typing import Any
 from anytime.artifacts import bundle_names, bundle_reader, tensors_from_bytes
 from anytime.calibrate import Temperature
 from anytime.combine import Intersection, Rule, parse_rule
-from anytime.combine.named import as_rule
 from anytime.data.description import DATA, KNOWN, Description, read_description
 from anytime.errors import FormatError, MissingFileError, OptionError
 from anytime.fitted import LARGEST_FILE, Fitted, document_from, fitted_from, read_fitted
@@ -28,6 +27,7 @@ from anytime.outputs import exists
 from anytime.policy import FittedPolicy
 from anytime.reading import json_from, parsing
 from anytime.run.arguments import count_classes
+from anytime.run.combining import choose_rule
 from anytime.run.export.description import DTYPES, NAME, tensors_of
 from anytime.run.export.loading import ExportedModel, load_exported
 from anytime.run.timing.profile import Profile
@@ -321,7 +321,8 @@ def _fitted_for(calibration: tuple[Fitted, ...], rule: Any) -> tuple[Fitted, ...
     """The saved objects that fit a rule that the caller passes, if any."""
     if rule is None:
         return calibration
-    chosen = as_rule(rule) if not isinstance(rule, Intersection) else rule
+    temperatures = [each for each in calibration if isinstance(each, Temperature)]
+    chosen, _ = choose_rule(rule, tuple(temperatures))
     return tuple(each for each in calibration if isinstance(each, Temperature) or getattr(each, "rule", None) in (None, chosen))
 
 
