@@ -329,6 +329,9 @@ def make_saved(folder: Path) -> None:
     )
 
 
+SAVED = ("config", "runner", "policy", "profile", "data", "calibration-1", "calibration-2", "manifest")
+
+
 def build_saved() -> Any:
     shared: list[nn.Module] = []
 
@@ -367,8 +370,7 @@ KINDS: dict[str, Kind] = {
     "network": Kind(make_network, ("config.json", "model.safetensors", "manifest.json"), load),
     "saved model": Kind(
         make_saved,
-        ("config.json", "runner.json", "policy.json", "profile.json", "data.json", "model.safetensors", "manifest.json")
-        + ("calibration-1.json", "calibration-2.json"),
+        ("model.safetensors", *(f"{name}.json" for name in SAVED)),
         read_saved,
         0.7,
     ),

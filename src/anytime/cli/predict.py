@@ -179,7 +179,7 @@ def growth(answers: Sequence[Answer], words: Callable[[int], str]) -> str:
     lines, before = [], None
     width = max(len(words(int(label))) for answer in answers for label in answer.labels) if single else 0
     for answer in answers:
-        when = f"exit {answer.exit:>2}  {_time(answer.elapsed):>9}"
+        when = f"exit {answer.last_exit:>2}  {_time(answer.elapsed):>9}"
         confidence = float(answer.confidence.mean())
         if single:
             back = "  fell back" if bool(answer.fell_back) else ""
@@ -201,7 +201,7 @@ def outcome(
     for row in range(min(len(last.labels), _ROWS)):
         fell = ", fell back" if bool(last.fell_back[row]) else ""
         number = f"input {row + 1}: " if len(last.labels) > 1 else ""
-        place = f"exit {last.exit} of {last.exits}"
+        place = f"exit {_exit(last, row)} of {last.exits}"
         lines.append(f"{number}{words(int(last.labels[row]))}, {float(last.confidence[row]):.3f}, from {place}{fell}")
         best = _best(last, row, top) if len(last.labels) == 1 else []
         width = max((len(words(label)) for label, _ in best), default=0)
@@ -224,20 +224,21 @@ def document(answers: Sequence[Answer], budget: Budget, words: Callable[[int], s
         "exits": last.exits,
         "growth": [
             {
-                "exit": answer.exit,
+                "exit": answer.last_exit,
                 "elapsed": answer.elapsed,
                 "answers": [_row(answer, row, words) for row in range(len(answer.labels))],
             }
             for answer in answers
         ],
         "stopped": reason(last),
-        "exit": last.exit,
+        "exit": last.last_exit,
         "elapsed": last.elapsed,
         "deadline": budget.time,
         "deadline_met": last.deadline_met,
         "answers": [
             {
                 **_row(last, row, words),
+                "exit": _exit(last, row),
                 "top": [{"label": label, "name": words(label), "probability": prob} for label, prob in _best(last, row, top)],
                 "set": None if last.prediction_set is None else last.prediction_set[row].nonzero()[:, 0].tolist(),
             }
@@ -264,6 +265,10 @@ def _row(answer: Answer, row: int, words: Callable[[int], str]) -> dict[str, Any
         "probability": float(answer.confidence[row]),
         "fell_back": bool(answer.fell_back[row]),
     }
+
+
+def _exit(answer: Answer, row: int) -> int:
+    return answer.exit if isinstance(answer.exit, int) else int(answer.exit[row])
 
 
 def _best(answer: Answer, row: int, top: int) -> list[tuple[int, float]]:

@@ -70,7 +70,7 @@ def import_function(text: str | None) -> Any:
         return None
     module, _, name = text.partition(":")
     fix = "write --build package.module:function, with a function without arguments that returns the model"
-    if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+    if not all((*module.split("."), *name.split("."))) or "/" in text:
         raise OptionError(f"--build is {text!r}", expected="package.module:function", fix=fix)
     here = str(Path.cwd())
     sys.path.insert(0, here)

@@ -173,7 +173,7 @@ def describe(answer: Answer, seconds: float, *, with_set: bool) -> dict[str, Any
         with_set: Whether to add the classes of the prediction set: `"3,5"`, and for several inputs `"3,5;1"`.
     """
     found: dict[str, Any] = {
-        "exit": int(answer.exit),
+        "exit": answer.last_exit,
         "exits_total": answer.exits,
         "elapsed_us": round(1e6 * seconds),
         "deadline_met": answer.deadline_met is not False,

@@ -58,7 +58,6 @@ def card_text(
     """
     parts = parts_to_build(description)
     places = getattr(model, "exit_names", ())
-    kind = description["architecture"]
     exits = f"{model.num_exits} exits" + (f", at `{'`, `'.join(places)}` and at the end" if places else "")
     build = ", build=make_model" if parts else ""
     lines = [
@@ -71,7 +70,7 @@ def card_text(
         "",
         f"# {printable(name)}",
     ]
-    lines += ["", f"A neural network with {exits}, which answers by a deadline ({kind}).", _MARK, "", "```python"]
+    lines += ["", f"A neural network with {exits}, which answers by a deadline.", _MARK, "", "```python"]
     lines += ["import anytime", ""]
     if parts:
         lines += [
