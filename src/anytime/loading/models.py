@@ -29,7 +29,7 @@ from anytime.reproduce.runs import is_published, read_run
 from anytime.run import engines
 from anytime.run.engines import Engine
 from anytime.run.export import ExportedModel, load_exported
-from anytime.run.export.description import DTYPES, NAME, tensors_of
+from anytime.run.export.description import DTYPES, NAME
 from anytime.safe_text import printable
 
 DATA = "data.json"
@@ -205,7 +205,7 @@ def make_engine(model: MultiExit | ExportedModel, engine: str, *, example: Tenso
 
 def input_type(model: ExportedModel) -> torch.dtype:
     """The element type of the inputs of exported stages."""
-    return DTYPES[tensors_of(model.description["stages"][0], "inputs")[0][1]]
+    return DTYPES[model.inputs[0][1]]
 
 
 def reads_texts(opened: Opened) -> bool:
@@ -216,7 +216,7 @@ def reads_texts(opened: Opened) -> bool:
 def input_shape(model: MultiExit | ExportedModel) -> tuple[int, ...]:
     """The shape of one input: channels, height and width of an image, numbers of a perceptron, tokens of a text."""
     if isinstance(model, ExportedModel):
-        _, _, (_, *sizes) = tensors_of(model.description["stages"][0], "inputs")[0]
+        _, _, (_, *sizes) = model.inputs[0]
         return tuple(size if isinstance(size, int) else _TOKENS for size in sizes)  # a variable length: that of a usual text
     config: Any = model.config
     match config:

@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
-from torch import Tensor
 
+from anytime.checks import Inputs, check_inputs, count_rows, repeat_rows
 from anytime.combine import Intersection, Rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
@@ -44,7 +44,6 @@ from anytime.run.budget import Budget, Duration, make_budget
 from anytime.run.combining import ByRule, choose_rule
 from anytime.run.engines import Engine, make_engine
 from anytime.run.engines.choose import run_all
-from anytime.run.engines.running import check_inputs
 from anytime.run.event_loops import mailbox
 from anytime.run.executor import Executor, LoadStatus
 from anytime.run.export.loading import ExportedModel, load_exported
@@ -107,7 +106,7 @@ class Runner:
         policy: Policy | FittedPolicy | None = None,
         profile: Profile | str | Path | None = None,
         macs: Sequence[float] | None = None,
-        example: Tensor | None = None,
+        example: Inputs | None = None,
         probabilities: bool = False,
         seed: int = 0,
         options: RunOptions | None = None,
@@ -172,7 +171,8 @@ class Runner:
         """The best answer within a budget.
 
         Args:
-            x: Inputs with the batch first; the deadline applies to the whole batch.
+            x: A tensor, or a tuple or dict of tensors as the model takes them, with the batch first; the deadline applies to
+                the whole batch.
             deadline: A duration from now on: `"5ms"`, a timedelta, or seconds. The answer is returned by then even if a stage
                 is running, whose result is then dropped.
             budget: Further limits.
@@ -320,11 +320,12 @@ class Runner:
         if getattr(setup.engine, "in_python", True):
             most = most_slots(setup.engine, self._options.workers, self._threads.wanted)
             self._executor.queue.slots = measure_slots(lambda: run_all(setup.engine, inputs), most)
-        sizes = [len(inputs)]
-        while setup.joins and len(inputs) == 1 and 2 * sizes[-1] <= self._options.largest_batch:
+        rows = count_rows(inputs)
+        sizes = [rows]
+        while setup.joins and rows == 1 and 2 * sizes[-1] <= self._options.largest_batch:
             sizes.append(2 * sizes[-1])
         for size in sizes:
-            batch = inputs if size == len(inputs) else inputs.expand(size, *inputs.shape[1:]).contiguous()
+            batch = repeat_rows(inputs, size)
             run_all(setup.engine, batch)  # the first run is slow, and is not measured
             for _ in range(_WARM_UP):
                 self.predict(batch)
@@ -405,14 +406,14 @@ class Runner:
             owner=self,
         )
 
-    def _ready(self, example: Tensor | None) -> RunSetup:
+    def _ready(self, example: Inputs | None) -> RunSetup:
         """What all requests share; made by the first of them if the engine needs inputs."""
         with self._making:
             if self._setup is None:
                 self._setup = self._executor.queue.setup = self._make_setup(example)
             return self._setup
 
-    def _make_setup(self, example: Tensor | None) -> RunSetup:
+    def _make_setup(self, example: Inputs | None) -> RunSetup:
         engine, threads = self._engine, self._threads.wanted
         if isinstance(engine, str):
             engine = make_engine(self._model, engine, example=example, threads=threads)
