@@ -65,6 +65,9 @@ _PATIENCE = 2.0
 class Runner:
     """Runs a model with exits within budgets. Close it, or use it in a `with` statement, to end its threads.
 
+    A runner that is pickled, copied or passed to a process that is spawned opens again there: with the same model, rule and
+    arguments, the stage times so far, an engine of its own and no requests.
+
     While it is open, torch's thread count is 1 for the whole process; see `RunOptions.threads`. The model's training mode is
     never changed: stages run in eval mode. Threads are started by the first request with a time budget. Any number of threads
     and asyncio tasks may use one runner.
@@ -114,6 +117,8 @@ class Runner:
         if not isinstance(options, RunOptions | None):
             raise OptionError(f"options is {options!r}", expected="an anytime.RunOptions", fix="pass RunOptions(...)")
         self._options = options = options or RunOptions()
+        self._arguments = {"rule": rule, "engine": engine, "calibration": calibration, "policy": policy, "macs": macs}
+        self._arguments |= {"probabilities": probabilities, "seed": seed}
         if isinstance(model, ExportedModel):
             rule, engine = rule_inside(model, rule, calibration), cast(Engine, model)
             macs = model.macs if macs is None else macs
@@ -137,6 +142,7 @@ class Runner:
         self._clock = options.clock
         self._generator, self._seed = torch.Generator().manual_seed(seed), seed
         self._engine, self._probabilities = engine, probabilities
+        self._example: Inputs | None = None
         self._setup: RunSetup | None = None
         self._making = threading.Lock()
         self._executor = Executor(
@@ -368,6 +374,18 @@ class Runner:
         by = f", rule evaluated by {combiner.why}" if isinstance(combiner, ByRule) else ""
         return f"Runner(rule={self._rule!r}{by}, exits={self._exits}, engine={engine.name!r}{why})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the model and the arguments, from which the copy makes its own engine and threads."""
+        if not isinstance(self._engine, str | ExportedModel):
+            raise StateError(
+                f"a runner with an engine object, a {type(self._engine).__name__}, cannot be pickled or copied",
+                expected="an engine by name, which the copy makes for itself",
+                fix="pass engine='auto' or another name, or make the Runner in the other process",
+            )
+        options = replace(self._options, forecast=self._forecast)
+        more = {"profile": self._profile, "example": self._example, "options": options}
+        return _reopen, (type(self), self._model, {**self._arguments, **more})
+
     def __enter__(self) -> Self:
         return self
 
@@ -414,7 +432,7 @@ class Runner:
             return self._setup
 
     def _make_setup(self, example: Inputs | None) -> RunSetup:
-        engine, threads = self._engine, self._threads.wanted
+        engine, threads, self._example = self._engine, self._threads.wanted, example
         if isinstance(engine, str):
             engine = make_engine(self._model, engine, example=example, threads=threads)
         if self._profile is not None:
@@ -442,6 +460,10 @@ class Runner:
         self._generator = torch.Generator().manual_seed(self._seed)
         if self._setup is not None:
             self._setup = self._executor.queue.setup = replace(self._setup, generator=self._generator)
+
+
+def _reopen(kind: type[Runner], model: Any, arguments: dict[str, Any]) -> Runner:
+    return kind(model, **arguments)
 
 
 def _end(executor: Executor, threads: TorchThreads, *, patience: float | None = None) -> None:

@@ -178,7 +178,7 @@ def onnx_bytes(
     sizes = {name: {0: "batch", **(free or {}).get(name, {})} for name in (*inputs, *outputs)}
     for write in (traced, exported):
         try:
-            file = write(module, args, inputs, outputs, sizes)
+            file = _with_all_inputs(write(module, args, inputs, outputs, sizes), args, inputs, sizes)
             _check_file(file, module, args, [sizes[name] for name in inputs])
         except MissingExtraError:
             raise
@@ -248,6 +248,24 @@ def dynamic_shapes(sizes: Sequence[Free]) -> tuple[dict[int, Any], ...]:
     """Dynamic dimensions as `torch.export` expects them: any batch size, and any other size that the model supports."""
     batch, other = torch.export.Dim("batch", min=1), torch.export.Dim.DYNAMIC
     return tuple({place: batch if name == "batch" else other for place, name in free.items()} for free in sizes)
+
+
+def _with_all_inputs(file: bytes, args: Carry, inputs: Sequence[str], sizes: Mapping[str, Free]) -> bytes:
+    """The file with the inputs that it does not read as well, which exporters leave out: later stages may need them."""
+    onnx = require("onnx")
+    model = onnx.load_from_string(file)
+    known = {each.name: each for each in model.graph.input}
+    if len(known) == len(inputs):
+        return file
+    for name, tensor in zip(inputs, args, strict=True):
+        if name not in known:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype)
+            shape = [sizes[name].get(place, size) for place, size in enumerate(tensor.shape)]
+            known[name] = onnx.helper.make_tensor_value_info(name, kind, shape)
+    del model.graph.input[:]
+    model.graph.input.extend(known[name] for name in inputs)
+    data: bytes = model.SerializeToString()
+    return data
 
 
 def _check_file(file: bytes, module: nn.Module, args: Carry, sizes: Sequence[Free]) -> None:

@@ -52,7 +52,9 @@ class ExportedModel:
     name = "exported"
     joins = True
 
-    def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path) -> None:
+    def __init__(
+        self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path, threads: int = 1, trusted: bool = False
+    ) -> None:
         self.description = description
         self.num_exits: int = description["exits"]
         self.classes: int = description["classes"]
@@ -63,7 +65,11 @@ class ExportedModel:
         self.input_names = tuple(name for name, _, _ in self.inputs)
         self.why = f"{description['kind']} stages"
         self.in_python = self.merges = description["kind"] != "onnx"
-        self._stages, self._path = stages, path
+        self._stages, self._path, self._threads, self._trusted = stages, path, threads, trusted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the folder, which is read again."""
+        return _read_again, (self._path.parent, self._threads, self._trusted)
 
     def begin(self, x: Inputs) -> ExportedRun:
         """Take inputs, batch first; nothing is computed yet. `advance` runs a stage and returns its `Prediction`."""
@@ -81,6 +87,10 @@ class ExportedModel:
                 yield running.advance()
         finally:
             running.close()
+
+
+def _read_again(folder: Path, threads: int, trusted: bool) -> ExportedModel:
+    return load_exported(folder, threads=threads, trusted=trusted)
 
 
 def _check_input(x: Tensor, called: str, dtype: str, shape: Sequence[int | str], sizes: dict[int | str, int]) -> None:
@@ -170,7 +180,7 @@ def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False
                 path=path,
             )
         stages = [_stage(read, stage, Path(folder), threads if onnx else None) for stage in description["stages"]]
-    return ExportedModel(description, stages, path=path)
+    return ExportedModel(description, stages, path=path.absolute(), threads=threads, trusted=trusted)
 
 
 def _stage(read: Callable[[str, int], bytes], stage: Mapping[str, Any], folder: Path, threads: int | None) -> Stage:
