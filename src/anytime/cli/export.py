@@ -29,6 +29,7 @@ def export(
         example_size: Shape of one input, such as `3,32,32`; by default from the model's config.
     """
     from anytime.calibrate import as_rule
+    from anytime.cli.console import progress_bar
     from anytime.cli.options import counts
     from anytime.cli.rules import read_rule, rule_files
     from anytime.loading.models import input_shape, make_example, open_model
@@ -42,16 +43,18 @@ def export(
     network = opened.network
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
     example, about = make_example(network, size, batch=1), opened.data
-    write(
-        network,
-        out,
-        rule=as_rule(read_rule(rule), exits=network.num_exits, classes=opened.classes),
-        example=example,
-        format=format,
-        macs=measure_cost(network, example).macs,
-        class_names=None if about is None else about.class_names,
-        data=None if about is None or not about.mean else {"name": about.name, "mean": about.mean, "std": about.std},
-    )
+    with progress_bar("exporting", "stages") as progress:
+        write(
+            network,
+            out,
+            rule=as_rule(read_rule(rule), exits=network.num_exits, classes=opened.classes),
+            example=example,
+            format=format,
+            macs=measure_cost(network, example).macs,
+            class_names=None if about is None else about.class_names,
+            data=None if about is None or not about.mean else {"name": about.name, "mean": about.mean, "std": about.std},
+            progress=progress,
+        )
     # The folder may have stages of an earlier export as well.
     suffix, names = {"onnx": ".onnx", "torch-export": ".pt2"}[format], range(1, network.num_exits + 1)
     total = sum((out / f"stage_{number}{suffix}").stat().st_size for number in names)

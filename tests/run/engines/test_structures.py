@@ -229,7 +229,7 @@ def test_progress_is_told_after_each_stage(model: Any, two: Any, tmp_path: Path)
         format="torch-export",
         progress=lambda done, total: told.append((done, total)),
     )
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_the_battery_of_engines_accepts_a_dict(model: Any, two: Any) -> None:

@@ -113,6 +113,17 @@ def check_like(given: Carry, example: Sequence[Tensor], names: Sequence[str]) ->
             raise no_batch(x, called)
 
 
+def fits(shape: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether a shape matches; a name stands for any size.
+
+    >>> fits((3, 7), ["batch", "length"]), fits((3, 7), ["batch", 8])
+    (True, False)
+    """
+    return len(shape) == len(wanted) and all(
+        one == size or not isinstance(one, int) or not isinstance(size, int) for one, size in zip(wanted, shape, strict=True)
+    )
+
+
 def no_batch(x: Tensor, called: str) -> ShapeError:
     """The error for a single input in place of a batch."""
     return ShapeError(

@@ -24,7 +24,7 @@ from anytime.checks import Inputs, check_inputs, repeat_rows, tensors_of
 from anytime.errors import MissingExtraError, OptionError, ShapeError
 from anytime.models.base import Carry, StagedModel
 from anytime.run.engines.folding import difference, folded_copy, on_cpu
-from anytime.run.engines.given import check_number, flat_inputs, names_of, no_batch, places, refuse_tokens, wrong_type
+from anytime.run.engines.given import check_number, fits, flat_inputs, names_of, no_batch, places, refuse_tokens, wrong_type
 from anytime.run.engines.running import Joinable, Running
 
 OPSET = 18
@@ -106,10 +106,9 @@ def _explain(given: Sequence[NDArray[Any]], wanted: Sequence[Any], called: Seque
         kind = each.type.removeprefix("tensor(").removesuffix(")")
         if ONNX_TYPES.get(x.dtype.name, x.dtype.name) != kind:
             raise wrong_type(torch.from_numpy(x), name, getattr(torch, _TORCH_NAMES.get(kind, kind))) from error
-        sizes = [size if isinstance(size, int) else None for size in each.shape]
-        if list(x.shape) == sizes[1:]:
+        if fits((1, *x.shape), each.shape) and not fits(x.shape, each.shape):
             raise no_batch(torch.from_numpy(x), name) from error
-        if len(sizes) != x.ndim or any(size not in (None, given) for size, given in zip(sizes, x.shape, strict=True)):
+        if not fits(x.shape, each.shape):
             raise ShapeError(
                 f"{name} has shape {x.shape}",
                 expected=f"({', '.join(map(str, each.shape))}), the shape of the engine's example",

@@ -20,7 +20,7 @@ from anytime.combine.base import Prediction
 from anytime.errors import AnytimeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.models.base import Carry
 from anytime.run.engines.folding import on_cpu
-from anytime.run.engines.given import flat_inputs, no_batch, places, wrong_type
+from anytime.run.engines.given import fits, flat_inputs, no_batch, places, wrong_type
 from anytime.run.engines.onnx import ONNX_TYPES, make_session
 from anytime.run.engines.running import Joinable
 from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of_stage
@@ -97,27 +97,16 @@ def _check_input(x: Tensor, called: str, dtype: str, shape: Sequence[int | str],
     """Refuse an input of another type or shape; `sizes` are those that names stand for in the inputs before."""
     if x.dtype != DTYPES[dtype]:
         raise wrong_type(x, called, DTYPES[dtype])
-    if _fits((1, *x.shape), shape) and not _fits(x.shape, shape):
+    if fits((1, *x.shape), shape) and not fits(x.shape, shape):
         raise no_batch(x, called)
     known = [sizes.get(size, size) for size in shape]
-    if not _fits(x.shape, known):
+    if not fits(x.shape, known):
         raise ShapeError(
             f"{called} has shape {tuple(x.shape)}",
             expected=f"({', '.join(map(str, known))})",
             fix="resize the inputs, or export the model with an example of this shape",
         )
     sizes.update(zip(shape, x.shape, strict=True))
-
-
-def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
-    """Whether a shape matches; a name stands for any size.
-
-    >>> _fits((3, 7), ["batch", "length"]), _fits((3, 7), ["batch", 8])
-    (True, False)
-    """
-    return len(shape) == len(wanted) and all(
-        one == size or not isinstance(one, int) or not isinstance(size, int) for one, size in zip(wanted, shape, strict=True)
-    )
 
 
 class ExportedRun(Joinable[Prediction]):
@@ -199,7 +188,7 @@ def _onnx_stage(file: bytes, stage: Mapping[str, Any], threads: int) -> Stage:
         described = tensors_of_stage(stage, side)
         types = [(name, f"tensor({ONNX_TYPES.get(dtype, dtype)})") for name, dtype, _ in described]
         same = types == [(each.name, each.type) for each in real]
-        if not same or not all(_fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
+        if not same or not all(fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
             raise ValueError(f"its {side} are {[(each.name, each.type, each.shape) for each in real][:8]}")
     names = [name for name, _, _ in tensors_of_stage(stage, "inputs")]
 

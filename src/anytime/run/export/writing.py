@@ -83,7 +83,7 @@ def export(
         macs: The cumulative MACs per input up to each exit (`anytime.models.measure_cost`), for the description.
         class_names: The names of the classes, for the description.
         data: The normalisation of images, for the description: `{"name": "cifar10", "mean": [...], "std": [...]}`, per channel.
-        progress: Called with the number of stages done and the number of stages.
+        progress: Called with the number of stages done, from 0 on, and the number of stages.
 
     Returns:
         The folder.
@@ -134,11 +134,11 @@ def export(
             expected="values that load_exported can read",
             fix="pass such macs, class_names and data; convert a model in bfloat16 with model.float()",
         ) from error
-    write, files = _onnx_file if format == "onnx" else _torch_file, {}
+    write, report, files = _onnx_file if format == "onnx" else _torch_file, progress or (lambda done, total: None), {}
+    report(0, len(plans))
     for done, (stage, plan) in enumerate(zip(description["stages"], plans, strict=True), 1):
         files[stage["file"]] = _check_size(stage["file"], write(plan))
-        if progress is not None:
-            progress(done, len(plans))
+        report(done, len(plans))
     write_bundle(folder, {NAME: json_text(description).encode(), **files}, kind=KIND)
     return Path(folder)
 
