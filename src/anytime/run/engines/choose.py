@@ -94,9 +94,11 @@ def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | No
     other = _other_precision(model, name)
     # In half precision the model's own logits are less exact than the engine's.
     reference: Any = eval_copy(model).to(device_of(model)) if other else model
-    engine = _build(model, name, example, threads)
     with allow_tf32(False):  # torch's default on a GPU rounds more than the tolerance
-        ratio = difference(run_all(engine, example), run_all(EagerEngine(reference), example))
+        wanted = run_all(EagerEngine(reference), example)  # first, since it explains what is wrong with an example
+    engine = _build(model, name, example, threads)
+    with allow_tf32(False):
+        ratio = difference(run_all(engine, example), wanted)
     if ratio > engine.TOLERANCE:
         raise CheckError(
             f"logits of the engine {name!r} differ from the model's by {ratio:.2g} of the largest logit of an exit",

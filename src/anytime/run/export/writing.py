@@ -35,6 +35,7 @@ from anytime.combine.named import parse_rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.run.engines import onnx as onnx_export
+from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folding import eval_copy
 from anytime.run.engines.given import names_of
 from anytime.run.engines.onnx import OPSET, Free, require
@@ -106,6 +107,7 @@ def export(
     known = parse_rule(rule) if isinstance(rule, str) else rule
     copy = eval_copy(model)
     assert isinstance(copy, StagedModel)
+    EagerEngine(copy).begin(example).advance()  # explains what is wrong with an example
     given = onnx_export.two_rows(example, names_of(copy))
     names = _input_names(example, names_of(copy), len(given))
     plans = _plans(copy, known, given, names)
