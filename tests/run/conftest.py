@@ -12,27 +12,16 @@ import torch
 from torch import Tensor
 
 
-def _beside(file: str) -> ModuleType:
-    """A module of this folder."""
-    spec = importlib.util.spec_from_file_location(f"runner_{file}", Path(__file__).with_name(f"{file}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def fakes() -> ModuleType:
     """tests/run/fakes.py."""
-    return _beside("fakes")
-
-
-@pytest.fixture(scope="session")
-def two() -> ModuleType:
-    """tests/run/two_inputs.py: models that take token ids and a mask."""
-    return _beside("two_inputs")
+    spec = importlib.util.spec_from_file_location("runner_fakes", Path(__file__).with_name("fakes.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["runner_fakes"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

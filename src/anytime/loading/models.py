@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import check_sealed, read_sealed
-from anytime.checks import check_memory
+from anytime.checks import Inputs, check_memory
 from anytime.data.cifar import STATISTICS
 from anytime.data.imagenet import MEAN, STD
 from anytime.errors import FormatError, MissingFileError, OptionError
@@ -244,6 +244,21 @@ def make_example(model: MultiExit | ExportedModel, shape: tuple[int, ...], batch
         tokens = torch.randint(1, model.config.vocabulary, (batch, *shape), generator=generator)
         return tokens.masked_fill_(tokens == model.config.pad, 1 if model.config.pad != 1 else 2)
     return torch.randn(batch, *shape, generator=generator)
+
+
+def make_batch(model: MultiExit | ExportedModel, rows: int) -> Inputs:
+    """Random inputs of the structure that a model takes; texts of the usual length."""
+    if not isinstance(model, ExportedModel) or len(model.inputs) == 1:
+        return make_example(model, input_shape(model), rows)
+    generator = torch.Generator().manual_seed(0)
+    made: dict[str, Tensor] = {}
+    for name, kind, (_, *sizes) in model.inputs:
+        shape, dtype = [rows, *(size if isinstance(size, int) else _TOKENS for size in sizes)], DTYPES[kind]
+        check_memory(_BYTES_PER_NUMBER * math.prod(shape), f"{rows:,} inputs", fix="use a smaller batch or shape")
+        made[name] = (
+            torch.randn(shape, generator=generator).to(dtype) if dtype.is_floating_point else torch.ones(shape, dtype=dtype)
+        )
+    return made
 
 
 def read_description(path: Path, *, sealed: bool = False) -> Description:

@@ -20,13 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anytime.checks import Inputs, check_inputs
 from anytime.data.text import load_tokenizer
 from anytime.errors import AnytimeError, FewClassesWarning, InputError, OptionError
 from anytime.fitted import Fitted
 from anytime.loading.inputs import image_batch
-from anytime.loading.models import Description, Opened, input_shape, input_type, make_example, open_any, reads_texts
+from anytime.loading.models import Description, Opened, input_shape, input_type, make_batch, open_any, reads_texts
 from anytime.run import Answer, Budget, Runner, RunOptions
 from anytime.run.export import ExportedModel
+from anytime.run.export.description import DTYPES
 from anytime.samples import digits_model
 from anytime.serve.oip import TYPES, Array, TensorSpec
 
@@ -75,8 +77,13 @@ class Service:
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The one tensor that a request has."""
+        """The tensors that a request has: one, or those of a model that takes several under their names."""
         model = self.opened.model
+        if isinstance(model, ExportedModel) and len(model.inputs) > 1:
+            return tuple(
+                TensorSpec(name, _TORCH_TYPES[DTYPES[dtype]], tuple(size if isinstance(size, int) else -1 for size in shape))
+                for name, dtype, shape in model.inputs
+            )
         if self.texts:
             return (TensorSpec(INPUT, "BYTES", (-1,)),)
         dtype = input_type(model) if isinstance(model, ExportedModel) else torch.float32
@@ -128,10 +135,15 @@ class Service:
         seconds = self.deadline if timeout is None else timeout / 1e6
         return Wanted(Budget(seconds, exits=most, min_exits=least, confidence=confidence), wants_set)
 
-    def batch(self, given: Array, most: int) -> Tensor:
+    def batch(self, arrays: Mapping[str, Array], most: int) -> Inputs:
         """The inputs of a request as the batch that the model takes; `most` is the largest number of rows."""
-        if len(given) > most:
-            raise _wrong(f"{len(given):,} inputs", f"at most {most:,} per request")
+        rows = max(map(len, arrays.values()))
+        if rows > most:
+            raise _wrong(f"{rows:,} inputs", f"at most {most:,} per request")
+        tensors = {name: self._tensor(given) for name, given in arrays.items()}
+        return tensors[INPUT] if list(tensors) == [INPUT] else check_inputs(tensors, "inputs")
+
+    def _tensor(self, given: Array) -> Tensor:
         if isinstance(given, list):
             tokenizer, length = self._tokenizer
             ids, lengths = tokenizer.encode(given, length=length)
@@ -141,6 +153,8 @@ class Service:
 
     def image(self, data: bytes, pixels: int) -> Tensor:
         """An image file as a batch of one."""
+        if len(self.inputs) > 1:
+            raise _wrong("an image", f"the tensors {', '.join(spec.name for spec in self.inputs)}")
         return image_batch(io.BytesIO(data), "the image", self.opened, most=pixels)[0]
 
     def word(self, label: int) -> str:
@@ -224,7 +238,7 @@ def open_service(
     opened = open_any(folder, data, threads=options.threads or 1, trust=trust)
     for each in fitted:
         each.check_fits(opened.model.num_exits, opened.classes)
-    example = make_example(opened.model, input_shape(opened.model), 1)
+    example = make_batch(opened.model, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewClassesWarning)  # the operator has chosen the rule
         runner = Runner(
