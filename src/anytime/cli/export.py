@@ -33,6 +33,7 @@ def export(
             current folder, or is installed; code is never read from the model's folder.
     """
     from anytime.calibrate import as_rule
+    from anytime.cli.console import progress_bar
     from anytime.cli.options import counts
     from anytime.cli.rules import read_rule, rule_files
     from anytime.loading.models import import_function, input_shape, make_example, open_model, saved_rule
@@ -46,16 +47,19 @@ def export(
     network = opened.model
     size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
     example, about = make_example(network, size, batch=1), opened.data
-    write(
-        network,
-        out,
-        rule=saved_rule(opened) if rule is None else as_rule(read_rule(rule), exits=network.num_exits, classes=opened.classes),
-        example=example,
-        format=format,
-        macs=measure_cost(network, example).macs,
-        class_names=None if about is None else about.class_names,
-        data=None if about is None or not about.mean else {"name": about.name, "mean": about.mean, "std": about.std},
-    )
+    chosen = saved_rule(opened) if rule is None else as_rule(read_rule(rule), exits=network.num_exits, classes=opened.classes)
+    with progress_bar("exporting", "stages") as progress:
+        write(
+            network,
+            out,
+            rule=chosen,
+            example=example,
+            format=format,
+            macs=measure_cost(network, example).macs,
+            class_names=None if about is None else about.class_names,
+            data=None if about is None or not about.mean else {"name": about.name, "mean": about.mean, "std": about.std},
+            progress=progress,
+        )
     # The folder may have stages of an earlier export as well.
     suffix, names = {"onnx": ".onnx", "torch-export": ".pt2"}[format], range(1, network.num_exits + 1)
     total = sum((out / f"stage_{number}{suffix}").stat().st_size for number in names)

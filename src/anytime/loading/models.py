@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from anytime.checks import Inputs
 from anytime.combine import Product
 from anytime.errors import MissingFileError, OptionError, ShapeError
 from anytime.models import dvit, imta, mlp, msdnet, names, resnet
@@ -148,3 +149,8 @@ def make_example(model: Any, shape: tuple[int, ...], batch: int) -> Tensor:
     made = make_inputs([replace(input_spec(model), name="", shape=shape)], batch)
     assert isinstance(made, Tensor)
     return made
+
+
+def make_batch(model: Any, rows: int) -> Inputs:
+    """Inputs of the structure that a model takes, always the same; texts of the usual length."""
+    return make_inputs(input_specs(model), rows)

@@ -28,7 +28,7 @@ from anytime.policy import FittedPolicy
 from anytime.reading import json_from, parsing
 from anytime.run.arguments import count_classes
 from anytime.run.combining import choose_rule
-from anytime.run.export.description import DTYPES, NAME, tensors_of
+from anytime.run.export.description import DTYPES, NAME
 from anytime.run.export.loading import ExportedModel, load_exported
 from anytime.run.timing.profile import Profile
 
@@ -192,10 +192,10 @@ def inputs_of(model: Any) -> tuple[InputSpec, ...]:
     if not isinstance(model, ExportedModel):
         return input_specs_of(model)
     specs = []
-    for _, dtype, (_, *sizes) in tensors_of(model.description["stages"][0], "inputs"):
+    for name, dtype, (_, *sizes) in model.inputs:
         # A variable length is that of a usual text; the size of the vocabulary is not known.
         shape = tuple(size if isinstance(size, int) else _TOKENS for size in sizes)
-        specs.append(InputSpec("", DTYPES[dtype], shape, fill=1))
+        specs.append(InputSpec(name if len(model.inputs) > 1 else "", DTYPES[dtype], shape, fill=1))
     return tuple(specs)
 
 
