@@ -97,7 +97,7 @@ def test_the_module_of_build_is_not_left_on_the_path(place: Path, capsys: Captur
     assert run(["profile", "saved", "--build", "hidden_in_the_model:make"]) == 2
 
 
-def test_several_tensors_come_from_named_arrays(place: Path) -> None:
+def test_several_tensors_come_from_named_arrays(place: Path, capsys: Captured) -> None:
     made: dict[str, Any] = {}
     exec(CODE, made)
     x = {"input_ids": torch.tensor([[1, 2, 3], [4, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
@@ -108,6 +108,11 @@ def test_several_tensors_come_from_named_arrays(place: Path) -> None:
     assert isinstance(read, dict)
     assert note is None
     assert all(read[name].dtype == torch.int64 and torch.equal(read[name], x[name]) for name in x)
+    two = ("--build", "makes_models_here:Two")
+    found = document(capsys, "predict", "two", "x.npz", *two, "--rule", "latest", "--engine", "eager", "--macs", "1e9")
+    assert [answer["label"] for answer in found["answers"]] == model.eval()(x)[-1].argmax(-1).tolist()
+    found = document(capsys, "profile", "two", *two, "--repeats", "1", "--engine", "eager", "--batch", "1,3")
+    assert found["input_shape"] == {"input_ids": [3], "attention_mask": [3]}
     np.savez(place / "wrong.npz", input_ids=x["input_ids"].numpy())
     np.savez(place / "floats.npz", input_ids=np.zeros((2, 3)), attention_mask=np.zeros((2, 3)))
     for file, kind, hint in (
