@@ -410,3 +410,9 @@ def test_an_error_of_build_is_the_caller_s_own(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         anytime.load(folder, build=broken)
+
+
+def test_an_ensemble_takes_what_its_members_take(tmp_path: Path) -> None:
+    members = [MLP(MLPConfig(classes=4)), MLP(MLPConfig(classes=4))]
+    opened = open_folder(anytime.save(Ensemble(members), tmp_path / "model"))
+    assert ([spec.shape for spec in opened.inputs], opened.classes) == ([(2,)], 4)

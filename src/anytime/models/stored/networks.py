@@ -36,32 +36,47 @@ _DEEPEST = 8
 _SAVED, _SAVE_AGAIN = "what anytime.save writes", "copy the folder again, or save the model again with this version"
 
 
-def describe(model: nn.Module) -> dict[str, Any]:
-    """The description of a network: `architecture`, `config`, and what its class does not say about inputs and classes."""
+def describe(model: nn.Module, specs: Sequence[InputSpec] = (), classes: int | None = None) -> dict[str, Any]:
+    """The description of a network.
+
+    Args:
+        model: The network.
+        specs: What it takes, if that is known.
+        classes: The number of classes, if known.
+
+    Returns:
+        `architecture`, `config`, and for other networks than those of this library `inputs` and `classes`, if known.
+    """
     if (known := describe_own(model)) is not None:
         return known
-    if type(model) is AttachedExits:
-        settings: dict[str, Any] = {
-            "at": list(model.exit_names),
-            "heads": _describe_heads(model.heads),
-            "frozen": model.frozen,
-            "statistics": model.statistics,
-            "method": model.method,
-            "backbone": describe(model.backbone),
-        }
-    elif type(model) in ENSEMBLES.values():
-        assert isinstance(model, Ensemble | AveragedEnsemble)
-        name = next(name for name, kind in ENSEMBLES.items() if kind is type(model))
-        return {"architecture": name, "config": {"members": [describe(member) for member in model.members]}}
-    elif (found := hugging_face.describe(model)) is not None:
+    if (found := hugging_face.describe(model)) is not None:
         return {"architecture": "transformers", "config": found}
+    if type(model) is AttachedExits:
+        return _describe_attached(model)
+    config: dict[str, Any]
+    if isinstance(model, Ensemble | AveragedEnsemble) and type(model) in ENSEMBLES.values():
+        name = next(name for name, kind in ENSEMBLES.items() if kind is type(model))
+        config = {"members": [describe(member) for member in model.members]}
     else:
-        settings = {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
-        if isinstance(model, ExitModel):
-            settings["exits"] = model.num_exits
-        return {"architecture": "built", "config": settings}
-    inputs = [spec.document() for spec in model.input_specs]
-    return {"architecture": "attached", "config": settings, "inputs": inputs, "classes": model.classes}
+        name, config = "built", {"class": f"{type(model).__module__}.{type(model).__qualname__}"}
+        config |= {"exits": model.num_exits} if isinstance(model, ExitModel) else {}
+    return {"architecture": name, "config": config, **(_described(specs, classes) if specs else {})}
+
+
+def _describe_attached(model: AttachedExits) -> dict[str, Any]:
+    config = {
+        "at": list(model.exit_names),
+        "heads": _describe_heads(model.heads),
+        "frozen": model.frozen,
+        "statistics": model.statistics,
+        "method": model.method,
+        "backbone": describe(model.backbone),
+    }
+    return {"architecture": "attached", "config": config, **_described(model.input_specs, model.classes)}
+
+
+def _described(specs: Sequence[InputSpec], classes: int | None) -> dict[str, Any]:
+    return {"inputs": [spec.document() for spec in specs], "classes": classes}
 
 
 @dataclass

@@ -19,6 +19,7 @@ from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.models.attach.probe import evaluating
 from anytime.models.base import ExitModel
+from anytime.models.ensemble import AveragedEnsemble, Ensemble
 from anytime.models.input_spec import InputSpec, input_specs
 from anytime.models.stored import networks
 from anytime.models.stored.weights import weights_of
@@ -90,12 +91,9 @@ def save(
         raise error
     specs, classes = _describe_inputs(network, example)
     files = _runner_files(model, rule, calibration, policy, profile, classes)
-    description, tensors, tied = networks.describe(network), *weights_of(network)
-    if "inputs" not in description and example is not None and networks.stored_inputs(description)[0] != specs:
-        described = {"inputs": [spec.document() for spec in specs], "classes": classes}
-        description |= described if description["architecture"] in ("built", *networks.ENSEMBLES) else {}
-    plain = not tied and set(description) == {"architecture", "config"} and description["architecture"] not in networks.OTHERS
-    document = {"version": 1 if plain else 2, **description, **({"tied": tied} if tied else {})}
+    description, tensors, tied = networks.describe(network, specs, classes), *weights_of(network)
+    version = 2 if description["architecture"] in networks.OTHERS else 1  # what earlier releases read
+    document = {"version": version, **description, **({"tied": tied} if tied else {})}
     names = networks.class_names(description) if class_names is None else class_names
     about = describe_data(place.resolve().name, normalisation, names, classes)
     files |= _data_files(about, tokenizer)
@@ -118,14 +116,16 @@ def _check_model(model: Any) -> nn.Module:
             expected="a torch module with num_exits and exits(x)",
             fix="attach exits first: anytime.attach_exits(module, at=[0.5], example=x)"
             if isinstance(model, nn.Module)
-            else "save a fitted object with its own method: fitted.save(path)",
+            else "save fitted objects with fitted.save(path), and models of other libraries, such as trees, with those",
         )
     return model
 
 
 def _describe_inputs(model: nn.Module, example: Any) -> tuple[tuple[InputSpec, ...], int | None]:
     """What the model takes, and its number of classes, as far as they are known; an example is run to find out."""
-    specs, classes = input_specs_of(model), count_classes(model)
+    parts = (model, *(model.members if isinstance(model, Ensemble | AveragedEnsemble) else ()))
+    specs: tuple[InputSpec, ...] = next(filter(None, map(input_specs_of, parts)), ())
+    classes = next(filter(None, map(count_classes, parts)), None)
     if example is None:
         return specs, classes
     rows = map_inputs(lambda tensor: tensor[:1], check_inputs(example, "example"))
