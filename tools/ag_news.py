@@ -22,12 +22,12 @@ from anytime.artifacts import write_bytes
 TEST_ROWS = 2000
 
 
-def pack(source: Path, folder: Path) -> Path:
+def pack(source: Path, folder: Path, test_rows: int = TEST_ROWS) -> Path:
     """Write `agnews.parquet` to `folder`."""
     with source.open(newline="", encoding="utf-8") as file:
         rows = [(int(label) - 1, f"{title}. {text}".replace("\\", " ")) for label, title, text in csv.reader(file)]
     splits = np.full(len(rows), "train", dtype=object)
-    splits[np.random.RandomState(0).permutation(len(rows))[:TEST_ROWS]] = "test"
+    splits[np.random.RandomState(0).permutation(len(rows))[:test_rows]] = "test"
     labels, texts = zip(*rows, strict=True)
     stored = io.BytesIO()
     parquet.write_table(pa.table({"split": splits.tolist(), "text": texts, "label": labels}), stored)

@@ -13,6 +13,7 @@ from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.models.resnet import CifarResNet, ResNet, ResNetConfig
 from anytime.models.text.encoder import EncoderConfig, EncoderExits
 from anytime.models.text.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
+from anytime.models.trees.exits import TreeExits
 from anytime.models.zoo import create, load, load_weights, names, save
 from anytime.models.ztw import CascadeHead, attach_cascade
 
@@ -42,6 +43,7 @@ __all__ = [
     "ResNet",
     "ResNetConfig",
     "StagedModel",
+    "TreeExits",
     "attach_cascade",
     "attach_exits",
     "average_logits",
