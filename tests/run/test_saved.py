@@ -240,6 +240,17 @@ def test_a_rule_leaves_out_what_was_fitted_for_another(tmp_path: Path) -> None:
         assert (runner.rule, runner.predict(X).prediction_set) == (anytime.Latest(), None)
 
 
+def test_a_policy_that_was_fitted_for_another_rule_is_left_out(tmp_path: Path) -> None:
+    policy = fit_risk_control(anytime.Product()(LOGITS), LABELS, loss="gap", epsilon=0.3)
+    opened = open_folder(anytime.save(attach(), tmp_path / "fitted", rule="product", policy=policy), build=make_backbone)
+    assert "policy" in opened.runner_arguments()
+    assert "policy" in opened.runner_arguments(rule="product")
+    assert "policy" not in opened.runner_arguments(rule="latest")
+    assert "policy" not in opened.runner_arguments(calibration=fit_temperature(LOGITS, LABELS))
+    plain = anytime.save(attach(), tmp_path / "plain", rule="product", policy=Confidence(0.5))
+    assert "policy" in open_folder(plain, build=make_backbone).runner_arguments(rule="latest")
+
+
 def test_a_policy_of_chosen_settings_is_saved(tmp_path: Path) -> None:
     folder = anytime.save(attach(), tmp_path / "model", policy=Confidence((0.5, 1.5, 0.0)))
     saved = anytime.load(folder / "policy.json")

@@ -24,7 +24,7 @@ from anytime.models.published import is_published, load_published, read_config
 from anytime.models.stored.networks import Build, Rebuilding, stored_inputs
 from anytime.models.zoo import CONFIG, WEIGHTS, input_specs_of
 from anytime.outputs import exists
-from anytime.policy import FittedPolicy
+from anytime.policy import FittedPolicy, PlainPolicy
 from anytime.reading import json_from, parsing
 from anytime.run.arguments import count_classes
 from anytime.run.combining import choose_rule
@@ -101,7 +101,7 @@ class Opened:
         """The arguments of a `Runner`: those given, and for the others what was saved.
 
         With a rule, what was fitted for another rule is left out; with a calibration, the saved rule, unless temperatures
-        were given; with an engine, the profile of another one.
+        were given; if the answers are of another rule then, a fitted policy; with an engine or a profile, the saved profile.
         """
         rule, calibration = given.get("rule"), given.get("calibration")
         if "calibration" in given:
@@ -110,10 +110,18 @@ class Opened:
             saved: dict[str, Any] = {"rule": self.rule if keeps_rule else None}
         else:
             saved = {"rule": self.rule, "calibration": _fitted_for(self.calibration, rule) or None}
-        saved["policy"] = self.policy
-        if self.profile is not None and given.get("engine", self.profile.engine) == self.profile.engine:
+        if isinstance(self.policy, PlainPolicy) or self._rule_of({**saved, **given}) == self._rule_of({}):
+            saved["policy"] = self.policy
+        fits = self.profile is not None and given.get("engine", self.profile.engine) == self.profile.engine
+        if self.profile is not None and fits and "profile" not in given:
             saved |= {"profile": self.profile, "engine": self.profile.engine}
         return {**{name: value for name, value in saved.items() if value is not None}, **given}
+
+    def _rule_of(self, arguments: Mapping[str, Any]) -> Any:
+        """The rule that a runner uses with these arguments; with none of them, the one that was saved."""
+        if not arguments:
+            arguments = {"rule": self.rule, "calibration": self.calibration}
+        return choose_rule(arguments.get("rule"), arguments.get("calibration"), self.known_classes)[0]
 
 
 def load(
