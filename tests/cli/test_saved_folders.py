@@ -149,3 +149,39 @@ def test_evaluate_takes_the_folder_of_a_run(capsys: Captured) -> None:
     assert found["exits"] == 6
     assert run(["evaluate", str(folder), "--json", "--sets", "none"]) == 0
     assert f"evaluating {folder / 'test-sample.npz'}, a random sample of the test rows" in capsys.readouterr().err
+
+
+def test_pixels_of_a_network_that_normalises_them_itself_stay_pixels(place: Path) -> None:
+    class Pixels(torch.nn.Module):
+        """Takes bytes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.conv(x / 255).mean((-1, -2)))  # type: ignore[no-any-return]
+
+    model = anytime.attach_exits(Pixels(), at=["conv"], example=torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    opened = open_folder(anytime.save(model, place / "pixels"), build=Pixels)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    np.save(place / "pixels.npy", pixels)
+    read, _ = read_input("pixels.npy", opened)
+    assert isinstance(read, torch.Tensor)
+    assert read.dtype == torch.uint8
+    assert torch.equal(read, torch.from_numpy(pixels).permute(0, 3, 1, 2))
+
+
+def test_a_model_without_an_example_is_profiled_with_a_shape(place: Path, capsys: Captured) -> None:
+    (place / "yields_logits.py").write_text(
+        "import torch\n\nclass Yielding(torch.nn.Module):\n    num_exits = 2\n\n    def __init__(self):\n"
+        "        super().__init__()\n        self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)])\n\n"
+        "    def exits(self, x):\n        for layer in self.layers:\n            x = layer(x)\n            yield x\n"
+    )
+    made: dict[str, Any] = {}
+    exec((place / "yields_logits.py").read_text(), made)
+    anytime.save(made["Yielding"](), place / "yielding")
+    words = ("profile", "yielding", "--build", "yields_logits:Yielding", "--repeats", "1")
+    assert run([*words]) == 2
+    assert "example=x" in capsys.readouterr().err
+    assert document(capsys, *words, "--input-shape", "2")["exits"] == 2

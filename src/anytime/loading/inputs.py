@@ -92,9 +92,14 @@ def read_named(path: Path, specs: Sequence[InputSpec]) -> Inputs:
     return check_inputs(tensors if specs[0].name else tuple(tensors.values()), path.name)
 
 
+def _takes_pixels(opened: Opened) -> bool:
+    """Whether the model normalises pixels itself."""
+    return input_spec(opened.model).dtype == torch.uint8
+
+
 def _takes_tokens(opened: Opened) -> bool:
     dtype = input_spec(opened.model).dtype
-    return not dtype.is_floating_point and dtype != torch.uint8
+    return not dtype.is_floating_point and not _takes_pixels(opened)
 
 
 def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tuple[Tensor, tuple[int, int]]:
@@ -114,11 +119,14 @@ def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tu
             fix="save the numbers with numpy.save",
             path=name,
         )
-    description = _needed(opened, name)
+    description = None if _takes_pixels(opened) else _needed(opened, name)
     image = decode_image(file, name, mode="RGB" if shape[0] == 3 else "L", **limits)
-    fitted = fit_image(image, shape[1], like=description.name)
+    fitted = fit_image(image, shape[1], like="" if description is None else description.name)
     pixels = torch.from_numpy(np.asarray(fitted, dtype=np.uint8).copy()).view(shape[1], shape[2], shape[0])
-    return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), image.size
+    batch = pixels.permute(2, 0, 1)[None].contiguous()
+    if description is not None:
+        batch = normalise(batch, description.mean, description.std)
+    return batch.to(input_spec(opened.model).dtype), image.size
 
 
 def _truncated(opened: Opened, texts: list[str]) -> str | None:
@@ -189,6 +197,7 @@ def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Te
             expected="floating-point numbers, or uint8 for pixels",
             fix="convert it with .astype('float32')",
         )
+    raw = _takes_pixels(opened)
     pixels, last = array.dtype == np.uint8, (*shape[1:], *shape[:1])
     given = array[None] if array.shape in (shape, last) else array
     if pixels and len(shape) == 3 and given.shape[1:] == last != shape:
@@ -199,6 +208,10 @@ def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Te
             expected=f"{shape} for one input, or (batch, {', '.join(map(str, shape))})",
             fix=f"crop or scale the inputs to the shape that {opened.name} takes, channels before height and width",
         )
+    if raw and not pixels:
+        raise DtypeError(f"an array of {array.dtype}", expected="uint8, as the model takes", fix="pass pixels from 0 to 255")
+    if raw:
+        return torch.from_numpy(np.ascontiguousarray(given))
     if pixels and len(shape) == 3:
         description = _needed(opened, "an array of pixels")
         return normalise(torch.from_numpy(np.ascontiguousarray(given)), description.mean, description.std)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from anytime.checks import Inputs
@@ -112,6 +113,8 @@ def reads_texts(opened: Opened) -> bool:
 def input_specs(model: Any, shape: tuple[int, ...] | None = None) -> tuple[InputSpec, ...]:
     """The tensors that a model takes, or an error; `shape` replaces that of a single one."""
     found = inputs_of(model)
+    if not found and shape is not None:
+        return (InputSpec("", torch.float32, shape),)
     if not found:
         raise ShapeError(
             "the model takes inputs of unknown shape",
