@@ -35,7 +35,7 @@ if _typing.TYPE_CHECKING:
     )
     from anytime.conformal import conformal_sets
     from anytime.errors import AnytimeError, DeadlineTooShort, Overloaded
-    from anytime.evaluation import evaluate, open_logits
+    from anytime.evaluation import collect_logits, evaluate, open_logits
     from anytime.models import attach_exits
     from anytime.models import create as create_model
     from anytime.run import Answer, Budget, Runner, RunOptions, load, save
@@ -65,6 +65,7 @@ __all__ = [
     "__version__",
     "attach_exits",
     "certify",
+    "collect_logits",
     "conformal_sets",
     "create_model",
     "evaluate",
@@ -89,6 +90,7 @@ _HOMES = {
     "Runner": ("run", "Runner"),
     "attach_exits": ("models", "attach_exits"),
     "certify": ("calibrate", "certify"),
+    "collect_logits": ("evaluation", "collect_logits"),
     "conformal_sets": ("conformal", "conformal_sets"),
     "create_model": ("models", "create"),
     "evaluate": ("evaluation", "evaluate"),

@@ -28,7 +28,7 @@ def logits_file(path: Path) -> Path:
         raise MissingFileError(
             f"the folder {path} has no logits",
             expected=f"{' or '.join(_IN_FOLDER)}, as a training run and a published run have them, or a file with logits",
-            fix="save the logits of your model and pass their file: numpy.savez('logits.npz', logits=logits, labels=labels)",
+            fix="make logits: anytime.collect_logits(model, loader, out='logits.npz'), and pass their file",
             path=path,
         )
     whole = "all test rows" if found.name == _IN_FOLDER[0] else "a random sample of the test rows"
