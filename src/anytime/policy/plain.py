@@ -26,7 +26,7 @@ class PlainPolicy(FittedPolicy, kind="plain-policy"):
 
     Example:
         >>> PlainPolicy.of(Confidence(0.9), exits=3).policy
-        Confidence(threshold=0.9, strict=False, otherwise='last', scale='probability')
+        Confidence(otherwise='last', threshold=0.9, strict=False, scale='probability')
     """
 
     name: str
