@@ -3,7 +3,7 @@
 The functions return the value, ready for use (tensors in at least float32), or raise a typed error. They never change it.
 """
 
-from anytime.checks.inputs import Inputs, check_inputs, count_rows, map_inputs, tensors_of
+from anytime.checks.inputs import Inputs, check_inputs, count_rows, join_inputs, map_inputs, repeat_rows, tensors_of
 from anytime.checks.numbers import (
     LARGEST_OLD_SEED,
     LARGEST_SEED,
@@ -67,8 +67,10 @@ __all__ = [
     "exit_costs",
     "fingerprints",
     "free_memory",
+    "join_inputs",
     "map_inputs",
     "not_finite",
+    "repeat_rows",
     "shared_rows",
     "stack_exits",
     "tensors_of",

@@ -36,7 +36,8 @@ def evaluate(
     """Measure how anytime a model is, from the logits of its exits.
 
     Args:
-        file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits.
+        file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits; or the
+            folder of a training run or of a published run, whose test logits are used.
         labels: A file with the labels, if FILE has none.
         calibration: A file with `logits` and `labels` of other rows, held out from training: temperatures, the fitted product,
             prediction sets and stopping thresholds are fitted on them and measured on FILE.
@@ -52,7 +53,7 @@ def evaluate(
         seed: For the calibration split, the randomised sets and the sample of inputs.
     """
     from anytime.cli.console import progress_bar
-    from anytime.cli.logits import refuse_same_file
+    from anytime.cli.logits import logits_file, refuse_same_file
     from anytime.cli.rules import rule_files, rules_from
     from anytime.conformal import Raps
     from anytime.evaluation import evaluate as measure
@@ -65,6 +66,7 @@ def evaluate(
             expected="one of them: certificates need rows that are independent, and the positions of an input are not",
             fix="omit --calibration; temperatures for positions come from anytime.fit_temperature(..., class_dim=2)",
         )
+    file = logits_file(file)
     if out is not None:
         check_folder(out, kind="evaluate", inputs=(file, labels, calibration, *rule_files(rules)))
     source = open_logits(file, labels)

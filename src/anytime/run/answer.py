@@ -90,6 +90,11 @@ class Answer(Displayed):
         return {**self.__dict__, "prediction_set": self.prediction_set, "make_set": None}
 
     @property
+    def last_exit(self) -> int:
+        """The exit, of a batch with a policy the largest one."""
+        return self.exit if isinstance(self.exit, int) else int(self.exit.max())
+
+    @property
     def log_probs(self) -> Tensor:
         """Log-probabilities, `(batch, classes)`; `-inf` for classes outside the support."""
         return self._distribution.log_probs

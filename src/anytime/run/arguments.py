@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import check_costs, check_count
+from anytime.checks import Inputs, check_costs, check_count
 from anytime.combine import Intersection, Rule, parse_rule
 from anytime.errors import OptionError
 from anytime.models import MultiExit, measure_cost
@@ -25,7 +25,7 @@ from anytime.run.timing.profile import Profile
 
 def make_combiner(
     rule: Rule[Any] | Intersection, engine: Engine, probabilities: bool, class_dim: int | None = None
-) -> tuple[Callable[[Tensor], Any], Combiner]:
+) -> tuple[Callable[[Inputs], Any], Combiner]:
     """How to start a run, and what combines its outputs."""
     if isinstance(engine, ExportedModel):
         return engine.begin, AsGiven()
@@ -163,7 +163,7 @@ def make_macs(macs: Any, profile: Profile | None, exits: int) -> tuple[float, ..
     return None if given is None else tuple(check_costs(given, exits=exits).tolist())
 
 
-def measure_macs(model: Any, example: Tensor) -> tuple[float, ...]:
+def measure_macs(model: Any, example: Any) -> tuple[float, ...]:
     """MACs per input up to each exit, counted in a forward pass."""
     if not isinstance(model, MultiExit):
         raise OptionError(

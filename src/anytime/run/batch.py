@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anytime.checks import join_inputs
 from anytime.combine import Prediction
 from anytime.run.combining import ByRule, confidences
 from anytime.run.engines.base import Stages
@@ -155,7 +156,7 @@ class Batch:
         if len(live) == 1:
             return live[0].open(), live
         if live[0].exit == 0:
-            return self._setup.begin(torch.cat([task.inputs for task in live])), live
+            return self._setup.begin(join_inputs(_join, [task.inputs for task in live])), live
         runs: list[Any] = [task.run for task in live]
         return runs[0].join(runs[1:]), live
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from anytime.checks import check_choice, check_costs, check_count, check_counts
+from anytime.checks import Inputs, check_choice, check_costs, check_count, check_counts, check_inputs, repeat_rows
 from anytime.display.plot import plot_chart
 from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.run.engines.base import Engine
-from anytime.run.engines.running import check_inputs
 from anytime.run.timing.clock import Clock, MonotonicClock
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.profile_figures import exit_table, time_figure
@@ -141,7 +140,7 @@ def profile_model(
 
     Args:
         engine: The engine that runs the model: `anytime.run.engines.make_engine(model, "eager")`.
-        example: Inputs with the batch first; rows are repeated for larger batch sizes.
+        example: A tensor, or a tuple or dict of tensors, with the batch first; rows are repeated for larger batch sizes.
         batch_sizes: The batch sizes to measure.
         repeats: Runs per batch size.
         macs: MACs (multiply-accumulates) per input up to each exit, stored with the times.
@@ -155,7 +154,7 @@ def profile_model(
     quantiles = torch.tensor(LEVELS, dtype=torch.float64)
     stages, totals = [], []
     for size in sizes:
-        x = inputs[torch.arange(size) % len(inputs)]
+        x = repeat_rows(inputs, size)
         runs = [_run_once(engine, x, time) for _ in range(_WARM_UP + repeats)]
         taken = torch.tensor([times for times, _ in runs[_WARM_UP:]], dtype=torch.float64)  # (repeats, exits)
         stages.append(taken.quantile(quantiles, dim=0, interpolation="higher").T)
@@ -193,7 +192,7 @@ def count_cores() -> int:
 
 
 @torch.inference_mode()
-def _run_once(engine: Engine, x: Tensor, clock: Clock) -> tuple[list[float], int]:
+def _run_once(engine: Engine, x: Inputs, clock: Clock) -> tuple[list[float], int]:
     """The seconds of each stage, and the number of classes."""
     before, times, classes = clock.now(), [], 0
     stages = engine.begin(x)
