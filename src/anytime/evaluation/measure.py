@@ -117,16 +117,18 @@ class Evaluation(Displayed):
         check_choice(rule, "rule", tuple(self.rules))
         return at_each_exit(self, rule)
 
-    def plot(self, chart: str = "accuracy", *, ax: Axes | None = None) -> Axes:
+    def plot(self, chart: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw a chart of the report with matplotlib (extra `plot`).
 
         Args:
-            chart: Such as `accuracy`, `label_drop`, `entropy`, `ece` or `reliability_1`; an unknown name lists all.
+            chart: Such as `accuracy`, `label_drop`, `entropy`, `ece` or `reliability_1`; an unknown name lists all. By default
+                the accuracy, or without labels the agreement with the final answer.
             ax: Axes to draw into; new ones by default.
         """
         known = {figure.id: figure for figure in figures(self)}
-        check_choice(chart, "chart", tuple(known))
-        return plot_chart(known[chart].chart, title=known[chart].title, ax=ax)
+        name = chart or ("accuracy" if self.labelled else "agreement")
+        check_choice(name, "chart", tuple(known))
+        return plot_chart(known[name].chart, title=known[name].title, ax=ax)
 
     def to_json(self) -> dict[str, Any]:
         """A plain document, without the sample of inputs."""
