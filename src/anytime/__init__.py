@@ -37,7 +37,7 @@ if _typing.TYPE_CHECKING:
     )
     from anytime.conformal import conformal_sets
     from anytime.errors import AnytimeError, DeadlineTooShort, Overloaded
-    from anytime.evaluation import evaluate, open_logits
+    from anytime.evaluation import collect_logits, evaluate, open_logits
     from anytime.fitted import Fitted
     from anytime.models import attach_exits
     from anytime.models import create as create_model
@@ -70,6 +70,7 @@ __all__ = [
     "__version__",
     "attach_exits",
     "certify",
+    "collect_logits",
     "conformal_sets",
     "create_model",
     "evaluate",
@@ -95,6 +96,7 @@ _HOMES = {
     "Runner": ("run", "Runner"),
     "attach_exits": ("models", "attach_exits"),
     "certify": ("calibrate", "certify"),
+    "collect_logits": ("evaluation", "collect_logits"),
     "conformal_sets": ("conformal", "conformal_sets"),
     "create_model": ("models", "create"),
     "evaluate": ("evaluation", "evaluate"),

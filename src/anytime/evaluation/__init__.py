@@ -1,17 +1,21 @@
 """From logits to metrics: reads files and runs the rules on them block by block."""
 
+from anytime.combine.named import DEFAULT_RULES
+from anytime.evaluation.collect import collect_logits
 from anytime.evaluation.examples import Example
 from anytime.evaluation.guarantees import Guarantee, Guarantees, measure_guarantees
-from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, evaluate
-from anytime.evaluation.source import LogitsFile, open_logits
+from anytime.evaluation.measure import Evaluation, evaluate
+from anytime.evaluation.source import CollectedLogits, LogitsFile, open_logits
 
 __all__ = [
     "DEFAULT_RULES",
+    "CollectedLogits",
     "Evaluation",
     "Example",
     "Guarantee",
     "Guarantees",
     "LogitsFile",
+    "collect_logits",
     "evaluate",
     "measure_guarantees",
     "open_logits",

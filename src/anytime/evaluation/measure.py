@@ -17,21 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.calibrate import TunedRule, as_rule
-from anytime.checks import (
-    as_tensor,
-    check_choice,
-    check_costs,
-    check_count,
-    check_labels,
-    check_logits,
-    check_scale,
-    check_seed,
-)
-from anytime.combine import Rule, parse_rule
+from anytime.calibrate import TunedRule
+from anytime.checks import as_tensor, check_choice, check_count, check_labels, check_logits, check_scale, check_seed, exit_costs
+from anytime.combine import Rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.dense import DenseRows, Layout, block_size, check_ignored, used_positions
-from anytime.combine.named import name_of
+from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
 from anytime.conformal import Raps
 from anytime.display.brief import brief
 from anytime.display.plot import plot_chart
@@ -51,16 +42,14 @@ from anytime.evaluation.blocks import (
 )
 from anytime.evaluation.examples import Example, ExampleCollector
 from anytime.evaluation.figures import figures
-from anytime.evaluation.source import LogitsFile, Mapped, open_logits
+from anytime.evaluation.source import CollectedLogits, LogitsFile, Mapped, open_logits
 from anytime.evaluation.tables import at_each_exit, overview
-from anytime.fitted import Fitted
 from anytime.metrics import RuleMetrics, Summary
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DEFAULT_RULES = ("latest", "caching", "product")
 EXAMPLES = 200
 WORST = 20
 
@@ -291,7 +280,7 @@ def open_rows(
     """Open and check logits and labels in any form that `evaluate` takes."""
     if isinstance(logits, str | Path):
         logits = open_logits(logits, labels if isinstance(labels, str | Path) else None)
-    if isinstance(logits, LogitsFile):
+    if isinstance(logits, LogitsFile | CollectedLogits):
         if labels is None or isinstance(labels, str | Path):
             labels = logits.labels
         logits = logits.logits
@@ -339,39 +328,6 @@ def _dense_rows(
         return DenseRows(source, class_dim, read=read), None
     kept, known = used_positions(labels, Layout.of(tuple(values.shape), class_dim), ignore_index, device)
     return DenseRows(source, class_dim, kept=kept, read=read), known
-
-
-def exit_costs(costs: Sequence[float] | None, exits: int) -> Tensor:
-    """Cumulative cost per exit, `(exits,)`: as given, or 1, 2, 3, …."""
-    return torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
-
-
-def name_rules(rules: Any) -> dict[str, Any]:
-    """The rules by name, with texts parsed."""
-    if isinstance(rules, Mapping):
-        named = {name: parse_rule(each) if isinstance(each, str) else each for name, each in rules.items()}
-    else:
-        named = {}
-        for given in [rules] if isinstance(rules, str | Rule | Fitted) else rules:
-            name = given.strip() if isinstance(given, str) else name_of(as_rule(given))
-            if name in named:
-                raise OptionError(f"rule {name!r} is given twice", expected="each rule once", fix=f"remove one {name!r}")
-            named[name] = parse_rule(given) if isinstance(given, str) else given
-    if not named:
-        raise OptionError("no rules", expected="at least one rule", fix="pass at least one, such as rules=['product']")
-    return named
-
-
-def plain_rules(named: Mapping[str, Any], exits: int, classes: int) -> dict[str, Any]:
-    """The rules themselves: of a fitted object its rule, after checking that it was fitted for these exits and classes."""
-    plain = {}
-    for name, given in named.items():
-        if isinstance(given, type) or not (callable(given) or isinstance(given, Fitted)):
-            raise OptionError(
-                f"rule {name!r} is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: anytime.Product()"
-            )
-        plain[name] = as_rule(given, exits=exits, classes=classes) if isinstance(given, Rule | Fitted) else given
-    return plain
 
 
 def check_unseen(named: Mapping[str, Any], fingerprints: Tensor, *, purpose: str) -> None:

@@ -85,6 +85,26 @@ class LogitsFile:
     labels: Tensor | None
 
 
+@dataclass(frozen=True)
+class CollectedLogits:
+    """The result of `anytime.collect_logits`; `anytime.evaluate` takes it.
+
+    Attributes:
+        logits: `(exits, rows, classes)`, on the CPU; mapped, if they are in a file.
+        labels: `(rows,)` class indices, or None.
+        path: The file, or None.
+    """
+
+    logits: Tensor
+    labels: Tensor | None
+    path: Path | None = None
+
+    def __repr__(self) -> str:
+        exits, rows, classes = self.logits.shape
+        known = "labels" if self.labels is not None else "no labels"
+        return f"CollectedLogits({exits} exits, {rows} rows, {classes} classes, {known}, {self.path or 'in memory'})"
+
+
 def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFile:
     """Open logits for evaluation.
 

@@ -94,6 +94,21 @@ class RuleMetrics:
             del document["mean_iou"]
         return document
 
+    def scalars(self) -> dict[str, float]:
+        """The metrics as a flat dict of numbers, for a logger: `accuracy/exit_2`, `label_drop_percent/0.1`, `mean_label_drop`.
+
+        Metrics that are None and the bins of the reliability diagrams are left out.
+        """
+        found: dict[str, float] = {}
+        for name, value in self.to_json().items():
+            if isinstance(value, dict):
+                found |= {f"{name}/{part}": each for part, each in value.items() if isinstance(each, int | float)}
+            elif isinstance(value, list) and name != "reliability":
+                found |= {f"{name}/exit_{exit}": each for exit, each in enumerate(value, 1)}
+            elif isinstance(value, int | float):
+                found[name] = value
+        return found
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RuleMetrics:
         """The metrics in a document that `to_json` made; names that are not metrics are ignored."""

@@ -101,8 +101,8 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _support(log_probs: Tensor) -> Tensor:
-    full = torch.full(log_probs.shape[:-1], log_probs.shape[-1], device=log_probs.device)
-    if not bool((log_probs.amin(-1) == -math.inf).any()):
-        return full
+    # On other devices than a CPU, `any` would wait for the device.
+    if log_probs.device.type == "cpu" and not bool((log_probs.amin(-1) == -math.inf).any()):
+        return torch.full(log_probs.shape[:-1], log_probs.shape[-1])
     # A sum of floats is vectorised, one of booleans is not.
     return (log_probs > -math.inf).to(log_probs.dtype).sum(-1).long()

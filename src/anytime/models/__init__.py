@@ -10,7 +10,9 @@ from anytime.models.features import collect_features, exit_features, last_layers
 from anytime.models.imta import IMTA, IMTAConfig
 from anytime.models.mlp import MLP, IntervalMLP, MLPConfig
 from anytime.models.msdnet import MSDNet, MSDNetConfig
+from anytime.models.outputs import OutputsModel, from_outputs
 from anytime.models.resnet import CifarResNet, ResNet, ResNetConfig
+from anytime.models.stage_list import StageList
 from anytime.models.text.encoder import EncoderConfig, EncoderExits
 from anytime.models.text.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
 from anytime.models.trees.exits import TreeExits
@@ -38,10 +40,12 @@ __all__ = [
     "MSDNet",
     "MSDNetConfig",
     "MultiExit",
+    "OutputsModel",
     "PooledHead",
     "Pretrained",
     "ResNet",
     "ResNetConfig",
+    "StageList",
     "StagedModel",
     "TreeExits",
     "attach_cascade",
@@ -50,6 +54,7 @@ __all__ = [
     "collect_features",
     "create",
     "exit_features",
+    "from_outputs",
     "is_staged",
     "last_layers",
     "load",
