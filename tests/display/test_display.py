@@ -168,6 +168,11 @@ def test_plots_go_into_the_axes_given(
     assert answer(3).plot(row=2).get_title(loc="left") == "input 2 at exit 2 of 4"
 
 
+def test_the_first_plot_without_labels_is_the_agreement(pyplot: Any) -> None:
+    found = anytime.evaluate(torch.randn(3, 20, 6, generator=torch.Generator().manual_seed(4)))
+    assert found.plot().get_title(loc="left") == "Agreement with the final answer"
+
+
 def test_without_matplotlib_the_error_names_the_extra(evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)

@@ -100,7 +100,7 @@ def make_axes(ax: Any, title: str = "") -> Axes:
     return ax
 
 
-def colour(look: Look) -> str:
+def _colour(look: Look) -> str:
     """The colour of a look on white paper."""
     return LIGHT["guide" if look.css == "ideal" else look.css]
 
@@ -115,7 +115,7 @@ def _draw(axes: Axes, series: Series) -> None:
         else:
             pieces.append([(x, y)])
         last = index
-    ink, dash, marker = colour(series.look), _DASHES[series.look.css], _MARKERS.get(series.look.marker or "")
+    ink, dash, marker = _colour(series.look), _DASHES[series.look.css], _MARKERS.get(series.look.marker or "")
     for piece in pieces:
         if len(piece) > 1:
             axes.plot(*zip(*piece, strict=True), color=ink, linestyle=dash, linewidth=1.8)

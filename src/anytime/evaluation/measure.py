@@ -18,16 +18,7 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import TunedRule
-from anytime.checks import (
-    as_tensor,
-    check_choice,
-    check_count,
-    check_labels,
-    check_logits,
-    check_scale,
-    check_seed,
-    exit_costs,
-)
+from anytime.checks import as_tensor, check_choice, check_count, check_labels, check_logits, check_scale, check_seed, exit_costs
 from anytime.combine import Rule
 from anytime.combine.advice import Answers, warn_of_few_classes
 from anytime.combine.dense import DenseRows, Layout, block_size, check_ignored, used_positions
@@ -115,16 +106,18 @@ class Evaluation(Displayed):
         check_choice(rule, "rule", tuple(self.rules))
         return at_each_exit(self, rule)
 
-    def plot(self, chart: str = "accuracy", *, ax: Axes | None = None) -> Axes:
+    def plot(self, chart: str | None = None, *, ax: Axes | None = None) -> Axes:
         """Draw a chart of the report with matplotlib (extra `plot`).
 
         Args:
-            chart: Such as `accuracy`, `label_drop`, `entropy`, `ece` or `reliability_1`; an unknown name lists all.
+            chart: Such as `accuracy`, `label_drop`, `entropy`, `ece` or `reliability_1`; an unknown name lists all. By default
+                the accuracy, or without labels the agreement with the final answer.
             ax: Axes to draw into; new ones by default.
         """
         known = {figure.id: figure for figure in figures(self)}
-        check_choice(chart, "chart", tuple(known))
-        return plot_chart(known[chart].chart, title=known[chart].title, ax=ax)
+        name = chart or ("accuracy" if self.labelled else "agreement")
+        check_choice(name, "chart", tuple(known))
+        return plot_chart(known[name].chart, title=known[name].title, ax=ax)
 
     def to_json(self) -> dict[str, Any]:
         """A plain document, without the sample of inputs."""

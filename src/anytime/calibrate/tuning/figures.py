@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anytime.calibrate.measure import drop_name
+from anytime.checks import check_choice
 from anytime.display.chart import IDEAL, Axis, Chart, Look, Series, look, scattered, values
 from anytime.display.figure import Figure
 from anytime.display.numbers import exact, fraction, number
@@ -33,6 +34,12 @@ _CHARTS = (
 def frontier_figures(frontier: Frontier) -> list[Figure]:
     """One figure each for ECE, accuracy and NLL, over the fraction of inputs that drop."""
     return [_figure(frontier, *parts) for parts in _CHARTS]
+
+
+def frontier_figure(frontier: Frontier, metric: str) -> Figure:
+    """The figure of a metric: `ece`, `accuracy` or `nll`."""
+    check_choice(metric, "metric", [parts[0] for parts in _CHARTS])
+    return next(_figure(frontier, *parts) for parts in _CHARTS if parts[0] == metric)
 
 
 def visible(frontier: Frontier) -> list[Candidate]:
@@ -72,6 +79,14 @@ def _tip(one: Candidate) -> str:
 def looks(frontier: Frontier) -> dict[str, Look]:
     """The look of each family."""
     return {family: look(index) for index, family in enumerate(dict.fromkeys(frontier.families))}
+
+
+def chain_table(frontier: Frontier, least: str) -> Table:
+    """The rules that trade drops for one metric."""
+    found = frontier.chain(least=least)
+    return candidate_table(
+        frontier, found, f"{len(found)} of {len(frontier.names)} rules: the best trades of drops for {least}"
+    )
 
 
 def candidate_table(frontier: Frontier, rules: Sequence[Candidate], caption: str) -> Table:

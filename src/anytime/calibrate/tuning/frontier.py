@@ -17,9 +17,9 @@ from torch import Tensor
 from anytime.calibrate.certify import ChoiceCertificate, Control, certify_choice, check_rows
 from anytime.calibrate.measure import drop_name, measure
 from anytime.calibrate.tuning.family import PENALTIES, members
-from anytime.calibrate.tuning.figures import candidate_table, frontier_figures
+from anytime.calibrate.tuning.figures import chain_table, frontier_figure
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
-from anytime.checks import check_choice, check_fraction, check_number, check_seed, fingerprints
+from anytime.checks import check_fraction, check_number, check_seed, fingerprints
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
 from anytime.display.plot import plot_chart
@@ -135,10 +135,7 @@ class Frontier(Displayed, Fitted, kind="frontier", version=2):
 
     def table(self, least: str = "ece") -> Table:
         """The rules of `chain`, which trade drops for one metric: `ece`, `nll` or `error`. `records` has the Pareto set."""
-        found = self.chain(least=least)
-        return candidate_table(
-            self, found, f"{len(found)} of {len(self.names)} rules: the best trade-offs of drops and {least}"
-        )
+        return chain_table(self, least)
 
     def plot(self, metric: str = "ece", *, ax: Axes | None = None) -> Axes:
         """Draw every rule by how often it drops and by a metric, with matplotlib (extra `plot`).
@@ -147,9 +144,8 @@ class Frontier(Displayed, Fitted, kind="frontier", version=2):
             metric: `ece`, `accuracy` or `nll`.
             ax: Axes to draw into; new ones by default.
         """
-        figures = {figure.id.removeprefix("frontier-"): figure for figure in frontier_figures(self)}
-        check_choice(metric, "metric", tuple(figures))
-        return plot_chart(figures[metric].chart, title=f"{figures[metric].title} and drops", ax=ax)
+        figure = frontier_figure(self, metric)
+        return plot_chart(figure.chart, title=f"{figure.title} and drops", ax=ax)
 
     def records(self) -> list[dict[str, str | float]]:
         """The Pareto set as one record per rule."""
