@@ -4,6 +4,7 @@ from anytime.evaluation.examples import Example
 from anytime.evaluation.guarantees import Guarantee, Guarantees, measure_guarantees
 from anytime.evaluation.measure import DEFAULT_RULES, Evaluation, evaluate
 from anytime.evaluation.source import LogitsFile, open_logits
+from anytime.evaluation.stopping import fit_stopping
 
 __all__ = [
     "DEFAULT_RULES",
@@ -13,6 +14,7 @@ __all__ = [
     "Guarantees",
     "LogitsFile",
     "evaluate",
+    "fit_stopping",
     "measure_guarantees",
     "open_logits",
 ]

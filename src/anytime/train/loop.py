@@ -79,8 +79,8 @@ def fit(
         data: A DataLoader, a map-style data set, a tuple of tensors `(x, y)`, or anything that can be iterated once per epoch
             and yields batches: `(x, y)` or a dict with `labels`. Inputs may be a tensor, or a tuple or dict of tensors. Also
             images and tokens of `anytime.data`, which are trained on from the memory of the device.
-        config: The recipe. By default AdamW for 10 epochs with a learning rate of 0.001 that follows a cosine, and the sum of
-            the exits' cross-entropies.
+        config: The recipe. By default AdamW for 10 epochs with a learning rate of 0.001 (0.005 for heads on a frozen backbone)
+            that follows a cosine, and the sum of the exits' cross-entropies.
         val: Data to measure accuracy on after each epoch, under the rule that the objective trains; nothing is selected by it.
         hardware: Where and how to compute; by default the device of the model, or a GPU if it is on the CPU, where matrix
             products and convolutions are in bfloat16. Data of `anytime.data` are trained on a CPU by default.

@@ -13,6 +13,7 @@ from torch import nn
 
 from anytime.checks import check_choice, check_count, check_flag, check_number
 from anytime.errors import OptionError
+from anytime.models import AttachedExits
 from anytime.train.config import L2W, Distillation, Hardware, ObjectiveName, OptimizerName, Precision, Schedule, TrainConfig
 from anytime.train.log import EpochLog
 
@@ -20,6 +21,8 @@ EPOCHS, WARMUP = 10, 0.05
 """The default number of epochs on a caller's own data, and the fraction of them in which the learning rate first increases."""
 RATES: dict[str, tuple[float, float]] = {"sgd": (0.1, 1e-4), "adam": (1e-3, 0.0), "adamw": (1e-3, 0.01)}
 """The default learning rate and weight decay with each optimizer on a caller's own data."""
+HEADS_RATE = 5e-3
+"""The default learning rate of Adam and AdamW for heads on a frozen backbone, which are linear."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +137,18 @@ def settle(
         values["device"] = str(values["device"])
     own = {kind: {name: values[name] for name in names[kind] if name in values} for kind in kinds}
     return (
-        default_recipe(own[TrainConfig]) if config is None else replace(_checked(config, TrainConfig), **own[TrainConfig]),
+        default_recipe(own[TrainConfig], heads=_trains_heads(model))
+        if config is None
+        else replace(_checked(config, TrainConfig), **own[TrainConfig]),
         _hardware(model, _checked(hardware, Hardware), own[Hardware]),
         replace(_checked(options, FitOptions) or FitOptions(), **own[FitOptions]),
     )
 
 
-def default_recipe(given: dict[str, Any]) -> TrainConfig:
+def default_recipe(given: dict[str, Any], *, heads: bool = False) -> TrainConfig:
     """A recipe for a caller's own data: AdamW with a short warm-up and a cosine; `given` are fields to set.
+
+    With `heads`, only heads on a frozen backbone are trained.
 
     >>> recipe = default_recipe({"epochs": 2})
     >>> recipe.optimizer, recipe.lr, recipe.schedule, recipe.warmup
@@ -150,7 +157,12 @@ def default_recipe(given: dict[str, Any]) -> TrainConfig:
     values = {"epochs": EPOCHS, "optimizer": "adamw", "schedule": "cosine", **given}
     TrainConfig(**values)  # refuses wrong values before they are used
     lr, decay = RATES[values["optimizer"]]
+    lr = HEADS_RATE if heads and values["optimizer"] != "sgd" else lr
     return TrainConfig(**{"lr": lr, "weight_decay": decay, "warmup": WARMUP * values["epochs"], **values})
+
+
+def _trains_heads(model: nn.Module) -> bool:
+    return isinstance(model, AttachedExits) and not any(part.requires_grad for part in model.backbone.parameters())
 
 
 def _hardware(model: nn.Module, hardware: Hardware | None, given: dict[str, Any]) -> Hardware:
