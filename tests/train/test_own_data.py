@@ -252,21 +252,28 @@ def test_an_interrupted_run_resumes_to_the_same_bits(
         assert torch.equal(mine, other), name
 
 
-def test_ctrl_c_stops_with_processes_that_load_data(
-    rows: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A terminal sends Ctrl-C to the processes of the loader too."""
-    data = DataLoader(TensorDataset(*rows["train"]), 16, num_workers=1, multiprocessing_context="fork")
+class PressesCtrlC(Dataset[Any]):
+    """While it loads a row, a terminal sends Ctrl-C to this process and to the one that waits for the row."""
 
-    def interrupt(self: Progress, step: int) -> None:
-        if step == 3:
-            for child in torch.multiprocessing.active_children():
-                os.kill(child.pid or 0, signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
 
-    monkeypatch.setattr(Progress, "show", interrupt)
+    def __len__(self) -> int:
+        return len(self.pair[1])
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if row == 40:
+            # A forked process has the trainer's handler, which ends after one signal; a spawned one has Python's own.
+            for process in (os.getpid(), os.getpid(), os.getppid()):
+                os.kill(process, signal.SIGINT)
+        return self.pair[0][row], self.pair[1][row]
+
+
+def test_ctrl_c_stops_with_processes_that_load_data(rows: dict[str, Pair], tmp_path: Path) -> None:
+    data = DataLoader(PressesCtrlC(rows["train"]), 16, num_workers=1, multiprocessing_context="fork")
     outcome = fit(attached(rows), data, epochs=1, folder=tmp_path)
-    assert (outcome.step, outcome.stopped, outcome.finished) == (3, "Ctrl-C was pressed", False)
+    assert outcome.stopped == "Ctrl-C was pressed"
+    assert 0 < outcome.step < outcome.steps
     assert (tmp_path / "checkpoint").is_dir()
 
 
