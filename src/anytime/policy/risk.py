@@ -106,7 +106,8 @@ class RiskControl(FittedPolicy, kind="risk-control", version=2, oldest=1):
         """What holds for future inputs from the same source, in one sentence."""
         if not self.passed:
             return f"No threshold passed on {self.rows} rows: every input runs to the last exit, which loses nothing."
-        risk = f"the mean {self.loss} loss is at most {self.epsilon:g}"
+        what = "the accuracy lost by stopping early" if self.loss == "gap" else f"the mean {self.loss} loss"
+        risk = f"{what} is at most {self.epsilon:g}"
         match self.method:
             case "naive":
                 return f"No guarantee: on the {self.rows} calibration rows {risk}."
