@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from anytime.checks import check_inputs, map_inputs
-from anytime.data.loaders import as_batches, split_batch
+from anytime.checks import map_inputs
 from anytime.models.attach.probe import evaluating
 
 
@@ -25,9 +24,8 @@ def collect_logits(model: Any, data: Any) -> CollectedLogits:
     device = next(model.parameters()).device
     logits, labels = [], []
     with evaluating(model):
-        for batch in as_batches(data, batch=256):
-            x, y = split_batch(batch)
-            inputs = map_inputs(lambda tensor: tensor.to(device), check_inputs(x))
+        for x, y in data:
+            inputs = map_inputs(lambda tensor: tensor.to(device), x)
             logits.append(torch.stack([found.float().cpu() for found in model.exits(inputs)]))
             labels.append(y)
     known = None if any(y is None for y in labels) else torch.cat([torch.as_tensor(y).cpu() for y in labels])

@@ -11,7 +11,8 @@ from typing import Any
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import default_rule
 from anytime.combine.named import as_rule
-from anytime.errors import FewRowsWarning, LabelError, OptionError
+from anytime.data.loaders import as_batches, labelled_batch
+from anytime.errors import FewRowsWarning, OptionError
 from anytime.evaluation.collect import collect_logits
 from anytime.fitted import Fitted
 from anytime.policy import RiskControl, fit_risk_control
@@ -19,6 +20,7 @@ from anytime.policy.risk import Method
 
 # Networks are very sure of most inputs: from 0.99 to 0.999999 the steps are a quarter of a power of ten.
 _GRID: Sequence[float] = (*(step / 100 for step in range(101)), *(1 - 10 ** (-step / 4) for step in range(9, 25)))
+_BATCH = 256
 
 
 def fit_stopping(
@@ -37,7 +39,7 @@ def fit_stopping(
 
     Args:
         model: A model with exits.
-        data: Held-out rows with labels, as for `collect_logits`; not those that the model was trained on.
+        data: Held-out rows with labels, in any form that `anytime.fit` takes; not those that the model was trained on.
         loss: The accuracy to lose against the last exit, as a fraction: 0.01 is one point.
         rule: A rule, its text or a fitted rule; by default that of a `Runner`: the product, or caching with fewer than five
             classes.
@@ -54,13 +56,7 @@ def fit_stopping(
         >>> policy.rows, policy.rule
         (300, Product(activation=ReLU(), weights='linear', shift=0.0))
     """
-    collected = collect_logits(model, data)
-    if collected.labels is None:
-        raise LabelError(
-            "the data have no labels",
-            expected="batches of inputs and class indices",
-            fix="pass a loader that yields (x, y); fit_risk_control with loss='consistency' needs no labels",
-        )
+    collected = collect_logits(model, map(labelled_batch, as_batches(data, batch=_BATCH)))
     exits, _, classes = collected.logits.shape
     chosen = default_rule(classes) if rule is None else as_rule(rule, exits=exits, classes=classes)
     policy = fit_risk_control(
