@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from anytime.data import ImageData, normalise
 from anytime.models import AttachedExits, MultiExit, attach_exits
 from anytime.train import DivergedError, FitOptions, Hardware, TrainConfig, exit_accuracy, fit, joint_cross_entropy
-from anytime.train.log import Progress
+from anytime.train.loop import Progress
 from anytime.train.options import Settings
 
 Pair = tuple[Tensor, Tensor]
