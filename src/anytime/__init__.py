@@ -35,11 +35,12 @@ if _typing.TYPE_CHECKING:
     )
     from anytime.conformal import conformal_sets
     from anytime.errors import AnytimeError, DeadlineTooShort, Overloaded
-    from anytime.evaluation import collect_logits, evaluate, open_logits
+    from anytime.evaluation import collect_logits, evaluate, fit_stopping, open_logits
     from anytime.models import attach_exits
     from anytime.models import create as create_model
     from anytime.report import write_report
     from anytime.run import Answer, Budget, Runner, RunOptions, load, save
+    from anytime.train import fit
 
 __version__ = "0.1.0"
 
@@ -70,7 +71,9 @@ __all__ = [
     "conformal_sets",
     "create_model",
     "evaluate",
+    "fit",
     "fit_product",
+    "fit_stopping",
     "fit_temperature",
     "load",
     "open_logits",
@@ -96,7 +99,9 @@ _HOMES = {
     "conformal_sets": ("conformal", "conformal_sets"),
     "create_model": ("models", "create"),
     "evaluate": ("evaluation", "evaluate"),
+    "fit": ("train", "fit"),
     "fit_product": ("calibrate", "fit_product"),
+    "fit_stopping": ("evaluation", "fit_stopping"),
     "fit_temperature": ("calibrate", "fit_temperature"),
     "load": ("run", "load"),
     "open_logits": ("evaluation", "open_logits"),

@@ -77,7 +77,8 @@ class Fitted:
     ) -> None:
         """Register a subclass: its files state `kind` (the class name in lower case with hyphens) and `version`.
 
-        It reads versions from `oldest` on; `renamed` maps field names of older versions to those of today.
+        It reads versions from `oldest` on; `renamed` maps field names of older versions to those of today. Fields that they did
+        not have take their defaults.
         """
         super().__init_subclass__(**more)
         if "__repr__" not in vars(cls):  # else dataclass would write one with every number
@@ -143,7 +144,8 @@ class Fitted:
         names = {field.name for field in dataclasses.fields(cls)}
         fields = document.get("fields")
         if isinstance(fields, dict) and version < cls.version:
-            fields = {cls.renamed.get(name, name): value for name, value in fields.items()}
+            new = {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+            fields = new | {cls.renamed.get(name, name): value for name, value in fields.items()}
         if not isinstance(fields, dict) or set(fields) != names:
             raise FormatError(
                 f"{path} has the fields {sorted(fields) if isinstance(fields, dict) else fields!r}",

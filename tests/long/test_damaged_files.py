@@ -62,12 +62,12 @@ from anytime.run.export import load_exported
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.rows import RowsStep
 from anytime.train.log import CsvLog
 from anytime.train.objectives.losses import joint_cross_entropy, on_logits
 from anytime.train.run import _read_result
 from anytime.train.settings import read_pair, read_settings, resolve
 from anytime.train.start import start_network
-from anytime.train.step import TrainStep
 
 SECONDS, SEED, MEGABYTES = 30, 15, 1500
 NUMBERS = ["0", "-1", "1", "2", "255", "65536", "4294967296", "1000000000000", "9" * 30, "9" * 5000, "1e999", "-1e999", "1e39"]
@@ -173,9 +173,9 @@ class Small(MultiExit):
             yield head(x)
 
 
-def training() -> TrainStep:
+def training() -> RowsStep:
     data: ImageData = load_digits()["train"].take(torch.arange(64))
-    return TrainStep(Small(), data, on_logits(joint_cross_entropy), TrainConfig(epochs=2, batch=32), Hardware())
+    return RowsStep(Small(), data, on_logits(joint_cross_entropy), TrainConfig(epochs=2, batch=32), Hardware())
 
 
 def make_network(folder: Path) -> None:

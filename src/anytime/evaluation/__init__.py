@@ -6,6 +6,7 @@ from anytime.evaluation.examples import Example
 from anytime.evaluation.guarantees import Guarantee, Guarantees, measure_guarantees
 from anytime.evaluation.measure import Evaluation, evaluate
 from anytime.evaluation.source import CollectedLogits, LogitsFile, open_logits
+from anytime.evaluation.stopping import fit_stopping
 
 __all__ = [
     "DEFAULT_RULES",
@@ -17,6 +18,7 @@ __all__ = [
     "LogitsFile",
     "collect_logits",
     "evaluate",
+    "fit_stopping",
     "measure_guarantees",
     "open_logits",
 ]

@@ -126,6 +126,13 @@ def check_policy(policy: Any, rule: Any) -> Policy | FittedPolicy | None:
             expected="a classification, whose probabilities it reads",
             fix="omit policy; Budget(exits=...) limits the exits of a regression",
         )
+    fitted_for = getattr(policy, "rule", None)
+    if fitted_for is not None and fitted_for != rule:
+        raise OptionError(
+            f"the rule is {rule!r}",
+            expected=f"{fitted_for!r}, for which the policy was fitted",
+            fix="omit rule and calibration, or fit the policy for this rule: fit_stopping(model, data, rule=...)",
+        )
     return policy
 
 

@@ -134,6 +134,8 @@ class Runner:
         if rule is None and calibration is None and isinstance(model, IntervalMLP):
             rule = Intersection()
         own = count_classes(model)
+        if rule is None and calibration is None:
+            rule = getattr(policy, "rule", None)
         self._rule, self._sets = choose_rule(rule, calibration, own)
         self._policy = check_policy(policy, self._rule)
         self._class_dim = check_dense(

@@ -26,6 +26,16 @@ class EpochLog:
     images_per_second: float
     seconds: float
 
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name, for loggers: `loss/exit_1`, and `val_accuracy/exit_1` if it was measured."""
+        return {
+            "epoch": self.epoch,
+            "lr": self.lr,
+            **{f"loss/exit_{exit}": loss for exit, loss in enumerate(self.losses, 1)},
+            **{f"val_accuracy/exit_{exit}": value for exit, value in enumerate(self.val_accuracy or (), 1)},
+            "images_per_second": self.images_per_second,
+        }
+
     def columns(self) -> dict[str, str]:
         """Names and values of the CSV line; accuracies that were not measured are empty."""
         val = self.val_accuracy or ("",) * len(self.losses)
