@@ -23,6 +23,7 @@ from anytime.checks.tensors import (
     as_float,
     as_tensor,
     check_costs,
+    check_label_shape,
     check_labelled,
     check_labels,
     check_log_probs,
@@ -30,6 +31,9 @@ from anytime.checks.tensors import (
     check_probabilities,
     check_scale,
     check_step,
+    exit_costs,
+    not_finite,
+    stack_exits,
 )
 
 __all__ = [
@@ -47,6 +51,7 @@ __all__ = [
     "check_flag",
     "check_fraction",
     "check_inputs",
+    "check_label_shape",
     "check_labelled",
     "check_labels",
     "check_log_probs",
@@ -59,11 +64,14 @@ __all__ = [
     "check_step",
     "check_threads",
     "count_rows",
+    "exit_costs",
     "fingerprints",
     "free_memory",
     "join_inputs",
     "map_inputs",
+    "not_finite",
     "repeat_rows",
     "shared_rows",
+    "stack_exits",
     "tensors_of",
 ]

@@ -21,8 +21,8 @@ from anytime.checks import check_count
 from anytime.errors import InputError, MissingExtraError
 from anytime.loading.blocks import Block, cut_files
 from anytime.loading.inputs import array_batch
-from anytime.loading.models import input_shape, make_batch, open_any, reads_texts
-from anytime.run import Budget, Runner, RunOptions
+from anytime.loading.models import input_shape, make_batch, reads_texts
+from anytime.run import Budget, Runner, RunOptions, open_folder
 from anytime.run.engines.given import names_of
 
 Columns = dict[str, NDArray[Any]]
@@ -59,7 +59,7 @@ class Predictor:
         import anytime
 
         self._column, self._probabilities, self._budget = column, probabilities, Budget(exits=exits)
-        self._opened = open_any(Path(model), data)
+        self._opened = open_folder(model, data)
         network = self._opened.model
         fitted = tuple(anytime.load(path) for path in calibration)
         chosen: Any = None if policy is None else anytime.load(policy)

@@ -16,7 +16,7 @@ import torch
 
 from anytime.checks import join_inputs
 from anytime.combine import Prediction
-from anytime.run.combining import ByRule
+from anytime.run.combining import ByRule, confidences
 from anytime.run.engines.base import Stages
 from anytime.run.engines.running import Joinable
 from anytime.run.setup import RunSetup
@@ -164,7 +164,7 @@ class Batch:
         prediction = None
         if (contended or task.needs_prediction()) and isinstance(self._setup.combiner, ByRule) and self._setup.policy is None:
             prediction = self._setup.predict([*task.outputs, output])
-        confidence = None if prediction is None else prediction.confidence.tolist()
+        confidence = None if prediction is None else confidences(prediction)
         if task.exit == 0 and isinstance(run, Joinable):
             task.group = (task.group, run.kind) if self._setup.merges else object()
         (self.tasks if task.take(output, prediction, confidence, run, now) else ended).append(task)
@@ -178,7 +178,7 @@ class Batch:
             prediction = setup.predict_or_none([*before, output])
         elif isinstance(output, Prediction):
             prediction = output
-        confidence = None if prediction is None else prediction.confidence.tolist()
+        confidence = None if prediction is None else confidences(prediction)
         joint: Any = JointRun(run, order)
         together = object()  # not the run, which refers to its requests: they would be a reference cycle
         if setup.policy is not None:  # each request drops rows of its own

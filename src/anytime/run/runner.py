@@ -26,9 +26,13 @@ from anytime.combine import Intersection, Rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import IntervalMLP
+from anytime.models.attach.exits import Head
+from anytime.models.input_spec import make_inputs
+from anytime.models.stored.networks import Build
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.arguments import (
+    check_dense,
     check_policy,
     check_profile,
     count_classes,
@@ -46,9 +50,10 @@ from anytime.run.engines import Engine, make_engine
 from anytime.run.engines.choose import run_all
 from anytime.run.event_loops import mailbox
 from anytime.run.executor import Executor, LoadStatus
-from anytime.run.export.loading import ExportedModel, load_exported
+from anytime.run.export.loading import ExportedModel
 from anytime.run.forks import renew_in_children
 from anytime.run.options import RunOptions
+from anytime.run.saved.reading import open_folder
 from anytime.run.setup import RunSetup, limit_exits
 from anytime.run.task import Mode, Task, overloaded
 from anytime.run.timing.forecast import Forecast
@@ -86,6 +91,8 @@ class Runner:
         probabilities: Whether the exits yield probabilities or log-probabilities. Otherwise these are refused: rules that read
             the sign and size of a logit, such as the ReLU product, collapse on them.
         seed: The seed of randomised prediction sets.
+        class_dim: For a model of pixels or tokens, the dimension of the classes in the logits of an exit: 1 for
+            `(batch, classes, height, width)`. The eager engine runs it, without policy or prediction sets.
         options: Scheduling: threads, batches, what to do if a deadline is too short.
 
     Attributes:
@@ -112,6 +119,7 @@ class Runner:
         example: Inputs | None = None,
         probabilities: bool = False,
         seed: int = 0,
+        class_dim: int | None = None,
         options: RunOptions | None = None,
     ) -> None:
         if not isinstance(options, RunOptions | None):
@@ -126,8 +134,13 @@ class Runner:
         if rule is None and calibration is None and isinstance(model, IntervalMLP):
             rule = Intersection()
         own = count_classes(model)
+        if rule is None and calibration is None:
+            rule = getattr(policy, "rule", None)
         self._rule, self._sets = choose_rule(rule, calibration, own)
         self._policy = check_policy(policy, self._rule)
+        self._class_dim = check_dense(
+            class_dim, engine, rule=self._rule, policy=policy, sets=self._sets, on_too_short=options.on_too_short
+        )
         self._rule.start(self._exits)  # refuses a number of exits that it was not fitted for
         self._profile = check_profile(profile)
         for fitted in (self._sets, self._profile, self._policy if isinstance(self._policy, FittedPolicy) else None):
@@ -161,17 +174,34 @@ class Runner:
             self._ready(example)
 
     @classmethod
-    def load(cls, folder: str | Path, *, trusted: bool = False, options: RunOptions | None = None, **arguments: Any) -> Self:
-        """A runner for exported stages, see `anytime.run.export`; the rule is inside them.
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        build: Build | Sequence[Build] | None = None,
+        head: Head | None = None,
+        trusted: bool = False,
+        options: RunOptions | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """A runner for any folder that this library wrote, with the rule, calibration, policy and profile saved in it.
 
         Args:
-            folder: The folder with `exported.json`.
+            folder: A folder of `anytime.save`, `anytime train` or `anytime export`, or a published run. Exported stages have
+                their rule inside.
+            build: For a model of your own, the function that makes it; see `anytime.load`.
+            head: The function that made the heads, if one was passed to `attach_exits`.
             trusted: Whether to read `.pt2` files, which can run any code while they are read; ONNX files need no trust.
             options: Scheduling.
-            arguments: Further arguments of the class.
+            arguments: Further arguments of the class, which replace what was saved. With another rule, what was fitted for the
+                saved one is left out.
         """
         threads = (options or RunOptions()).threads or torch.get_num_threads()
-        return cls(load_exported(folder, threads=threads, trusted=trusted), options=options, **arguments)
+        opened = open_folder(folder, build=build, head=head, threads=threads, trusted=trusted)
+        arguments = opened.runner_arguments(**arguments)
+        if arguments.get("engine", "eager") != "eager" and opened.inputs:
+            arguments.setdefault("example", make_inputs(opened.inputs, 1))
+        return cls(opened.model, options=options, **arguments)
 
     def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
         """The best answer within a budget.
@@ -440,7 +470,7 @@ class Runner:
             self._profile.seed(self._forecast)
         self._executor.queue.slots = count_slots(engine, self._options.workers, threads)
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
-        begin, combiner = make_combiner(self._rule, engine, self._probabilities)
+        begin, combiner = make_combiner(self._rule, engine, self._probabilities, self._class_dim)
         return RunSetup(
             engine,
             begin,

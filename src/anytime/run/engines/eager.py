@@ -163,7 +163,7 @@ def _in_eval_mode(model: ExitModel) -> ExitModel:
 
 
 def _checked(logits: object, exit: int, rows: int) -> Tensor:
-    if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows:
+    if isinstance(logits, Tensor) and logits.ndim >= 2 and len(logits) == rows:
         return logits
     got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
     raise ShapeError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from anytime.artifacts import bundle_reader
 from anytime.checks import Inputs, check_count, check_flag
-from anytime.combine.base import Prediction
+from anytime.combine import Prediction
 from anytime.errors import AnytimeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.models.base import Carry
 from anytime.run.engines.folding import on_cpu

@@ -10,17 +10,23 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from anytime.checks import Inputs, check_costs, check_count, check_counts, check_inputs, repeat_rows
+from anytime.checks import Inputs, check_choice, check_costs, check_count, check_counts, check_inputs, repeat_rows
+from anytime.display.plot import plot_chart
+from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.run.engines.base import Engine
 from anytime.run.timing.clock import Clock, MonotonicClock
 from anytime.run.timing.forecast import Forecast
+from anytime.run.timing.profile_figures import exit_table, time_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LEVELS = (0.5, 0.9, 0.99, 1.0)
 """The quantiles that a profile stores."""
@@ -30,7 +36,7 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Profile(Fitted, kind="profile"):
+class Profile(Displayed, Fitted, kind="profile"):
     """Stage times of a model.
 
     Args:
@@ -87,6 +93,22 @@ class Profile(Fitted, kind="profile"):
                 fix=f"measure a profile with batch_sizes=({batch},), or choose one of these",
             )
         return tuple(self.exit_seconds[self.batch_sizes.index(batch), :, LEVELS.index(quantile)].tolist())
+
+    def table(self) -> Table:
+        """Milliseconds from the start to each exit, and the MACs if they are known."""
+        return exit_table(self)
+
+    def plot(self, batch: int | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw the time to each exit with matplotlib (extra `plot`).
+
+        Args:
+            batch: One of the batch sizes; by default the smallest.
+            ax: Axes to draw into; new ones by default.
+        """
+        size = self.batch_sizes[0] if batch is None else batch
+        check_choice(size, "batch", self.batch_sizes)
+        figure = time_figure(self, size)
+        return plot_chart(figure.chart, title=figure.title, ax=ax)
 
     def seed(self, forecast: Forecast) -> None:
         """Initialise a forecast with these times."""

@@ -16,9 +16,10 @@ from anytime.combine import Prediction
 from anytime.data.images import FORMATS
 from anytime.errors import FormatError, MissingFileError
 from anytime.loading.inputs import image_batch
-from anytime.loading.models import Opened, make_batch
+from anytime.loading.models import make_batch
 from anytime.page import recorded
 from anytime.reading import open_file, read_file
+from anytime.run import Opened
 from anytime.run.engines.choose import run_all
 from anytime.samples import digits_model
 from anytime.serve.service import Service

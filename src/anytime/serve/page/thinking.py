@@ -120,7 +120,7 @@ class Thinking:
             if name == self.own and answer.prediction_set is not None:
                 shown[name]["set"] = in_set(answer.prediction_set[0])
         return {
-            "exit": int(answer.exit),
+            "exit": answer.last_exit,
             "elapsed_ms": round(1e3 * answer.elapsed, 4),
             "stage_ms": round(1e3 * max(answer.elapsed - before, 0.0), 4),
             "deadline_met": answer.deadline_met is not False,

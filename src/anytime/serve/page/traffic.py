@@ -74,7 +74,7 @@ class Counts:
         self.refused += answer is None
         if answer is not None and answer.deadline_met is not False:
             self.in_time += 1
-            self.exits += int(answer.exit)
+            self.exits += answer.last_exit
             if self.correct is not None:
                 self.correct += answer.label == label
 
