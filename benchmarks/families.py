@@ -3,16 +3,19 @@
     python benchmarks/families.py [NAME ...]
 
 Prints a table in Markdown. All networks are small, have random weights and are made from a configuration, without downloads.
-The rows of timm need timm 1.0.31, `pip install --no-deps timm`. Where torchvision is missing, the names of it that timm imports,
-and that these networks do not use, are empty classes.
+The rows of timm need timm 1.0.31, `pip install --no-deps timm`. Where torchvision is missing, the names of it that timm
+imports, and that these networks do not use, are placeholders.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -46,6 +49,7 @@ _T5 = {
 }
 _SWIN = {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 _CONV = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
+_RESNET = {"hidden_sizes": [32, 64, 96, 128], "depths": [2, 2, 2, 2], "embedding_size": 16, "layer_type": "basic"}
 _MOBILE = {"image_size": 64, "patch_size": 2, "hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 64]}
 
 HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -86,7 +90,7 @@ HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Swin": ("SwinForImageClassification", "SwinConfig", _SWIN),
     "BEiT": ("BeitForImageClassification", "BeitConfig", {**_VIT, "use_relative_position_bias": True}),
     "ConvNeXt": ("ConvNextForImageClassification", "ConvNextConfig", {**_CONV, "image_size": 64}),
-    "ResNet": ("ResNetForImageClassification", "ResNetConfig", {**_CONV, "embedding_size": 8, "layer_type": "basic"}),
+    "ResNet": ("ResNetForImageClassification", "ResNetConfig", _RESNET),
     "MobileViT": ("MobileViTForImageClassification", "MobileViTConfig", _MOBILE),
 }
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,7 +103,7 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "ViT": ("vit_tiny_patch16_224", {"img_size": 64, "depth": 4}),
     "DeiT": ("deit_tiny_distilled_patch16_224", {"img_size": 64, "depth": 4}),
     "Swin": ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 4, "embed_dim": 24, "depths": (1, 1, 2, 1)}),
-    "MLP-Mixer": ("mixer_s32_224", {"img_size": 64, "num_blocks": 4}),
+    "MLP-Mixer": ("mixer_s32_224", {"img_size": 64}),
     "BEiT": ("beit_base_patch16_224", {"img_size": 64, "depth": 4, "embed_dim": 48, "num_heads": 4}),
     "EVA-02": ("eva02_tiny_patch14_224", {"img_size": 56, "depth": 4}),
     "MaxViT": ("maxvit_rmlp_pico_rw_256", {"img_size": 64}),
@@ -152,8 +156,8 @@ def hugging_face(name: str) -> tuple[nn.Module, Inputs]:
 
 def timm_model(name: str) -> tuple[nn.Module, Inputs]:
     """A small random network of the package timm, and inputs."""
-    provide_torchvision()
-    import timm
+    with torchvision():
+        import timm
 
     model, options = TIMM[name]
     torch.manual_seed(0)
@@ -161,7 +165,8 @@ def timm_model(name: str) -> tuple[nn.Module, Inputs]:
     return timm.create_model(model, num_classes=CLASSES, **options).eval(), IMAGES[:, :, :side, :side]
 
 
-def provide_torchvision() -> None:
+@contextmanager
+def torchvision() -> Iterator[None]:
     """Make `import timm` work where torchvision is not installed: every name of it is an empty class."""
 
     class Empty(ModuleType):
@@ -170,13 +175,20 @@ def provide_torchvision() -> None:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
                 raise AttributeError(name)
+            if name == "InterpolationMode":
+                return Enum(name, "NEAREST BILINEAR BICUBIC BOX HAMMING LANCZOS")
             return type(name, (nn.Module,), {})
 
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        for part in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets"):
-            sys.modules["torchvision" + part] = Empty("torchvision" + part)
+    names = ["torchvision" + part for part in ("", ".ops", ".ops.misc", ".transforms", ".transforms.functional", ".datasets")]
+    missing = find_spec("torchvision") is None
+    for name in names if missing else ():
+        outer, _, inner = name.rpartition(".")
+        sys.modules[name] = Empty(name)
+        if outer:
+            setattr(sys.modules[outer], inner, sys.modules[name])
+    yield
+    for name in names if missing else ():
+        sys.modules.pop(name, None)
 
 
 def difference(one: Tensor, other: Tensor) -> str:

@@ -75,6 +75,7 @@ class AttachedExits(MultiExit):
     announces: ClassVar[bool] = True
     """Whether to warn of exits far from the requested fractions; a subclass with places of its own need not."""
 
+    @torch.inference_mode(False)  # heads are to be trained
     @without_autocast()  # heads take the dtype of the module, not that of features under autocast
     def __init__(
         self,

@@ -305,9 +305,9 @@ class ReplayedStages:
         x, expected = example
         carry: Carry = tensors_of(x)
         for exit, wanted in enumerate(expected):
-            before = [tensor.clone() for tensor in carry]
+            versions = [tensor._version for tensor in carry]
             left, found = self.run(module, exit, carry)
-            if not all(torch.equal(now, then) for now, then in zip(carry, before, strict=True)):
+            if [tensor._version for tensor in carry] != versions:
                 raise UntraceableError("forward overwrites what it is given")
             found = logits_of(found) if exit == len(self.places) else found
             if not is_close(found, wanted[-len(carry[0]) :]):
