@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from anytime.checks.tensors import as_tensor
-from anytime.errors import InputError, ShapeError
+from anytime.errors import DtypeError, InputError, ShapeError
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a model is called with."""
@@ -55,6 +55,7 @@ def tensors_of(x: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, ...]:
         >>> [len(tensor) for tensor in tensors_of({"b": torch.zeros(2), "a": torch.zeros(2)}, ("a", "b"))]
         [2, 2]
     """
+    _refuse_others(x)
     if isinstance(x, Tensor):
         return (x,)
     if not isinstance(x, Mapping):
@@ -86,6 +87,17 @@ def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
     if isinstance(x, Mapping):
         return {name: function(tensor) for name, tensor in x.items()}
     return tuple(function(tensor) for tensor in x)
+
+
+def _refuse_others(x: Any) -> None:
+    """Refuse texts and other values: iterating over them would look like a tuple of inputs."""
+    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
+    if not all(isinstance(value, Tensor) for value in values):
+        raise DtypeError(
+            f"the input is a {type(x).__name__}" + ("" if values == (x,) else " of other values than tensors"),
+            expected="a tensor, or a tuple or dict of tensors",
+            fix="convert it first: torch.from_numpy for arrays, the model's tokenizer for texts",
+        )
 
 
 def _check_rows(tensors: Mapping[str, Tensor], name: str) -> None:
