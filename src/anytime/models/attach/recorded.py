@@ -53,10 +53,15 @@ class TensorPattern:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The output of a call: tensors, and other values, which are the same in every run."""
+    """The output of a call: tensors, in a structure with other values that are the same in every run.
 
-    leaves: tuple[Any, ...]
-    layout: Any
+    Attributes:
+        structure: The output with a `TensorPattern` in place of each tensor.
+        tensors: These, in order.
+    """
+
+    structure: Any
+    tensors: tuple[TensorPattern, ...]
 
     @classmethod
     def of(cls, outputs: Sequence[Any], runs: Sequence[Sizes]) -> Self | None:
@@ -72,12 +77,8 @@ class Pattern:
                 leaves.append(seen[0])
             else:
                 return None
-        return cls(tuple(leaves), flat[0][1])
-
-    @property
-    def tensors(self) -> tuple[TensorPattern, ...]:
-        """The tensors, in order."""
-        return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorPattern))
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, TensorPattern))
+        return cls(pytree.tree_unflatten(leaves, flat[0][1]), tensors)
 
     @property
     def is_predictable(self) -> bool:
@@ -97,8 +98,14 @@ class Pattern:
     def output(self, tensors: Sequence[Tensor]) -> Any:
         """The output with these tensors."""
         left = iter(tensors)
-        leaves = [next(left) if isinstance(leaf, TensorPattern) else leaf for leaf in self.leaves]
-        return pytree.tree_unflatten(leaves, self.layout)
+        return pytree.tree_map_only(TensorPattern, lambda _: next(left), self.structure)
+
+    def tensors_in(self, output: Any) -> tuple[Tensor, ...] | None:
+        """The tensors of an output; None if it has another structure."""
+        leaves, layout = pytree.tree_flatten(output)
+        found = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        same = layout == pytree.tree_structure(self.structure) and len(found) == len(self.tensors)
+        return found if same else None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils import _pytree as pytree
 
 from anytime.checks import Inputs, map_inputs, tensors_of
 from anytime.errors import ShapeError, StateError
@@ -193,9 +192,8 @@ class ReplayedStages:
 
     def _tensors(self, key: Key, output: Any, rows: int) -> Carry:
         """The tensors of an output, each with all rows."""
-        leaves, layout = pytree.tree_flatten(output)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if layout != self._pattern(key).layout or len(tensors) != len(self._pattern(key).tensors):
+        tensors = self._pattern(key).tensors_in(output)
+        if tensors is None:
             raise StateError(
                 f"{key[0]!r} returned another structure than for the example",
                 expected="the same structure for every input",
