@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from anytime import Budget, Runner
 from anytime.checks import Inputs, map_inputs, tensors_of
 from anytime.errors import AnytimeError, AttachWarning
 from anytime.models import AttachedExits, attach_exits, measure_cost
@@ -120,7 +121,8 @@ class Row:
         method: `trace`, `replay` or `thread`, or why no exit could be attached.
         places: The places of the exits.
         costs: The MACs of the first exit and of all, in thousands.
-        eager: The largest difference of the last exit to the module's own logits.
+        budget: Whether a `Runner` stops at each exit for a budget of its MACs.
+        eager: The largest difference of the last exit to the module's own logits, relative to the largest of these.
         onnx: The same for ONNX Runtime, or why there are no files.
         why: Why this method.
     """
@@ -129,12 +131,13 @@ class Row:
     method: str = ""
     places: str = ""
     costs: str = ""
+    budget: str = ""
     eager: str = ""
     onnx: str = ""
     why: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        return f"| {self.family} | {self.method} | {self.places} | {self.costs} | {self.eager} | {self.onnx} |"
+        return f"| {self.family} | {self.method} | {self.places} | {self.costs} | {self.budget} | {self.eager} | {self.onnx} |"
 
 
 def hugging_face(name: str) -> tuple[nn.Module, Inputs]:
@@ -144,14 +147,14 @@ def hugging_face(name: str) -> tuple[nn.Module, Inputs]:
     transformers.logging.set_verbosity_error()
     model, config, options = HUGGING_FACE[name]
     torch.manual_seed(0)
-    made = getattr(transformers, model)(getattr(transformers, config)(num_labels=CLASSES, **options))
+    made = stirred(getattr(transformers, model)(getattr(transformers, config)(num_labels=CLASSES, **options)))
     if made.main_input_name == "pixel_values":
-        return made.eval(), IMAGES
+        return made, IMAGES
     if name.startswith("T5"):
         tokens = TOKENS.clone()
         tokens[:, -1] = 2
-        return made.eval(), {"input_ids": tokens, "attention_mask": torch.ones_like(MASK)}
-    return made.eval(), TEXT
+        return made, {"input_ids": tokens, "attention_mask": torch.ones_like(MASK)}
+    return made, TEXT
 
 
 def timm_model(name: str) -> tuple[nn.Module, Inputs]:
@@ -162,7 +165,7 @@ def timm_model(name: str) -> tuple[nn.Module, Inputs]:
     model, options = TIMM[name]
     torch.manual_seed(0)
     side = options.get("img_size", 64)
-    return timm.create_model(model, num_classes=CLASSES, **options).eval(), IMAGES[:, :, :side, :side]
+    return stirred(timm.create_model(model, num_classes=CLASSES, **options)), IMAGES[:, :, :side, :side]
 
 
 @contextmanager
@@ -191,8 +194,16 @@ def torchvision() -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def difference(one: Tensor, other: Tensor) -> str:
-    return f"{(one - other).abs().max().item():.1e}"
+@torch.no_grad()
+def stirred(module: nn.Module) -> nn.Module:
+    """Noise on all weights: some families begin with layers of zeros, and then nothing before these would matter."""
+    for parameter in module.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    return module.eval()
+
+
+def difference(one: Tensor, wanted: Tensor) -> str:
+    return f"{((one - wanted).abs().max() / wanted.abs().max()).item():.1e}"
 
 
 @torch.no_grad()
@@ -230,8 +241,11 @@ def measure(family: str, make: Callable[[str], tuple[nn.Module, Inputs]], name: 
     try:
         macs = measure_cost(model, x).macs
         row.costs = f"{macs[0] / 1e3:,.0f} of {macs[-1] / 1e3:,.0f}"
+        with Runner(model, example=x, macs=macs) as runner:
+            exits = [runner.predict(x, budget=Budget(macs=cost)).exit for cost in macs]
+        row.budget = "yes" if exits == list(range(1, model.num_exits + 1)) else f"stops at {exits}"
     except AnytimeError as error:
-        row.costs = error.got
+        row.budget = error.got
     try:
         row.onnx = difference(onnx_logits(model, x), wanted) if model.staged else "no stages"
     except AnytimeError as error:
@@ -241,8 +255,8 @@ def measure(family: str, make: Callable[[str], tuple[nn.Module, Inputs]], name: 
 
 def main() -> None:
     chosen = sys.argv[1:]
-    print("| family | method | exits at | thousand MACs | difference | in ONNX |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| family | method | exits at | thousand MACs | budget of MACs | difference | in ONNX |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     reasons = []
     for library, make, names in (("transformers", hugging_face, HUGGING_FACE), ("timm", timm_model, TIMM)):
         for name in names:
