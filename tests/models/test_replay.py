@@ -16,6 +16,7 @@ from anytime import Budget, Runner
 from anytime.checks import tensors_of
 from anytime.errors import AttachWarning, InputError, ShapeError, StateError
 from anytime.models import AttachedExits, attach_exits, measure_cost
+from anytime.models.attach.heads import TokenPool
 from anytime.run.engines.onnx import Stage, onnx_bytes, stage_free_sizes
 from anytime.testing import check_model
 
@@ -376,3 +377,15 @@ def test_only_what_needs_a_warning_is_announced() -> None:
         attached(at=[0.25, 0.5, 0.75])
     with pytest.warns(AttachWarning, match=r"requested at 0.1 of the MACs is at 0.25"):
         attached(at=[0.1])
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
+@torch.no_grad()
+def test_tokens_of_a_mask_are_pooled_as_if_there_were_no_others(mix: float) -> None:
+    pool, x = TokenPool(), torch.randn(2, 5, 3)
+    pool.pool.mix.fill_(mix)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]])
+    wanted = torch.cat((pool(x[:1, :3]), pool(x[1:, 1:])))
+    x[mask == 0] = torch.nan
+    torch.testing.assert_close(pool(x, mask), wanted)
+    assert pool(x[:1], torch.zeros(1, 5)).shape == (1, 3)

@@ -206,7 +206,7 @@ class AttachedExits(MultiExit):
                         f"the exit requested at {place:g} of the MACs is at {nearest:.2f}, the nearest end of a block; "
                         "name a place to choose another",
                         AttachWarning,
-                        stacklevel=3,
+                        stacklevel=5,  # the caller, outside of the decorators
                     )
 
     def _reads_previous(self, exit: int) -> bool:
@@ -283,7 +283,7 @@ class AttachedExits(MultiExit):
                 f"the {type(self.backbone).__name__} runs in a thread, without faster engines and export: {why}. "
                 "Pass method='thread' to accept this",
                 AttachWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         make_pausable(self._places())
         return "thread", why

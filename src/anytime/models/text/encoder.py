@@ -25,7 +25,7 @@ from anytime.checks import Inputs, check_count, check_counts, check_fraction
 from anytime.errors import DtypeError, InputError, ShapeError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.config import check_config, check_heads, require
-from anytime.models.layers import LayerNorm, Linear, mlp, multi_head
+from anytime.models.layers import LayerNorm, Linear, mlp, multi_head, token_mean
 
 Head = Literal["mix", "plain"]
 Pool = Literal["cls", "mean"]
@@ -168,8 +168,7 @@ class _MeanToken(nn.Module):
     """The mean of the tokens that are not padding."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        weights = mask / mask.sum(dim=1, keepdim=True)
-        return (x * weights[..., None].to(x.dtype)).sum(dim=1)
+        return token_mean(x, mask)
 
 
 class _Mix(nn.Module):
