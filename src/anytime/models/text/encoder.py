@@ -279,6 +279,12 @@ class EncoderExits(MultiExit):
         """Run a stage on the token ids; all but the first also take the hidden states `(batch, length, width)` and, with
         `head="mix"`, the pooled vectors so far, `(batch, layers, width)`.
         """
+        if not exit and len(carry) > 1:
+            raise ShapeError(
+                f"the first stage got {len(carry)} tensors",
+                expected="one tensor of token ids, with padding",
+                fix="pass network.token_ids(encoded) for what a tokenizer returns",
+            )
         self._check_carry(exit, carry)
         ids, *left = carry
         self._check_ids(ids)
