@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks.tensors import as_tensor
-from anytime.errors import InputError, ShapeError
+from anytime.errors import DtypeError, InputError, ShapeError
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a model is called with."""
@@ -58,6 +58,7 @@ def tensors_of(x: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, ...]:
         >>> [len(tensor) for tensor in tensors_of({"b": torch.zeros(2), "a": torch.zeros(2)}, ("a", "b"))]
         [2, 2]
     """
+    _refuse_others(x)
     if isinstance(x, Tensor) and len(names) < 2:
         return (x,)
     if isinstance(x, Mapping):
@@ -123,6 +124,17 @@ def join_inputs(function: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[
     if isinstance(parts[0], Mapping):
         return {name: function([part[name] for part in each]) for name in parts[0]}
     return tuple(function(tensors) for tensors in zip(*each, strict=True))
+
+
+def _refuse_others(x: Any) -> None:
+    """Refuse texts and other values: iterating over them would look like a tuple of inputs."""
+    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
+    if not all(isinstance(value, Tensor) for value in values):
+        raise DtypeError(
+            f"the input is a {type(x).__name__}" + ("" if values == (x,) else " of other values than tensors"),
+            expected="a tensor, or a tuple or dict of tensors",
+            fix="convert it first: torch.from_numpy for arrays, the model's tokenizer for texts",
+        )
 
 
 def _check_rows(tensors: Mapping[str, Tensor], name: str) -> None:
