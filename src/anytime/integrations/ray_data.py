@@ -19,8 +19,8 @@ from anytime.checks import check_count
 from anytime.errors import MissingExtraError
 from anytime.loading.blocks import Block, cut_files
 from anytime.loading.inputs import array_batch
-from anytime.loading.models import input_shape, make_example, open_any, reads_texts
-from anytime.run import Budget, Runner, RunOptions
+from anytime.loading.models import input_shape, make_example, reads_texts
+from anytime.run import Budget, Runner, RunOptions, open_folder
 
 Columns = dict[str, NDArray[Any]]
 
@@ -56,7 +56,7 @@ class Predictor:
         import anytime
 
         self._column, self._probabilities, self._budget = column, probabilities, Budget(exits=exits)
-        self._opened = open_any(Path(model), data)
+        self._opened = open_folder(model, data)
         network = self._opened.model
         fitted = tuple(anytime.load(path) for path in calibration)
         chosen: Any = None if policy is None else anytime.load(policy)

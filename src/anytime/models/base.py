@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anytime.checks.inputs import Inputs, tensors_of
 from anytime.errors import ShapeError, StateError
+from anytime.models.input_spec import InputSpec
 
 Carry = tuple[Tensor, ...]
 """The tensors that one stage passes to the next, all with the batch first: `tuple(t[rows] for t in carry)` drops rows."""
@@ -71,6 +72,8 @@ class MultiExit(nn.Module):
     num_exits: int
     input_names: tuple[str, ...] = ()
     """The names of the tensors of a dict of inputs, in the order in which the first stage takes them."""
+    input_specs: tuple[InputSpec, ...] = ()
+    """What the model takes, as far as an example of it was given."""
 
     @property
     def staged(self) -> bool:

@@ -57,7 +57,7 @@ class Cost:
         return tuple(after - before for before, after in zip((0, *self.macs), self.macs, strict=False))
 
 
-def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
+def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
     """Count the MACs and parameters up to every exit of `model` for one input.
 
     A copy of the model runs on torch's meta device, without computing values. If its operations depend on values, a copy runs

@@ -15,6 +15,7 @@ from anytime.data.base import ImageData
 from anytime.data.text import TokenData
 from anytime.errors import DivergedError, OptionError
 from anytime.models.base import ExitModel
+from anytime.progress import Progress
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
@@ -25,7 +26,7 @@ from anytime.train.data.rows import RowsStep
 from anytime.train.data.stream import StreamedStep
 from anytime.train.data.tokens import TokenStep
 from anytime.train.distributed import Ranks
-from anytime.train.log import CsvLog, EpochLog, Progress
+from anytime.train.log import CsvLog, EpochLog
 from anytime.train.objectives.l2w import L2WStep
 from anytime.train.objectives.plan import Phase, learnt_rule, phases
 from anytime.train.options import FitOptions, Settings, settle

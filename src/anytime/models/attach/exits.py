@@ -25,6 +25,7 @@ from anytime.models.attach.probe import Visit, check_example, evaluating, first_
 from anytime.models.attach.replayed import ReplayedStages
 from anytime.models.attach.traced import Trace, TracedStages, UntraceableError, traced_through
 from anytime.models.base import Carry, MultiExit
+from anytime.models.input_spec import input_specs
 from anytime.models.modes import without_autocast
 
 Head = Callable[[tuple[int, ...]], nn.Module]
@@ -59,6 +60,7 @@ class AttachedExits(MultiExit):
     Attributes:
         backbone: The module.
         heads: One per place; the last exit is the output of the module.
+        classes: The number of classes.
         exit_names: The places, in the order in which they are passed.
         exit_fractions: The fraction of the module's MACs up to each place.
         method: `trace`, `replay` or `thread`.
@@ -93,6 +95,8 @@ class AttachedExits(MultiExit):
         device = next(module.parameters(), tensors_of(given)[0]).device
         rows = map_inputs(lambda tensor: tensor[:2].to(device), given)
         self.input_names = tuple(rows) if isinstance(rows, Mapping) else ()
+        self.input_specs = input_specs(rows)
+        self.frozen, self.statistics = frozen, statistics
         self.backbone = module
         seen, visits = visit_places(module, at, rows)
         names = {id(part): name for name, part in reversed(list(module.named_modules(remove_duplicate=False)))}
@@ -103,7 +107,7 @@ class AttachedExits(MultiExit):
         self._overwritten = tuple(visit.overwritten for visit in visits)
         self._fixed = frozen and statistics == "fixed"
         self._warn_of_places(at)
-        known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
+        self.classes = known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
         make = head or (lambda shape: PooledHead(shape, known))
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
         self._check_heads(visits, known, self._mask(tensors_of(rows)))

@@ -93,14 +93,18 @@ def logits_of(output: Any) -> Tensor:
     )
 
 
-def call(module: nn.Module, x: Inputs) -> Any:
-    """Call a module: a dict of inputs by name, a tuple by position. Language models are told not to keep a cache."""
+def call(module: Callable[..., Any], x: Inputs) -> Any:
+    """Call a module or function: a dict of inputs by name, a tuple by position. Language models are told to keep no cache."""
     if isinstance(x, Tensor):
         return module(x)
     if not isinstance(x, Mapping):
         return module(*x)
     caches = hasattr(getattr(module, "config", None), "use_cache")
-    without = {"use_cache": False} if caches and "use_cache" in inspect.signature(module.forward).parameters else {}
+    without = (
+        {"use_cache": False}
+        if caches and "use_cache" in inspect.signature(getattr(module, "forward", module)).parameters
+        else {}
+    )
     return module(**without, **x)
 
 

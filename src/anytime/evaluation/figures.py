@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anytime.report.numbers import compact, exact, fraction, number, percent
-from anytime.report.pages.figure import Figure, Table, exit_axis, exit_table
-from anytime.report.pages.measures import MEASURES, Measure
-from anytime.report.pages.rules import looks, reaching, shown, sign
-from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, values
-from anytime.report.svg.reliability import FEW_IN_BIN
-from anytime.report.svg.scale import linear, symlog
+from anytime.display.chart import Axis, Chart, Guide, Look, Series, values
+from anytime.display.figure import Figure, exit_axis
+from anytime.display.numbers import compact, exact, fraction, number, percent
+from anytime.display.scale import linear, symlog
+from anytime.display.table import Table, exit_table
+from anytime.evaluation.measures import MEASURES, Measure
+from anytime.evaluation.rules import looks, reaching, shown, sign
+from anytime.metrics.calibration import FEW_IN_BIN
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 # The sections of the report and the measures that they draw over the exits.
 _BY_EXIT = (
-    ("average", ("accuracy", "label_probability")),
+    ("average", ("accuracy", "mean_iou", "label_probability")),
     ("uncertainty", ("entropy", "set_size")),
     ("calibration", ("ece", "nll", "brier", "oracle_accuracy")),
     ("learning", ("learned", "forgot", "hindsight_improvability_percent", "agreement")),

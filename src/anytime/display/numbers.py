@@ -78,3 +78,24 @@ def points(difference: float) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun: `1 input`, `5,000 inputs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def rounded_up(fraction: float) -> str:
+    """A percentage rounded up, so that an upper bound stays one.
+
+    >>> rounded_up(0.003101), rounded_up(0.1371)
+    ('0.32 %', '13.8 %')
+    """
+    digits = 2 if fraction < 0.01 else 1
+    # The last bits of a float must not round a whole step up.
+    return f"{math.ceil(100 * fraction * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
+
+
+def rounded_down(fraction: float) -> str:
+    """A percentage rounded down.
+
+    >>> rounded_down(0.8608), rounded_down(0.99999)
+    ('86.0 %', '99.99 %')
+    """
+    digits = 2 if fraction > 0.99 else 1
+    return f"{math.floor(100 * fraction * 10**digits + 1e-9) / 10**digits:.{digits}f} %"

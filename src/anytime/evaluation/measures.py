@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from anytime.display.numbers import Number, exact, fraction, number
 from anytime.metrics import RuleMetrics
-from anytime.report.numbers import Number, exact, fraction, number
 
 Values = Callable[[RuleMetrics], Sequence[float] | None]
 
@@ -25,6 +25,7 @@ class Measure:
         factor: From the stored value to the axis, such as 100 for a fraction shown as a percentage.
         high: The axis never goes above this.
         zero: Whether the axis starts at zero.
+        dense: Whether only predictions of positions, such as pixels, have it.
     """
 
     title: str
@@ -35,6 +36,7 @@ class Measure:
     factor: float = 1.0
     high: float = math.inf
     zero: bool = True
+    dense: bool = False
 
     def texts(self, found: RuleMetrics) -> tuple[str, ...]:
         """The values as text; empty if there are none."""
@@ -55,6 +57,15 @@ MEASURES: Mapping[str, Measure] = {
         "accuracy, %",
         "The fraction of inputs that a rule answers correctly when stopped at each exit. Higher is better.",
         lambda rule: rule.accuracy,
+    ),
+    "mean_iou": replace(
+        _fraction(
+            "Mean intersection over union",
+            "mean IoU, %",
+            "The overlap of answers and labels per class, averaged over the classes. Higher is better.",
+            lambda rule: rule.mean_iou,
+        ),
+        dense=True,
     ),
     "label_probability": _fraction(
         "Probability of the true class",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from anytime.report.numbers import compact
+from anytime.display.numbers import compact
 
 
 class Scale(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from anytime.report.svg.chart import Look, look
+from anytime.display.chart import Look, look
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation

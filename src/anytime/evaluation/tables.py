@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from anytime.display.numbers import ABSENT, Number, exact, number
+from anytime.display.table import Table, exit_table
+from anytime.evaluation.measures import MEASURES
+from anytime.evaluation.rules import shown, sign
 from anytime.metrics import RuleMetrics
-from anytime.report.numbers import ABSENT, Number, exact, number
-from anytime.report.pages.figure import Table, exit_table
-from anytime.report.pages.measures import MEASURES
-from anytime.report.pages.rules import shown, sign
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation
@@ -49,18 +49,28 @@ _BY_THRESHOLD: Mapping[str, Callable[[RuleMetrics], Mapping[str, float] | None]]
 }
 
 
+def overview(evaluation: Evaluation) -> Table:
+    """The metrics to look at first, one column per rule."""
+    inputs = f"{evaluation.samples:,} inputs" + ("" if evaluation.rows is None else f" ({evaluation.rows:,} positions)")
+    labels = "" if evaluation.labelled else ", no labels"
+    columns = [_cells(metrics) for metrics in evaluation.rules.values()]
+    return Table(
+        f"{evaluation.exits} exits, {inputs}, {evaluation.classes} classes{labels}",
+        ("", *evaluation.rules),
+        tuple((name, *(column[name] for column in columns)) for name in columns[0]),
+    )
+
+
 def over_all(evaluation: Evaluation) -> Table:
     """The metrics with one value per rule."""
     rows = [row for row in _rows(evaluation) if set(row[1:]) != {ABSENT}]
     return Table("Over all exits", ("metric", *(shown(rule) for rule in evaluation.rules)), tuple(rows))
 
 
-def exit_by_exit(evaluation: Evaluation) -> list[Table]:
-    """Per rule, its metrics at each exit."""
-    return [
-        exit_table(f"{shown(rule)} at each exit", evaluation.exits, list(_exit_rows(evaluation, found)), heading="metric")
-        for rule, found in evaluation.rules.items()
-    ]
+def at_each_exit(evaluation: Evaluation, rule: str) -> Table:
+    """The metrics of a rule at each exit."""
+    rows = list(_exit_rows(evaluation, evaluation.rules[rule]))
+    return exit_table(f"{shown(rule)} at each exit", evaluation.exits, rows, heading="metric")
 
 
 def _rows(evaluation: Evaluation) -> Iterator[tuple[str, ...]]:
@@ -82,3 +92,27 @@ def _exit_rows(evaluation: Evaluation, found: RuleMetrics) -> Iterator[tuple[str
         yield ("Mean probability gained per unit of cost", ABSENT, *(number(gain) for gain in gains))
     if evaluation.costs_given:
         yield ("Cumulative cost", *(number(cost) for cost in evaluation.costs))
+
+
+def _cells(metrics: RuleMetrics) -> dict[str, str]:
+    """The metrics to show, by their names; those that need labels or sets only if there are any."""
+    cells: dict[str, str] = {}
+    if metrics.accuracy and metrics.label_drop_percent and metrics.ece:
+        cells |= {
+            "accuracy, first exit %": f"{100 * metrics.accuracy[0]:.2f}",
+            "accuracy, last exit %": f"{100 * metrics.accuracy[-1]:.2f}",
+            **({} if metrics.mean_iou is None else {"mean IoU, last exit %": f"{100 * metrics.mean_iou[-1]:.2f}"}),
+            "label drops by ≥ .1, %": f"{metrics.label_drop_percent['0.1']:.2f}",
+            "label drops by ≥ .5, %": f"{metrics.label_drop_percent['0.5']:.2f}",
+            "correct stays correct, %": f"{metrics.correct_monotone_percent:.2f}",
+            "overthinking, %": f"{metrics.overthinking_percent:.2f}",
+            "ECE, mean": f"{sum(metrics.ece) / len(metrics.ece):.3f}",
+        }
+    cells |= {
+        "final answer drops by ≥ .1, %": f"{metrics.final_drop_percent['0.1']:.2f}",
+        "entropy, first → last": f"{metrics.entropy[0]:.2f} → {metrics.entropy[-1]:.2f}",
+        "collapsed, last exit %": f"{metrics.collapsed_percent[-1]:.2f}",
+    }
+    if metrics.set_size:
+        cells["set size, first → last"] = f"{metrics.set_size[0]:.1f} → {metrics.set_size[-1]:.1f}"
+    return cells
