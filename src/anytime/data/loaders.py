@@ -10,41 +10,50 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from anytime.checks import Inputs, check_inputs
-from anytime.errors import InputError, LabelError
+from anytime.checks import Inputs, as_tensor, check_inputs
+from anytime.errors import DtypeError, InputError, LabelError, ShapeError
 
-_LABELS = ("labels", "label")
+LABELS = ("labels", "label")
+"""The keys of a dict that hold the labels, as in Hugging Face's data sets."""
 _EXPECTED = "a DataLoader, a map-style data set, a tuple of tensors (x, y), or an iterable of batches (x, y)"
 
 
-def split_batch(batch: Any) -> tuple[Any, Any]:
-    """The inputs and the labels of a batch or of a single sample, unchecked; without labels, None.
+def split_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
+    """The inputs and the labels, if there are any, of what a loader yields.
 
-    A dict has its labels under `labels` or `label`. Of a tuple or list with several entries, the last one is the labels.
+    Args:
+        batch: `(x, y)`, `(x,)`, `x`, or a dict whose `labels` or `label` are the labels and whose other tensors are the inputs.
+            `x` is a tensor or an array, or a tuple or dict of these.
 
     Example:
-        >>> split_batch(("x", "y")), split_batch(("ids", "mask", "y")), split_batch({"ids": 1, "labels": 2})
-        (('x', 'y'), (('ids', 'mask'), 'y'), ({'ids': 1}, 2))
+        >>> x, y = split_batch({"input_ids": torch.zeros(2, 5), "labels": torch.tensor([0, 1])})
+        >>> sorted(x), y.tolist()
+        (['input_ids'], [0, 1])
     """
     if isinstance(batch, Mapping):
-        found = next((name for name in _LABELS if name in batch), None)
-        return {name: batch[name] for name in batch if name != found}, None if found is None else batch[found]
-    if isinstance(batch, tuple | list):
-        *inputs, labels = batch if len(batch) > 1 else (*batch, None)
-        return inputs[0] if len(inputs) == 1 else tuple(inputs), labels
-    return batch, None
+        return _split_dict(batch)
+    if not isinstance(batch, list | tuple):
+        return check_inputs(batch, "the batch"), None
+    if len(batch) not in (1, 2):
+        raise ShapeError(
+            f"a batch is a {type(batch).__name__} of {len(batch)} values",
+            expected="(x, y), (x,), x, or a dict with 'labels'",
+            fix="yield pairs: ((batch[0], batch[-1]) for batch in loader); several inputs are a tuple or dict inside the pair",
+        )
+    inputs = check_inputs(batch[0], "the inputs")
+    return inputs, None if len(batch) == 1 or batch[1] is None else _labels(batch[1])
 
 
-def labelled_batch(batch: Any) -> tuple[Inputs, Any]:
+def labelled_batch(batch: Any) -> tuple[Inputs, Tensor]:
     """The inputs of a batch as tensors, and its labels; a batch without labels is refused."""
     inputs, labels = split_batch(batch)
     if labels is None:
         raise LabelError(
             f"a batch is {_describe(batch)}, without labels",
             expected="(x, y), or a dict with an entry labels",
-            fix="yield the class index of each input as the last entry of a batch",
+            fix="yield pairs of inputs and class indices",
         )
-    return check_inputs(inputs, "the inputs of a batch"), labels
+    return inputs, labels
 
 
 def as_batches(data: Any, *, batch: int, generator: torch.Generator | None = None) -> Iterable[Any]:
@@ -53,7 +62,7 @@ def as_batches(data: Any, *, batch: int, generator: torch.Generator | None = Non
     A data set becomes a DataLoader with `batch` rows per batch; everything else has batches of its own.
 
     Args:
-        data: A DataLoader, a map-style data set, a tuple of tensors, or an iterable of batches.
+        data: A DataLoader, a map-style data set, a tuple of tensors `(x, y)`, or an iterable of batches.
         batch: Rows per batch of a data set.
         generator: Shuffles a data set in each iteration, and leaves out rows that do not fill a batch.
 
@@ -83,7 +92,7 @@ def as_batches(data: Any, *, batch: int, generator: torch.Generator | None = Non
 
 def _as_rows(data: Any) -> Dataset[Any] | None:
     """The data set of single rows that `data` is, or None if it consists of batches."""
-    if isinstance(data, tuple) and len(data) > 1 and all(isinstance(part, Tensor | np.ndarray) for part in data):
+    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
         columns = check_inputs(data, "data")
         return TensorDataset(*columns)
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
@@ -91,8 +100,14 @@ def _as_rows(data: Any) -> Dataset[Any] | None:
         return None
     if not len(data):
         raise InputError("the data are empty", expected=_EXPECTED, fix="pass at least one batch, or a data set with rows")
-    single = isinstance(data, Dataset) or _is_scalar(split_batch(data[0])[1])
+    single = isinstance(data, Dataset) or _is_scalar(_label_of(data[0]))
     return data if single else None
+
+
+def _label_of(sample: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return next((sample[name] for name in LABELS if name in sample), None)
+    return sample[-1] if isinstance(sample, tuple | list) and len(sample) > 1 else None
 
 
 def _is_scalar(label: Any) -> bool:
@@ -103,3 +118,27 @@ def _describe(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"a dict of {', '.join(map(str, value))}"
     return f"a {type(value).__name__}" + (f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else "")
+
+
+def _split_dict(batch: Mapping[str, Any]) -> tuple[Inputs, Tensor | None]:
+    names = [name for name in LABELS if name in batch]
+    if len(names) > 1:
+        raise InputError(
+            "a batch has both 'labels' and 'label'", expected="one of them", fix="remove one: dataset.remove_columns('label')"
+        )
+    rest = {name: value for name, value in batch.items() if name not in names}
+    wrong = next((name for name, value in rest.items() if not isinstance(value, Tensor | np.ndarray)), None)
+    if wrong is not None:
+        raise DtypeError(
+            f"{wrong!r} of a batch is a {type(rest[wrong]).__name__}",
+            expected="tensors with the batch first",
+            fix="keep what the model takes, as tensors: dataset.with_format('torch', columns=[...])",
+        )
+    labels = None if not names or batch[names[0]] is None else _labels(batch[names[0]])
+    return check_inputs(rest, "the batch"), labels
+
+
+def _labels(values: Any) -> Tensor:
+    if isinstance(values, list | tuple) and all(isinstance(value, int) for value in values):
+        values = torch.tensor(values, dtype=torch.int64)
+    return as_tensor(values, "labels").detach().cpu()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from anytime.checks import Inputs, check_flag, check_labels, check_logits, count_rows, stack_exits
+from anytime.data.loaders import split_batch
 from anytime.errors import FileError, InputError, LabelError, OptionError, ShapeError, StateError
-from anytime.evaluation.batches import check_loader, digest, split_batch
+from anytime.evaluation.batches import check_loader, digest
 from anytime.evaluation.source import CollectedLogits, open_logits
 from anytime.evaluation.store import LogitsStore, mapped_tensor
 from anytime.models.attach.probe import evaluating

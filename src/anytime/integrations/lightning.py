@@ -17,9 +17,9 @@ from torch import Tensor
 from anytime.checks import stack_exits
 from anytime.combine import Rule
 from anytime.combine.named import DEFAULT_RULES
+from anytime.data.loaders import split_batch
 from anytime.errors import MissingExtraError, OptionError
 from anytime.evaluation import CollectedLogits, collect_logits
-from anytime.evaluation.batches import split_batch
 from anytime.integrations.torchmetrics import AnytimeMetric
 from anytime.metrics import RuleMetrics
 
