@@ -19,7 +19,7 @@ from anytime.data import load_digits
 from anytime.metrics import Metrics
 
 folder, _ = anytime.samples.digits_model()
-model = anytime.load_model(folder)  # five exits, for digits of 16 × 16 pixels
+model = anytime.load(folder)  # five exits, for digits of 16 × 16 pixels
 test = load_digits()["test"]
 images = interpolate((test.images / 255.0 - test.mean[0]) / test.std[0], size=16)
 noisy = images.repeat(1 if "--small" in sys.argv else 50, 1, 1, 1)

@@ -185,8 +185,8 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
 
 
 def test_unknown_sets_and_classes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="'agnews'"):
-        load_text("agnews", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="'yelp'"):
+        load_text("yelp", tmp_path)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="fine=True with 'imdb'"):
         load_text("imdb", tmp_path, fine=True)
 

@@ -158,11 +158,11 @@ def test_three_of_the_five_lines() -> None:
         optimizer.step()
     model = anytime.attach_exits(backbone, at=["3"], example=sets["train"][0][:2], frozen=True)
     anytime.fit(model, sets["train"], epochs=2)
-    policy = anytime.fit_stopping(model, sets["val"], loss=0.02)
+    policy = anytime.fit_stopping(model, sets["val"], loss=0.03)
     x, y = sets["test"]
     with anytime.Runner(model, policy=policy) as runner:
         answer = runner.predict(x)
     with torch.no_grad():
         last = (anytime.Product()(model.eval()(x)).labels[-1] == y).double().mean()
-    assert float((answer.labels == y).double().mean()) > float(last) - 0.05
+    assert float((answer.labels == y).double().mean()) > float(last) - 0.06
     assert policy.mean_exit < 1.9

@@ -220,7 +220,7 @@ def test_inputs_of_several_tensors(kind: str) -> None:
     batches: list[Any] = []
     for rows in torch.arange(256).split(32):
         x = {name: tensor[rows] for name, tensor in named.items()}
-        batches.append({**x, "labels": labels[rows]} if kind == "dicts" else (tuple(x.values()), labels[rows]))
+        batches.append({**x, "labels": labels[rows]} if kind == "dicts" else (*x.values(), labels[rows]))
     outcome = fit(model, batches, val=batches, epochs=5, lr=1e-2)
     assert min(outcome.history[-1].val_accuracy or ()) > 0.9  # chance is 0.33
 

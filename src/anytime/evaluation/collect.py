@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from anytime.checks import Inputs, check_flag, check_labels, check_logits, count_rows, stack_exits
-from anytime.data.loaders import split_batch
+from anytime.data.loaders import as_batches, digest, read_batch
 from anytime.errors import FileError, InputError, LabelError, OptionError, ShapeError, StateError
-from anytime.evaluation.batches import check_loader, digest
 from anytime.evaluation.source import CollectedLogits, open_logits
 from anytime.evaluation.store import LogitsStore, mapped_tensor
 from anytime.models.attach.probe import evaluating
@@ -24,6 +23,8 @@ from anytime.models.outputs import OutputReader, on_device_of, read_outputs
 from anytime.outputs import lock_run
 from anytime.progress import Progress
 
+_BATCH = 128
+"""Rows per batch of a data set."""
 _BLOCK_BYTES, _BLOCK_SECONDS = 1 << 25, 10.0
 """Rows are written when there are so many bytes of them, or after this time."""
 _SAME = 0.01
@@ -51,8 +52,8 @@ def collect_logits(
     Args:
         model: A model with exits, a module or a plain function that returns a list of logits per exit or a tensor
             `(exits, batch, classes)` (`anytime.models.from_outputs` takes other outputs).
-        loader: A DataLoader or any iterable of batches: `(x, y)`, `(x,)`, `x`, or a dict with `labels` or `label`. `x` is a
-            tensor, or a tuple or dict of tensors.
+        loader: A DataLoader, a map-style data set, or any iterable of batches: `(x, y)`, `(x,)`, `x`, or a dict with `labels`
+            or `label`. `x` is a tensor, or a tuple or dict of tensors.
         out: The file: `.npz` or `.safetensors` with logits and labels, or `.npy` with the logits and `OUT.labels.npy` beside
             it. `anytime evaluate` reads it. Without it everything is kept in memory.
         resume: Whether to continue an interrupted collection; False begins again.
@@ -70,13 +71,13 @@ def collect_logits(
         (torch.Size([3, 40, 4]), torch.Size([40]))
     """
     run = exits_of(model)
-    check_loader(loader)
+    batches = as_batches(loader, batch=_BATCH, once=True)
     check_flag(resume, "resume")
     check_flag(progress, "progress")
     sink: _Memory | _File
     sink = _Memory() if out is None else _File(LogitsStore(out), resume=resume)
     with sink, evaluating(model if isinstance(model, nn.Module) else nn.Module()):
-        return _collect(run, loader, sink, Progress(_length(loader), step="batch") if progress else None)
+        return _collect(run, batches, sink, Progress(_length(batches), step="batch") if progress else None)
 
 
 def exits_of(model: Any) -> Callable[[Inputs], list[Tensor]]:
@@ -110,7 +111,7 @@ def _collect(
 ) -> CollectedLogits:
     rows = 0
     with closing(line) if line is not None else nullcontext():
-        for number, (inputs, labels) in enumerate(map(split_batch, loader), 1):
+        for number, (inputs, labels) in enumerate(map(read_batch, loader), 1):
             if number > sink.batches_done:
                 sink.add(_run_batch(run, number, inputs, labels, rows))
             elif number == sink.batches_done:
@@ -136,7 +137,7 @@ def _run_batch(
         logits = logits.float()
     check_logits(logits, first_row=first_row)
     _, rows, classes = logits.shape
-    return _Batch(number, inputs, logits, None if labels is None else check_labels(labels, batch=rows, classes=classes))
+    return _Batch(number, inputs, logits, None if labels is None else check_labels(labels.cpu(), batch=rows, classes=classes))
 
 
 class _Memory:

@@ -17,7 +17,7 @@ from torch import Tensor
 from anytime.checks import stack_exits
 from anytime.combine import Rule
 from anytime.combine.named import DEFAULT_RULES
-from anytime.data.loaders import split_batch
+from anytime.data.loaders import read_batch
 from anytime.errors import MissingExtraError, OptionError
 from anytime.evaluation import CollectedLogits, collect_logits
 from anytime.integrations.torchmetrics import AnytimeMetric
@@ -156,5 +156,5 @@ def read_step(outputs: Any, batch: Any) -> tuple[Tensor, Tensor | None]:
     logits = stack_exits(given)
     if isinstance(outputs, Mapping) and outputs.get("labels") is not None:
         return logits, outputs["labels"].to(logits.device)
-    _, labels = split_batch(batch)
+    _, labels = read_batch(batch)
     return logits, None if labels is None else labels.to(logits.device, non_blocking=True)

@@ -131,8 +131,11 @@ class MultiExit(nn.Module):
                 fix="count stages from 0, and stop after the last",
             )
         if len(carry) != self.carry_size(exit):
+            size = self.carry_size(exit)
             raise ShapeError(
                 f"stage({exit}, carry) got {len(carry)} tensors",
-                expected=f"the {self.carry_size(exit)} tensors that stage {exit - 1} returns" if exit else "the input, (x,)",
-                fix="pass the first result of the previous stage unchanged",
+                expected=f"the {size} tensors that stage {exit - 1} returns" if exit else f"{size}, the inputs of the model",
+                fix="pass the first result of the previous stage unchanged"
+                if exit
+                else "pass the inputs as the model takes them; of a batch with several values the last one is the labels",
             )

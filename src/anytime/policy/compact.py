@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import Inputs, check_inputs, check_number, tensors_of
+from anytime.checks import Inputs, check_number, tensors_of
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
 from anytime.models import Carry, StagedModel, is_staged
@@ -86,7 +86,7 @@ def run_batch(
     """
     _check(model, compact_when)
     exits, state = model.num_exits, rule.start(model.num_exits)
-    carry: Carry = tensors_of(check_inputs(x), getattr(model, "input_names", ()))
+    carry: Carry = tensors_of(x, getattr(model, "input_names", ()))
     decide = policy.policy if isinstance(policy, FittedPolicy) else policy
     batch = RunningBatch(decide, len(carry[0]), exits, carry[0].device, compact_when=compact_when)
     for exit in range(exits):

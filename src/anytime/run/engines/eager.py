@@ -71,17 +71,18 @@ class _ByStages(Joinable[Tensor]):
     def _run(self, exit: int) -> Tensor:
         with torch.inference_mode():
             try:
-                left, logits = self._stage(exit, self._carry)
+                left, logits = self._model.stage(exit, self._carry)
+                answer = as_answer(_checked(logits, exit, self._batch))
             except Exception as error:
                 if exit == 0:
-                    explain(self._carry, self._names, lambda given: self._stage(0, given), error)
+                    explain(self._carry, self._names, self._try, error)
                 raise
             self._carry = left
-            return as_answer(logits)
+            return answer
 
-    def _stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-        left, logits = self._model.stage(exit, carry)
-        return left, _checked(logits, exit, len(carry[0]))
+    def _try(self, given: Carry) -> None:
+        """Run the first stage on other inputs."""
+        _checked(self._model.stage(0, given)[1], 0, len(given[0]))
 
 
 class _ByGenerator(Running[Tensor]):
