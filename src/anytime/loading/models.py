@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from anytime.checks import Inputs
-from anytime.combine import Product
 from anytime.errors import MissingFileError, OptionError, ShapeError
 from anytime.models import dvit, imta, mlp, msdnet, names, resnet
 from anytime.models.base import MultiExit
@@ -62,8 +61,8 @@ def open_model_or_name(text: str, *, build: Any = None, threads: int = 1, trust:
 
 
 def saved_rule(opened: Opened) -> Any:
-    """The rule that was saved beside a model, with its calibration, or else the product."""
-    return choose_rule(opened.rule, opened.calibration)[0] if opened.rule or opened.calibration else Product()
+    """The rule that was saved beside a model, with its calibration or policy, or else the product."""
+    return choose_rule(opened.rule, opened.calibration, policy=opened.policy)[0]
 
 
 def import_function(text: str | None) -> Any:

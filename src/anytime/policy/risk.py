@@ -89,7 +89,7 @@ class RiskControl(FittedPolicy, kind="risk-control", version=2, oldest=1):
                 expected="one entry per λ of the grid",
                 fix="fit it again",
             )
-        _ = self.rule  # refuses a text that names none
+        _ = self.rule  # refuses a text that cannot be parsed
 
     @property
     def rule(self) -> Rule[Any] | None:

@@ -148,14 +148,15 @@ def _check_given(prediction: Prediction) -> Prediction:
 
 
 def choose_rule(
-    rule: Any, calibration: Any, classes: int | None = None
+    rule: Any, calibration: Any, classes: int | None = None, policy: Any = None
 ) -> tuple[Rule[Any] | Intersection, ConformalSets | None]:
     """The rule and the prediction sets to use, from the arguments and what was fitted.
 
     Args:
-        rule: A rule, its text, or None for the rule of the calibration, or else the default.
+        rule: A rule, its text, or None for the rule of the calibration, or else of the policy, or else the default.
         calibration: None, or one or several fitted objects: temperatures, any fitted rule, `ConformalSets`.
         classes: The number of classes, if known.
+        policy: A policy, whose rule is used if no other was given.
     """
     chosen = parse_rule(rule) if isinstance(rule, str) else rule
     sets: ConformalSets | None = None
@@ -173,7 +174,8 @@ def choose_rule(
             chosen = fitted.rule_for(chosen)
         elif fitted.rule is not None:
             chosen = _same(chosen, as_rule(fitted))
-    chosen = default_rule(classes) if chosen is None else chosen
+    if chosen is None:
+        chosen = getattr(policy, "rule", None) or default_rule(classes)
     if not isinstance(chosen, Rule | Intersection):
         raise OptionError(
             f"rule is {chosen!r}",

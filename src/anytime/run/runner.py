@@ -134,9 +134,7 @@ class Runner:
         if rule is None and calibration is None and isinstance(model, IntervalMLP):
             rule = Intersection()
         own = count_classes(model)
-        if rule is None and calibration is None:
-            rule = getattr(policy, "rule", None)
-        self._rule, self._sets = choose_rule(rule, calibration, own)
+        self._rule, self._sets = choose_rule(rule, calibration, own, policy)
         self._policy = check_policy(policy, self._rule)
         self._class_dim = check_dense(
             class_dim, engine, rule=self._rule, policy=policy, sets=self._sets, on_too_short=options.on_too_short

@@ -179,7 +179,7 @@ def _checked(value: Any, kind: type[Any]) -> Any:
     if value is not None and not isinstance(value, kind):
         raise OptionError(
             f"got {value!r} as {kind.__name__}",
-            expected=f"an object of the class anytime.train.{kind.__name__}",
+            expected=f"an object of the class {kind.__name__}",
             fix="name arguments: fit(model, data, val=..., epochs=2)",
         )
     return value

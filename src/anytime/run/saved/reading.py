@@ -121,7 +121,7 @@ class Opened:
         """The rule that a runner uses with these arguments; with none of them, the one that was saved."""
         if not arguments:
             arguments = {"rule": self.rule, "calibration": self.calibration}
-        return choose_rule(arguments.get("rule"), arguments.get("calibration"), self.known_classes)[0]
+        return choose_rule(arguments.get("rule"), arguments.get("calibration"), self.known_classes, self.policy)[0]
 
 
 def load(

@@ -143,7 +143,7 @@ def _runner_files(
     fitted = [] if calibration is None else list(calibration) if isinstance(calibration, tuple | list) else [calibration]
     if isinstance(rule, Fitted):
         fitted, rule = [rule, *fitted], None
-    chosen, _ = choose_rule(rule, tuple(fitted), classes)
+    chosen, _ = choose_rule(rule, tuple(fitted), classes, policy)
     policy, profile = check_policy(policy, chosen), check_profile(profile)
     exits = model.num_exits
     if isinstance(chosen, Rule):
