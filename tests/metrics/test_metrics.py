@@ -254,3 +254,7 @@ def test_concavity_gap_is_the_distance_to_the_hull(values) -> None:
 def test_monotone_inputs_may_be_wrong_throughout() -> None:
     right = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1]]).bool()
     assert is_monotone(right).tolist() == [True, True, True, False]
+
+
+def test_counts_over_no_thresholds_are_empty() -> None:
+    assert reach(torch.rand(3), ()).shape == (0,)
