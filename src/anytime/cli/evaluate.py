@@ -29,6 +29,7 @@ def evaluate(
     strict: Flag = False,
     sets: Literal["paper", "original", "none"] = "paper",
     seed: int = 0,
+    engine: Literal["auto", "plain", "compiled"] = "auto",
 ) -> int:
     """Measure how anytime a model is, from the logits of its exits.
 
@@ -45,6 +46,7 @@ def evaluate(
         strict: Count drops above a threshold, as the paper's released code does, not at or above it.
         sets: Prediction sets as in the paper's released code, as in the original RAPS, or none.
         seed: For the calibration split, the randomised sets and the sample of inputs.
+        engine: Compiled code, PyTorch (plain), or compiled code where it saves time (auto).
     """
     from anytime.cli.console import progress_bar
     from anytime.cli.logits import refuse_same_file
@@ -64,6 +66,7 @@ def evaluate(
         "strict": strict,
         "sets": None if sets == "none" else Raps(variant=sets),
         "seed": seed,
+        "engine": engine,
     }
     guaranteed = None
     if calibration is None:

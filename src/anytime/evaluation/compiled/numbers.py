@@ -16,8 +16,19 @@ from numba import njit, types
 from numba.extending import intrinsic, overload
 
 inlined = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-plain = njit(**inlined)
+plain = njit(**inlined, forceinline=True)
+separate = njit(**inlined)
 vectorised = njit(**{**inlined, "fastmath": {"contract", "reassoc", "nsz"}})
+
+
+
+def cached(function: Callable[..., Any]) -> Any:
+    """Compile on the first call, or load what an earlier process compiled; without the cache if no folder can be written."""
+    try:
+        return njit(cache=True, **inlined)(function)
+    except RuntimeError:  # numba finds neither the package's folder nor the user's
+        return njit(**inlined)(function)
+
 
 _FIRST, _REST = 355 / 512, -2.121944400546905827679e-4
 """Their sum is log 2. The first has so few digits that its product with an exponent is exact."""
@@ -124,6 +135,12 @@ def _provide(function: Callable[[Any], Any], by_type: dict[Any, Any]) -> None:
 _provide(exp, _EXP)
 _provide(log, _LOG)
 _provide(log1p, _LOG1P)
+
+
+@intrinsic
+def chosen(context: Any, condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition holds, else y: without the branch that `x if condition else y` may become."""
+    return x(condition, x, x), lambda context, builder, signature, values: builder.select(*values)
 
 
 def _choice(comparison: str) -> Any:

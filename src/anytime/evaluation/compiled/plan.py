@@ -3,85 +3,79 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.combine import Rule
-from anytime.combine.activations import ClippedReLU, Exponential, Heaviside, ReLU, Softplus, ThresholdReLU
-from anytime.combine.rules import Caching, Latest, Mixture, Product, log_fractions, weights_of
 from anytime.conformal import Raps
-from anytime.evaluation.blocks import Followed, LogitRows, SetThresholds
+from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, SetThresholds, calibrate_part
+from anytime.evaluation.blocks import follow_chunk as follow_plainly
 from anytime.evaluation.compiled import row, rules
+from anytime.evaluation.compiled.codes import MIXTURE, Encoded, encode
 from anytime.evaluation.compiled.numbers import LOWEST32, LOWEST64
 from anytime.evaluation.compiled.sets import NO_SETS, SCORES, SIZES, SetOptions
 from anytime.evaluation.source import Mapped
 from anytime.metrics import Trajectories
 
 Array = np.ndarray[Any, Any]
+_HERE = Path(__file__).parent
 _WHOLE = {np.float32: np.int32, np.float64: np.int64}
-_ACTIVATIONS = (ReLU, ClippedReLU, Heaviside, ThresholdReLU, Softplus, Exponential)  # not their subclasses
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A rule in numbers, see `anytime.evaluation.compiled.row.Rules`."""
-
-    kind: int
-    activation: int
-    evidence: tuple[float, float, float, float]
-    weights: Sequence[float]
-    fractions: Sequence[tuple[float, float]]
-
-
-def encode(rule: Any, exits: int, classes: int, real: Any) -> Encoded | None:
-    """The rule in numbers, or None if compiled code does not know it."""
-    nothing = [(-math.inf, 0.0)] * exits
-    match rule:
-        case Latest() | Caching() if type(rule) in (Latest, Caching):
-            kinds = {"earlier": rules.CACHING_EARLIER, "later": rules.CACHING_LATER}
-            kind = kinds[rule.ties] if isinstance(rule, Caching) else rules.LATEST
-            return Encoded(kind, rules.LOGARITHM, (0.0, 0.0, 0.0, 0.0), [0.0] * exits, nothing)
-        case Product() | Mixture() if type(rule) in (Product, Mixture):
-            known = _evidence(rule.activation, real)
-            if known is None:
-                return None
-            weights = weights_of(rule.weights, exits)
-            shift = 1.0 / classes if isinstance(rule.shift, str) else float(rule.shift)
-            activation, *numbers = known
-            gate, floor, cap = numbers
-            if isinstance(rule, Product):
-                return Encoded(rules.PRODUCT, activation, (shift, gate, floor, cap), weights, nothing)
-            fractions = [log_fractions(weights, exit) for exit in range(exits)]
-            return Encoded(rules.MIXTURE, activation, (shift, gate, floor, cap), [0.0] * exits, fractions)
-    return None
+def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
+    """As `anytime.evaluation.blocks.follow_chunk`."""
+    kernel, others = _split(rows, request)
+    found = kernel.follow(chunk, uniform, request.sets, request.log_odds, block)
+    prints = NO_FINGERPRINTS
+    if others.combiners or others.fingerprints:
+        plain = follow_plainly(rows, others, block, chunk, uniform)
+        found, prints = {**plain.rules, **found}, plain.fingerprints
+    return Chunk(chunk, {name: found[name] for name in request.combiners}, prints)
 
 
-def _evidence(activation: Any, real: Any) -> tuple[int, float, float, float] | None:
-    """Kind, gate, floor and cap of an activation's evidence."""
-    if type(activation) not in _ACTIVATIONS:
-        return None
-    least = float(np.finfo(real).min) / 1e9
-    match activation:
-        case ReLU():
-            return rules.LOGARITHM, 0.0, 0.0, math.inf
-        case ClippedReLU(limit):
-            return rules.LOGARITHM, 0.0, 0.0, math.log(limit)
-        case Heaviside(threshold):
-            return rules.LOGARITHM, threshold, 1.0, 0.0
-        case ThresholdReLU(threshold, "clamp") if threshold > 0:
-            return rules.LOGARITHM, -math.inf, threshold, math.inf
-        case ThresholdReLU(threshold):
-            return rules.LOGARITHM, threshold, 0.0, math.inf
-        case Softplus():
-            return rules.SOFTPLUS, -math.inf, least, math.inf
-        case Exponential():
-            return rules.EXPONENTIAL, -math.inf, least, math.inf
-    return None
+def calibrate_rows(
+    rows: LogitRows, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
+    """As `anytime.evaluation.blocks.calibrate_part`."""
+    kernel, others = _split(rows, request)
+    scores, log_odds, prints = {}, {}, NO_FINGERPRINTS
+    if others.combiners or others.fingerprints:
+        scores, log_odds, prints = calibrate_part(rows, others, raps, block, picked, uniform)
+    *found, margins = kernel.calibrate(picked, uniform, raps, block)
+    log_odds |= {name: values.double() for name, values in margins.items() if name in request.log_odds}
+    return {**scores, **(found[0] if found else {})}, log_odds, prints
+
+
+def load(rows: LogitRows, request: BlockTask) -> None:
+    """Compile, or load, the code for such rows."""
+    follow_chunk(rows, replace(request, fingerprints=False), 1, slice(0, 0), torch.zeros(rows.logits.shape[0], 0))
+
+
+def _split(rows: LogitRows, request: BlockTask) -> tuple[Kernel, BlockTask]:
+    """Compiled code for the rules it knows, and the request for the others."""
+    exits, _, classes = rows.logits.shape
+    real = real_type(rows)
+    encoded = {name: encode(combine, exits, classes, real) for name, combine in request.combiners.items()}
+    # The log-odds of a mixture may be beyond the numbers that its mean can tell apart.
+    known = {
+        name: each
+        for name, each in encoded.items()
+        if each is not None and not (each.kind == MIXTURE and name in request.log_odds)
+    }
+    rest = {name: combine for name, combine in request.combiners.items() if name not in known}
+    return Kernel(rows, list(known), list(known.values())), replace(request, combiners=rest, compiled=False)
+
+
+def real_type(rows: LogitRows) -> Any:
+    """The type to compute in."""
+    return np.float64 if rows.logits[:, :0].dtype == torch.float64 else np.float32
 
 
 @dataclass(frozen=True)
@@ -98,13 +92,15 @@ class Kernel:
     names: Sequence[Any]
     encoded: Sequence[Encoded]
 
-    def scores(self, picked: Tensor, draws: Tensor, raps: Raps, block: int) -> dict[Any, Tensor]:
-        """The scores of the labels of some rows, `(exits, rows)` by rule, and their log-odds."""
-        found = self._run(picked, draws, _options(raps, SCORES, self._real), {}, block)
-        return {name: _tensor(found.real[row.SCORE, r]) for r, name in enumerate(self.names)}
+    def calibrate(self, picked: Tensor, draws: Tensor, raps: Raps | None, block: int) -> list[dict[Any, Tensor]]:
+        """The scores of the labels of some rows, and the log-odds, each `(exits, rows)` by rule."""
+        options = _options(raps or Raps(), NO_SETS if raps is None or self.rows.labels is None else SCORES, self._real)
+        found = self._run(picked, draws, options, {}, block)
+        wanted = (row.LOG_ODDS,) if options.task == NO_SETS else (row.SCORE, row.LOG_ODDS)
+        return [{name: _tensor(found.real[q, r]) for r, name in enumerate(self.names)} for q in wanted]
 
     def follow(
-        self, chunk: slice, draws: Tensor, sets: SetThresholds | None, log_odds: Sequence[Any], block: int
+        self, chunk: slice, draws: Tensor, sets: SetThresholds | None, log_odds: Collection[Any], block: int
     ) -> dict[Any, Followed]:
         """The rows of a chunk under each rule."""
         labelled = self.rows.labels is not None
@@ -132,8 +128,7 @@ class Kernel:
 
     @property
     def _real(self) -> Any:
-        """The type to compute in."""
-        return np.float64 if self.rows.logits[:, :0].dtype == torch.float64 else np.float32
+        return real_type(self.rows)
 
     def _run(
         self, picked: Tensor, draws: Tensor, options: SetOptions, thresholds: Mapping[Any, Tensor], block: int
@@ -150,7 +145,7 @@ class Kernel:
         lowest = LOWEST32 if real is np.float32 else LOWEST64
         for logits, samples, first in self._blocks(picked, block):
             bits = logits.view(_WHOLE[real])
-            bad = rules.follow_rows(
+            bad = _follow_rows()(
                 logits, bits, samples, first, labels, uniform, lowest, _limits(real), arrays, options, found, scratch
             )
             if bad >= 0:
@@ -179,6 +174,12 @@ class Kernel:
             np.array([each.fractions for each in self.encoded], np.float64),
             np.array([thresholds.get(name, unknown).double().numpy() for name in self.names]),
         )
+
+
+@cache
+def _follow_rows() -> Any:
+    parts = sorted(_HERE.glob("*.py"))
+    return rules.compile_rows(sha256(b"".join(part.read_bytes() for part in parts)).hexdigest())
 
 
 def _as_they_are(rows: LogitRows) -> Array | None:
@@ -216,9 +217,8 @@ def _options(raps: Raps, task: int, real: Any) -> SetOptions:
 def _scratch(exits: int, classes: int, real: Any) -> row.Scratch:
     return row.Scratch(
         np.empty((exits + 1, 8)),
-        np.empty((exits + 1, 3), np.int64),
+        np.empty((exits + 1, 2), np.int64),
         np.empty((exits + 1, classes), real),
-        np.empty((exits, classes), real),
         np.empty((3, classes), real),
         np.empty((2, classes), np.int32),
         np.empty((exits, 3)),

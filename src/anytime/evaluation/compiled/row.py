@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anytime.combine.base import CERTAIN
-from anytime.evaluation.compiled.numbers import exp, larger, plain, vectorised
-from anytime.evaluation.compiled.sets import NO_SETS, SCORES, above, place, score, set_size
+from anytime.evaluation.compiled.numbers import exp, larger, plain, separate, vectorised
+from anytime.evaluation.compiled.sets import NO_SETS, SCORES, place, score, set_size
 
-_DEEP = math.exp(-6)
 _FAR = 1e-30
 
 
@@ -51,9 +50,8 @@ class Scratch(NamedTuple):
 
     Attributes:
         base: Of the softmax of each exit, and then of the current distribution, the numbers below, `(exits + 1, 8)`.
-        where: Likewise the answer, the size of the support and the number of `few`, `(exits + 1, 3)`.
+        where: Likewise the answer and the size of the support, `(exits + 1, 2)`.
         masses: Likewise exp(z) of each class, with z relative to the largest logit, `(exits + 1, classes)`.
-        few: The larger of these, in any order, `(exits, classes)`.
         work: Log-evidence, logits and means per class, `(3, classes)`.
         index: The classes that are left, and which classes had evidence at some exit, `(2, classes)`.
         track: Of the distribution of each exit, the largest log-evidence, the logarithm of the total and the number of classes
@@ -63,7 +61,6 @@ class Scratch(NamedTuple):
     base: Any
     where: Any
     masses: Any
-    few: Any
     work: Any
     index: Any
     track: Any
@@ -71,7 +68,7 @@ class Scratch(NamedTuple):
 
 # Sums over the other classes than the answer are of e, z·e and e² with e = exp(z).
 TOP, OTHERS, LINEAR, SQUARES, LOG_TOTAL, MARGIN, BEFORE, MASS_BEFORE = range(8)
-BEST, REACHED, FEW = range(3)
+BEST, REACHED = range(2)
 LARGEST, LOG, COUNT = range(3)
 
 
@@ -137,7 +134,7 @@ def _exponentials(values: Any, count: Any, top: Any, best: Any, lowest: Any, mas
     return float(others), float(linear), float(squares)
 
 
-@plain
+@separate
 def exact_margin(values: Any, count: Any, top: Any, best: Any) -> float:
     """The confidence as log-odds, in float64: equal distributions have equal ones, and none underflows."""
     second = -math.inf
@@ -153,7 +150,7 @@ def exact_margin(values: Any, count: Any, top: Any, best: Any) -> float:
     return min(-second - math.log(others), CERTAIN)
 
 
-@plain
+@separate
 def distribution(values: Any, count: Any, lowest: Any, m: Any, scratch: Any) -> None:
     """Normalise log-evidence: everything that is known of a distribution, as number m of `scratch`."""
     base, where = scratch.base[m], scratch.where[m]
@@ -167,7 +164,7 @@ def distribution(values: Any, count: Any, lowest: Any, m: Any, scratch: Any) -> 
     where[BEST], where[REACHED] = best, count
 
 
-@plain
+@separate
 def softmax(task: Any, row: Any, m: Any, wide: Any) -> None:
     """The softmax of exit m; `wide` if the difference of two logits may overflow."""
     scratch, values = task.scratch, task.logits[m, row.n]
@@ -182,8 +179,6 @@ def softmax(task: Any, row: Any, m: Any, wide: Any) -> None:
         masses = scratch.masses[m]
         before = place(values, masses, classes, row.label, values[row.label])
         scratch.base[m, BEFORE], scratch.base[m, MASS_BEFORE] = before
-        if task.options.task != SCORES:
-            scratch.where[m, FEW] = above(masses, masses.dtype.type(_DEEP), scratch.few[m])
 
 
 @plain
@@ -209,7 +204,7 @@ def write(task: Any, row: Any, r: Any, m: Any, s: Any, answer: Any, fell_back: A
 
 
 @plain
-def write_set(task: Any, row: Any, r: Any, m: Any, s: Any, count: Any, few: Any, found: Any, label: Any) -> None:
+def write_set(task: Any, row: Any, r: Any, m: Any, s: Any, count: Any, label: Any) -> None:
     """The score of the label, which has this mass, or the size of the set and whether it contains the label."""
     options, base, masses = task.options, task.scratch.base[s], task.scratch.masses[s]
     total, uniform = 1.0 + base[OTHERS], task.draws[row.i, m]
@@ -219,7 +214,7 @@ def write_set(task: Any, row: Any, r: Any, m: Any, s: Any, count: Any, few: Any,
         real[SCORE, r, m, row.i] = score(mass, label / total, int(base[BEFORE]) + 1, uniform, options)
     else:
         classes, limit = task.logits.shape[2], task.rules.limits[r, m]
-        size = set_size(few, found, masses, count, total, classes, limit, uniform, options)
+        size = set_size(masses, count, total, classes, limit, uniform, options)
         task.found.whole[SIZE, r, m, row.i] = size
         marks[COVERED, r, m, row.i] = base[BEFORE] < size
 
@@ -232,5 +227,4 @@ def write_softmax(task: Any, row: Any, r: Any, m: Any, s: Any, fell_back: Any) -
     if row.label >= 0:
         task.found.real[LABEL, r, m, row.i] = softmax_log_prob(task, row, s, row.label)
     if task.options.task != NO_SETS:
-        count, few, found = task.logits.shape[2], scratch.few[s], scratch.where[s, FEW]
-        write_set(task, row, r, m, s, count, few, found, scratch.masses[s, row.label])
+        write_set(task, row, r, m, s, task.logits.shape[2], scratch.masses[s, row.label])

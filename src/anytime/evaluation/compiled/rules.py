@@ -11,18 +11,16 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from anytime.evaluation.compiled.numbers import exp, inlined, larger, log, log1p, plain, smaller, vectorised
+from anytime.evaluation.compiled.codes import CACHING_EARLIER, LATEST, LOGARITHM, MIXTURE, PRODUCT, SOFTPLUS
+from anytime.evaluation.compiled.numbers import cached, exp, larger, log, log1p, plain, separate, smaller, vectorised
 from anytime.evaluation.compiled.row import (
     ANSWER, BEFORE, BEST, COUNT, FINAL, LABEL, LARGEST, LOG, LOG_TOTAL, MARGIN, MASS_BEFORE, OTHERS, TOP,
     Row, Task, distribution, exact_margin, first, largest, softmax, softmax_log_prob, widest, write, write_set, write_softmax,
 )  # fmt: skip
 from anytime.evaluation.compiled.sets import NO_SETS, place
 
-LATEST, CACHING_EARLIER, CACHING_LATER, PRODUCT, MIXTURE = range(5)
 KIND, ACTIVATION = range(2)
-LOGARITHM, SOFTPLUS, EXPONENTIAL = range(3)
 SHIFT, GATE, FLOOR, CAP = range(4)
 BEFORE_EXIT, OF_EXIT = range(2)
 _TOTALS, _LOGITS, _MEAN = range(3)
@@ -32,48 +30,7 @@ _NEAR = 1e-5
 """Confidences that differ by less, as log-odds and relatively, are computed again in float64."""
 
 
-@njit(cache=True, **inlined)
-def follow_rows(
-    logits: Any, bits: Any, rows: Any, first_result: Any, labels: Any, draws: Any, lowest: Any, most: Any, rules: Any, options: Any, found: Any,
-    scratch: Any,
-) -> int:  # fmt: skip
-    """Follow rows under all rules.
-
-    Args:
-        logits, bits: `(exits, samples, classes)` as floating-point numbers and as integers.
-        rows: Which samples.
-        first_result: The place of the first of them among the results.
-        labels: One per result, or none.
-        draws: Random numbers, `(results, exits)`.
-        lowest: The least number whose exponential is computed.
-        most: The bits of half the largest number, of the largest number, and of all but the sign.
-        rules, options, found, scratch: See there.
-
-    Returns:
-        The first sample with a logit that is not finite, or -1.
-    """
-    task = Task(logits, draws, lowest, rules, options, found, scratch)
-    half, whole, magnitude = most
-    for k in range(len(rows)):
-        i = first_result + k
-        row = Row(rows[k], i, labels[i] if len(labels) else -1)
-        for m in range(len(logits)):
-            size = widest(bits[m, row.n], magnitude)
-            if size > whole:
-                return int(row.n)
-            softmax(task, row, m, size > half)
-        for r in range(len(rules.codes)):
-            kind = rules.codes[r, KIND]
-            if kind == PRODUCT:
-                _product(task, row, r)
-            elif kind == MIXTURE:
-                _mixture(task, row, r)
-            else:
-                _softmaxes(task, row, r, kind)
-    return -1
-
-
-@plain
+@separate
 def _softmaxes(task: Any, row: Any, r: Any, kind: Any) -> None:
     """`Latest`, and `Caching`, whose answers are softmaxes of earlier exits."""
     exits, base = len(task.logits), task.scratch.base
@@ -105,7 +62,7 @@ def _exact(task: Any, row: Any, m: Any) -> Any:
     return values.dtype.type(exact_margin(values, len(values), values[best], best))
 
 
-@plain
+@separate
 def _product(task: Any, row: Any, r: Any) -> None:
     """`Product`: after each exit only the classes with evidence so far are left."""
     exits, _, count = task.logits.shape
@@ -127,7 +84,7 @@ def _product(task: Any, row: Any, r: Any) -> None:
         _follow_class(task, row, r, row.label, LABEL)
 
 
-@plain
+@separate
 def _mixture(task: Any, row: Any, r: Any) -> None:
     """`Mixture`: the mean, per class, and in `totals` its logarithm for the classes that had evidence at some exit."""
     exits, _, classes = task.logits.shape
@@ -187,7 +144,7 @@ def _write_own(task: Any, row: Any, r: Any, m: Any, count: Any, answer: Any, fel
             mass = float(masses[position])
         else:
             base[BEFORE], base[MASS_BEFORE] = count + row.label - position, 1.0 + base[OTHERS]
-        write_set(task, row, r, m, own, count, masses, count, mass)
+        write_set(task, row, r, m, own, count, mass)
 
 
 @vectorised
@@ -199,17 +156,26 @@ def _lower(index: Any, count: Any, label: Any) -> int:
     return int(lower)
 
 
-@plain
+@separate
 def _add_exit(task: Any, row: Any, r: Any, m: Any, count: Any, weight: Any) -> int:
     """Add the log-evidence of an exit to that of the classes left, and drop those without any; how many are left now."""
     index, totals, values = task.scratch.index[_CLASSES], task.scratch.work[_TOTALS], task.scratch.work[_LOGITS]
     shift, gate, floor, cap = task.rules.evidence[r]
-    kept = 0
-    logits = task.logits[m, row.n]
-    for t in range(count):
-        value = logits[index[t]] + shift
-        index[kept], totals[kept], values[kept] = index[t], totals[t], value
-        kept += value > gate
+    kept, logits = 0, task.logits[m, row.n]
+    if gate == -math.inf:  # none drops out
+        kept = count
+        for t in range(count):
+            values[t] = logits[t] + shift
+    elif count == len(logits):
+        for t in range(count):
+            value = logits[t] + shift
+            index[kept], totals[kept], values[kept] = t, totals[t], value
+            kept += value > gate
+    else:
+        for t in range(count):
+            value = logits[index[t]] + shift
+            index[kept], totals[kept], values[kept] = index[t], totals[t], value
+            kept += value > gate
     activation = task.rules.codes[r, ACTIVATION]
     top = totals.dtype.type(task.scratch.base[m, TOP]) + shift
     if activation == LOGARITHM:
@@ -267,7 +233,7 @@ def _evidence(task: Any, row: Any, r: Any, m: Any, y: Any) -> Any:
     return float(max(value - (type(value)(task.scratch.base[m, TOP]) + shift), floor))
 
 
-@plain
+@separate
 def _follow_class(task: Any, row: Any, r: Any, y: Any, quantity: Any) -> None:
     """The logarithm of the label's probability at every exit, or the probability of the final answer."""
     product, log_prob, total = task.rules.codes[r, KIND] == PRODUCT, -math.inf, 0.0
@@ -313,3 +279,56 @@ def _logarithms(mean: Any, alive: Any, index: Any, totals: Any) -> int:
     for t in range(count):
         totals[t] = log(totals[t])
     return count
+
+
+def compile_rows(sources: str) -> Any:
+    """The compiled function `follow_rows`.
+
+    Args:
+        sources: A digest of this package. Numba takes code from its cache by what a function refers to outside of it, but does
+            not notice changes of other files.
+    """
+
+    @cached
+    def follow_rows(
+        logits: Any, bits: Any, rows: Any, first_result: Any, labels: Any, draws: Any, lowest: Any, most: Any, rules: Any, options: Any, found: Any,
+        scratch: Any,
+    ) -> int:  # fmt: skip
+        """Follow rows under all rules.
+
+        Args:
+            logits, bits: `(exits, samples, classes)` as floating-point numbers and as integers.
+            rows: Which samples.
+            first_result: The place of the first of them among the results.
+            labels: One per result, or none.
+            draws: Random numbers, `(results, exits)`.
+            lowest: The least number whose exponential is computed.
+            most: The bits of half the largest number, of the largest number, and of all but the sign.
+            rules, options, found, scratch: See there.
+
+        Returns:
+            The first sample with a logit that is not finite, or -1.
+        """
+        if not sources:
+            return -1
+        task = Task(logits, draws, lowest, rules, options, found, scratch)
+        half, whole, magnitude = most
+        for k in range(len(rows)):
+            i = first_result + k
+            row = Row(rows[k], i, labels[i] if len(labels) else -1)
+            for m in range(len(logits)):
+                size = widest(bits[m, row.n], magnitude)
+                if size > whole:
+                    return int(row.n)
+                softmax(task, row, m, size > half)
+            for r in range(len(rules.codes)):
+                kind = rules.codes[r, KIND]
+                if kind == PRODUCT:
+                    _product(task, row, r)
+                elif kind == MIXTURE:
+                    _mixture(task, row, r)
+                else:
+                    _softmaxes(task, row, r, kind)
+        return -1
+
+    return follow_rows

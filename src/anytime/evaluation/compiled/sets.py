@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from anytime.evaluation.compiled.numbers import plain, smaller, vectorised
+from anytime.evaluation.compiled.numbers import chosen, plain, separate, smaller, vectorised
 
-_DEEP = math.exp(-6)
-_TINY = 1e-38
-"""Smaller masses count as equal."""
+_FIRST, _LOWEST, _TINY = -6.0, -90.0, 1e-300
+_PART = 0.02
+_OFTEN = 8
+"""Every so many steps the cut is at a mass that is there, which ends the search among equal ones."""
 
 
 class SetOptions(NamedTuple):
@@ -52,30 +53,20 @@ def place(values: Any, masses: Any, count: Any, position: Any, value: Any) -> An
     one = masses.dtype.type(1)
     for j in range(count):
         ahead = (values[j] > value) | ((values[j] == value) & (j < position))
-        before += one if ahead else none
-        mass += masses[j] if ahead else none
+        before += chosen(ahead, one, none)
+        mass += chosen(ahead, masses[j], none)
     return int(before), float(mass)
 
 
 @plain
-def above(values: Any, cut: Any, kept: Any) -> int:
-    """Copy the values above a cut to the front of `kept`; how many there are."""
-    count = 0
-    for j in range(len(values)):
-        kept[count] = values[j]
-        count += values[j] > cut
-    return count
-
-
-@plain
 def set_size(
-    few: Any, found: Any, masses: Any, count: Any, total: Any, classes: Any, limit: Any, uniform: Any, options: Any
+    masses: Any, count: Any, total: Any, classes: Any, limit: Any, uniform: Any, options: Any
 ) -> int:
     """The size of a row's set.
 
     Args:
-        few: The largest masses, in any order, of which there are `found`.
-        masses: All masses, in any order: the probabilities of `count` classes, times `total`. The others have none.
+        masses: The probabilities of the first `count` classes, in any order, times `total`.
+        classes: The number of all classes: the others have no probability.
         limit: The threshold.
     """
     if options.original and abs(limit - 1.0) <= options.slack:
@@ -83,34 +74,38 @@ def set_size(
     most = limit + options.slack
     if most == math.inf:
         return int(classes)
-    size = _prefix(few, found, total, most, uniform, options)
-    if size == found and found < count:
-        size = _prefix(masses, count, total, most, uniform, options)
+    size = _prefix(masses, count, total, most, uniform, options)
     while count <= size < classes and score(1.0, 0.0, size + 1, uniform, options) <= most:
         size += 1
     return int(size if options.empty else max(size, 1))
 
 
-@plain
+@separate
 def _prefix(masses: Any, count: Any, total: Any, most: Any, uniform: Any, options: Any) -> int:
-    """How many of the largest masses have a score of at most `most`."""
-    # More than `high` are inside, `inside` of them; those above `low`, `all`, are too many unless `low` is negative.
-    high, low, inside, all = masses.dtype.type(1), masses.dtype.type(-1), 0, count
-    mass_inside, least = 0.0, 0.0
-    cut = masses.dtype.type(_DEEP)
-    while all - inside > 1 and low < cut < high:
-        some, mass, smallest = _sum_above(masses, count, cut)
-        if some == 0 or score(mass / total, smallest / total, some, uniform, options) <= most:
-            high, inside, mass_inside = cut, some, mass
+    """How many of the largest masses have a score of at most `most`: regula falsi over the logarithm of the cut."""
+    # Those above e^high are inside, `inside` of them; those above e^low, `all`, are too many, or all there are.
+    high, low, inside, all = 0.0, _LOWEST, 0, count
+    mass_inside, least = 0.0, _sum_above(masses, count, masses.dtype.type(-1))[2]
+    missing, excess = most, max(score(1.0, 0.0, count, uniform, options) - most, 0.0)
+    share_of, depth, steps = 1.0 / total, _FIRST, 0
+    while all - inside > 1:
+        steps += 1
+        exact = steps % _OFTEN == 0
+        if exact:
+            depth = math.log(max(least, _TINY))
+        some, mass, smallest = _sum_above(masses, count, masses.dtype.type(least if exact else math.exp(depth)))
+        over = score(mass * share_of, smallest * share_of, some, uniform, options) - most if some > 0 else -missing
+        if over <= 0:
+            high, inside, mass_inside, missing, excess = depth, some, mass, -over, excess / 2
+            if exact:
+                break  # the others are equal
         else:
-            low, all, least = cut, some, smallest
-        cut = masses.dtype.type(math.sqrt(max(low, _TINY)) * math.sqrt(high))
-    if low < 0 and inside < all:
-        _, _, smallest = _sum_above(masses, count, low)
-        least = smallest
+            low, all, least, excess, missing = depth, some, smallest, over, missing / 2
+        share = missing / (missing + excess) if missing + excess > 0 else 0.5
+        depth = high + min(max(share, _PART), 1 - _PART) * (low - high)
     while inside < all:  # one is left, or equal ones
         mass_inside += least
-        if score(mass_inside / total, least / total, inside + 1, uniform, options) > most:
+        if score(mass_inside * share_of, least * share_of, inside + 1, uniform, options) > most:
             break
         inside += 1
     return inside
@@ -120,10 +115,11 @@ def _prefix(masses: Any, count: Any, total: Any, most: Any, uniform: Any, option
 def _sum_above(masses: Any, count: Any, cut: Any) -> Any:
     """How many masses exceed a cut, their sum and the smallest of them."""
     none, one = masses.dtype.type(0), masses.dtype.type(1)
-    some, mass, least = none, none, masses.dtype.type(2)
+    unreached = one + one
+    some, mass, least = none, none, unreached
     for j in range(count):
         inside = masses[j] > cut
-        some += one if inside else none
-        mass += masses[j] if inside else none
-        least = smaller(least, masses[j] if inside else one + one)
+        some += chosen(inside, one, none)
+        mass += chosen(inside, masses[j], none)
+        least = smaller(least, chosen(inside, masses[j], unreached))
     return int(some), float(mass), float(least)
