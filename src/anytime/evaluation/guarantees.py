@@ -195,7 +195,9 @@ def measure_guarantees(
     setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
 
     def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
-        return _measure(setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence), engine=engine)
+        return _measure(
+            setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence), engine=engine
+        )
 
     found, shared = attempt(torch.arange(held_samples))
     return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found

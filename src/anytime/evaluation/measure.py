@@ -134,7 +134,13 @@ def evaluate(
         chosen = _calibration_rows(samples, seed)
         if sets is not None and rows.labels is not None and len(chosen):
             calibrated, *_ = calibrate_rows(
-                rows, replace(request, fingerprints=False), sets, chosen, seed=seed, block=setup.block, map_in_order=map_in_order
+                rows,
+                replace(request, fingerprints=False),
+                sets,
+                chosen,
+                seed=seed,
+                block=setup.block,
+                map_in_order=map_in_order,
             )
             used = torch.zeros(samples, dtype=torch.bool).index_fill_(0, chosen, True)
             request = replace(request, sets=None if calibrated is None else replace(calibrated, used=used))

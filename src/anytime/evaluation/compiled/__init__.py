@@ -42,13 +42,13 @@ def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask) -> bool:
     check_choice(engine, "engine", ("auto", "plain", "compiled"))
     values = rows.logits
     known = any(encode(combine, values.shape[0], values.shape[2], "float64") for combine in request.combiners.values())
-    on_cpu = not isinstance(values, Tensor) or values.device.type == "cpu"
+    device = values.device.type if isinstance(values, Tensor) else "cpu"
     enough = values.shape[0] * values.shape[1] * values.shape[2] >= ENOUGH
-    if engine == "plain" or (engine == "auto" and not (known and on_cpu and enough)):
+    if engine == "plain" or (engine == "auto" and not (known and device == "cpu" and enough)):
         return False
-    if not (known and on_cpu):
+    if not known or device != "cpu":
         raise OptionError(
-            "engine='compiled' and " + ("no rule that it knows" if on_cpu else f"logits on {values.device}"),
+            "engine='compiled' and " + ("no rule that it knows" if device == "cpu" else f"logits on {device}"),
             expected="logits on the CPU and at least one rule of the paper: Latest, Caching, Product or Mixture, with any "
             "activation but Sigmoid and AdaptiveReLU",
             fix="use engine='auto', which takes the plain path here",

@@ -21,7 +21,6 @@ separate = njit(**inlined)
 vectorised = njit(**{**inlined, "fastmath": {"contract", "reassoc", "nsz"}})
 
 
-
 def cached(function: Callable[..., Any]) -> Any:
     """Compile on the first call, or load what an earlier process compiled; without the cache if no folder can be written."""
     try:
@@ -139,7 +138,7 @@ _provide(log1p, _LOG1P)
 
 @intrinsic
 def chosen(context: Any, condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition holds, else y: without the branch that `x if condition else y` may become."""
+    """Choose x where the condition holds, else y: without the branch that `x if condition else y` may become."""
     return x(condition, x, x), lambda context, builder, signature, values: builder.select(*values)
 
 

@@ -26,7 +26,7 @@ from anytime.metrics import Trajectories
 
 Array = np.ndarray[Any, Any]
 _HERE = Path(__file__).parent
-_WHOLE = {np.float32: np.int32, np.float64: np.int64}
+_WHOLE: dict[Any, Any] = {np.float32: np.int32, np.float64: np.int64}
 
 
 def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
@@ -45,7 +45,9 @@ def calibrate_rows(
 ) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
     """As `anytime.evaluation.blocks.calibrate_part`."""
     kernel, others = _split(rows, request)
-    scores, log_odds, prints = {}, {}, NO_FINGERPRINTS
+    scores: dict[Any, Tensor] = {}
+    log_odds: dict[Any, Tensor] = {}
+    prints = NO_FINGERPRINTS
     if others.combiners or others.fingerprints:
         scores, log_odds, prints = calibrate_part(rows, others, raps, block, picked, uniform)
     *found, margins = kernel.calibrate(picked, uniform, raps, block)
@@ -55,7 +57,11 @@ def calibrate_rows(
 
 def load(rows: LogitRows, request: BlockTask) -> None:
     """Compile, or load, the code for such rows."""
-    follow_chunk(rows, replace(request, fingerprints=False), 1, slice(0, 0), torch.zeros(rows.logits.shape[0], 0))
+    exits, _, classes = rows.logits.shape
+    one = LogitRows(
+        torch.zeros(exits, 1, classes, dtype=torch.float64 if real_type(rows) is np.float64 else torch.float32), None
+    )
+    _split(one, request)[0].follow(slice(0, 0), torch.zeros(exits, 0), None, (), 1)
 
 
 def _split(rows: LogitRows, request: BlockTask) -> tuple[Kernel, BlockTask]:
@@ -144,10 +150,8 @@ class Kernel:
         arrays = self._rules(thresholds)
         lowest = LOWEST32 if real is np.float32 else LOWEST64
         for logits, samples, first in self._blocks(picked, block):
-            bits = logits.view(_WHOLE[real])
-            bad = _follow_rows()(
-                logits, bits, samples, first, labels, uniform, lowest, _limits(real), arrays, options, found, scratch
-            )
+            task = row.Task(logits, uniform, lowest, arrays, options, found, scratch)
+            bad = _follow_rows()(task, logits.view(_WHOLE[real]), _limits(real), samples, first, labels)
             if bad >= 0:
                 self.rows.block(slice(bad, bad + 1), bad)  # raises the error that the plain path raises
         return found

@@ -182,7 +182,7 @@ def softmax(task: Any, row: Any, m: Any, wide: Any) -> None:
 
 
 @plain
-def softmax_log_prob(task: Any, row: Any, m: Any, y: Any) -> float:
+def softmax_log_prob(task: Any, row: Any, m: Any, y: Any) -> Any:
     """The log-probability of class y under the softmax of exit m."""
     base = task.scratch.base
     return min(float(task.logits[m, row.n, y]) - base[m, TOP] - base[m, LOG_TOTAL], 0.0)

@@ -15,9 +15,31 @@ import numpy as np
 from anytime.evaluation.compiled.codes import CACHING_EARLIER, LATEST, LOGARITHM, MIXTURE, PRODUCT, SOFTPLUS
 from anytime.evaluation.compiled.numbers import cached, exp, larger, log, log1p, plain, separate, smaller, vectorised
 from anytime.evaluation.compiled.row import (
-    ANSWER, BEFORE, BEST, COUNT, FINAL, LABEL, LARGEST, LOG, LOG_TOTAL, MARGIN, MASS_BEFORE, OTHERS, TOP,
-    Row, Task, distribution, exact_margin, first, largest, softmax, softmax_log_prob, widest, write, write_set, write_softmax,
-)  # fmt: skip
+    ANSWER,
+    BEFORE,
+    BEST,
+    COUNT,
+    FINAL,
+    LABEL,
+    LARGEST,
+    LOG,
+    LOG_TOTAL,
+    MARGIN,
+    MASS_BEFORE,
+    OTHERS,
+    TOP,
+    Row,
+    distribution,
+    exact_margin,
+    first,
+    largest,
+    softmax,
+    softmax_log_prob,
+    widest,
+    write,
+    write_set,
+    write_softmax,
+)
 from anytime.evaluation.compiled.sets import NO_SETS, place
 
 KIND, ACTIVATION = range(2)
@@ -33,8 +55,7 @@ _NEAR = 1e-5
 @separate
 def _softmaxes(task: Any, row: Any, r: Any, kind: Any) -> None:
     """`Latest`, and `Caching`, whose answers are softmaxes of earlier exits."""
-    exits, base = len(task.logits), task.scratch.base
-    final = 0
+    exits, final = len(task.logits), 0
     for m in range(exits):  # `final` is the exit that answers at exit m
         if kind == LATEST or m == 0 or _newer(task, row, m, final, kind):
             final = m
@@ -47,7 +68,7 @@ def _softmaxes(task: Any, row: Any, r: Any, kind: Any) -> None:
 
 
 @plain
-def _newer(task: Any, row: Any, m: Any, s: Any, kind: Any) -> bool:
+def _newer(task: Any, row: Any, m: Any, s: Any, kind: Any) -> Any:
     """Whether exit m is more confident than exit s."""
     new, old = task.scratch.base[m, MARGIN], task.scratch.base[s, MARGIN]
     if abs(new - old) <= _NEAR * (1.0 + abs(old)):
@@ -254,7 +275,7 @@ def _follow_class(task: Any, row: Any, r: Any, y: Any, quantity: Any) -> None:
 
 
 @plain
-def _log_add(one: Any, other: Any) -> float:
+def _log_add(one: Any, other: Any) -> Any:
     most = max(one, other)
     return most if most == -math.inf else most + math.log1p(math.exp(min(one, other) - most))
 
@@ -290,39 +311,30 @@ def compile_rows(sources: str) -> Any:
     """
 
     @cached
-    def follow_rows(
-        logits: Any, bits: Any, rows: Any, first_result: Any, labels: Any, draws: Any, lowest: Any, most: Any, rules: Any, options: Any, found: Any,
-        scratch: Any,
-    ) -> int:  # fmt: skip
-        """Follow rows under all rules.
+    def follow_rows(task: Any, bits: Any, limits: Any, rows: Any, first_result: Any, labels: Any) -> int:
+        """Follow rows under all rules, and give the first that has a logit which is not finite, or -1.
 
         Args:
-            logits, bits: `(exits, samples, classes)` as floating-point numbers and as integers.
+            task: All arrays.
+            bits: The logits as integers.
+            limits: The bits of half the largest number, of the largest number, and of all but the sign.
             rows: Which samples.
             first_result: The place of the first of them among the results.
             labels: One per result, or none.
-            draws: Random numbers, `(results, exits)`.
-            lowest: The least number whose exponential is computed.
-            most: The bits of half the largest number, of the largest number, and of all but the sign.
-            rules, options, found, scratch: See there.
-
-        Returns:
-            The first sample with a logit that is not finite, or -1.
         """
         if not sources:
             return -1
-        task = Task(logits, draws, lowest, rules, options, found, scratch)
-        half, whole, magnitude = most
+        half, whole, magnitude = limits
         for k in range(len(rows)):
             i = first_result + k
             row = Row(rows[k], i, labels[i] if len(labels) else -1)
-            for m in range(len(logits)):
+            for m in range(len(task.logits)):
                 size = widest(bits[m, row.n], magnitude)
                 if size > whole:
                     return int(row.n)
                 softmax(task, row, m, size > half)
-            for r in range(len(rules.codes)):
-                kind = rules.codes[r, KIND]
+            for r in range(len(task.rules.codes)):
+                kind = task.rules.codes[r, KIND]
                 if kind == PRODUCT:
                     _product(task, row, r)
                 elif kind == MIXTURE:

@@ -59,15 +59,10 @@ def place(values: Any, masses: Any, count: Any, position: Any, value: Any) -> An
 
 
 @plain
-def set_size(
-    masses: Any, count: Any, total: Any, classes: Any, limit: Any, uniform: Any, options: Any
-) -> int:
+def set_size(masses: Any, count: Any, total: Any, classes: Any, limit: Any, uniform: Any, options: Any) -> int:
     """The size of a row's set.
 
-    Args:
-        masses: The probabilities of the first `count` classes, in any order, times `total`.
-        classes: The number of all classes: the others have no probability.
-        limit: The threshold.
+    Of all classes the first `count` have the probabilities `masses` / `total`, in any order, and the others none.
     """
     if options.original and abs(limit - 1.0) <= options.slack:
         return int(classes)
