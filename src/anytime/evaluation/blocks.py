@@ -28,7 +28,7 @@ from anytime.metrics import Trajectories, follow
 
 _CACHE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
-_PARTS_OF_BLOCKS = 16  # of compiled code, whose calls take longer to begin
+_COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 
 NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
@@ -128,9 +128,10 @@ def block_size(exits: int, classes: int) -> int:
     return max(1, _CACHE_BYTES // (4 * exits * classes))
 
 
-def chunks(samples: int, block: int, row_values: int) -> list[slice]:
-    """All rows in chunks of whole blocks."""
-    rows = max(block, min(1 << 16, _CHUNK_BYTES // (4 * row_values)))
+def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:
+    """All rows in chunks of whole blocks; those for compiled code are larger, but enough for all threads."""
+    most = min(_COMPILED_BYTES // (4 * row_values), samples // 16) if compiled else _CHUNK_BYTES // (4 * row_values)
+    rows = max(block, min(1 << 16, most))
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
 
@@ -171,7 +172,9 @@ def calibrate_rows(
     rows: LogitRows, request: BlockTask, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
 ) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
     """Read the chosen rows once: thresholds of prediction sets, log-odds `(exits, rows)` by rule, and fingerprints."""
-    parts = torch.split(chosen, block * _PARTS_OF_BLOCKS if request.compiled else block)
+    exits, _, classes = rows.logits.shape
+    sizes = chunks(len(chosen), block, exits * classes, compiled=True) if request.compiled else []
+    parts = [chosen[part] for part in sizes] or torch.split(chosen, block)
     work = partial(_calibrate_compiled if request.compiled else calibrate_part, rows, request, raps, block)
     found = list(map_in_order(work, parts, uniforms(map(len, parts), rows.logits.shape[0], [seed, 1])))
     scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))

@@ -170,15 +170,14 @@ class Setup:
         exits, _, classes = self.rows.logits.shape
         return block_size(exits, classes) if self.block_rows is None else check_count(self.block_rows, "block_rows")
 
-    @property
-    def chunks(self) -> list[slice]:
-        """All rows in chunks."""
+    def chunks(self, *, compiled: bool) -> list[slice]:
+        """All rows in chunks, for compiled code or not."""
         exits, samples, classes = self.rows.logits.shape
-        return chunks(samples, self.block, exits * classes)
+        return chunks(samples, self.block, exits * classes, compiled=compiled)
 
     def workers(self) -> AbstractContextManager[MapInOrder]:
         """Threads for one chunk each."""
-        return workers(len(self.chunks))
+        return workers(len(self.chunks(compiled=True)))
 
     def measure(
         self, request: BlockTask, shown: Sequence[str], map_in_order: MapInOrder, on_chunk: Callable[[Chunk], None]
@@ -195,8 +194,9 @@ class Setup:
         labels, sets = self.rows.labels, request.sets
         summaries = {name: Summary(self.costs, labelled=labels is not None, strict=self.strict) for name in request.combiners}
         examples = ExampleCollector(np.random.default_rng([self.seed, 3]).permutation(samples)[:EXAMPLES].tolist(), WORST)
-        draws = uniforms((part.stop - part.start for part in self.chunks), exits, [self.seed, 2])
-        for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), self.chunks, draws):
+        parts = self.chunks(compiled=request.compiled)
+        draws = uniforms((part.stop - part.start for part in parts), exits, [self.seed, 2])
+        for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), parts, draws):
             for name, each in chunk.rules.items():
                 summaries[name].add(each.seen)
                 if sets is not None and each.size is not None and each.covered is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 DROPS = (0.01, 0.05, 0.1, 0.2, 0.25, 0.33, 0.5)
 ENTROPY_RISES = (0.01, 0.1, 0.5, 1.0)
 SIZE_RISES = (1, 2, 5, 10)
-_ROUNDING = 8
+ROUNDING = 8
 """The rounding error of a difference of two probabilities, in units of the last place of 1."""
 
 
@@ -40,7 +40,7 @@ def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) 
     2
     """
     limits = torch.tensor(list(thresholds), dtype=torch.float64, device=values.device)
-    rounding = _ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    rounding = ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
     near = (rounding * limits.clamp(min=1)).minimum(limits.abs() / 2)  # 0 never reaches a positive threshold
     given = values.double()[:, None]
     return (given > limits + near if strict else given >= limits - near).sum(0)

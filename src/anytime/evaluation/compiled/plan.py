@@ -143,7 +143,7 @@ class Kernel:
         real, count = self._real, len(picked)
         size = (len(self.names), exits, count)
         found = row.Found(np.empty((3, *size), np.int64), np.empty((3, *size), np.bool_), np.empty((7, *size), real))
-        scratch = _scratch(exits, classes, real)
+        scratch = _scratch(len(self.names), exits, classes, real)
         known = self.rows.labels_of(picked)
         labels = np.zeros(0, np.int64) if known is None else known.numpy()
         uniform = np.ascontiguousarray(draws.T.numpy())
@@ -218,7 +218,7 @@ def _options(raps: Raps, task: int, real: Any) -> SetOptions:
     )
 
 
-def _scratch(exits: int, classes: int, real: Any) -> row.Scratch:
+def _scratch(rules: int, exits: int, classes: int, real: Any) -> row.Scratch:
     return row.Scratch(
         np.empty((exits + 1, 8)),
         np.empty((exits + 1, 2), np.int64),
@@ -226,6 +226,7 @@ def _scratch(exits: int, classes: int, real: Any) -> row.Scratch:
         np.empty((3, classes), real),
         np.empty((2, classes), np.int32),
         np.empty((exits, 3)),
+        np.zeros((rules, exits)),
     )
 
 

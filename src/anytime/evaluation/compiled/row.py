@@ -56,6 +56,7 @@ class Scratch(NamedTuple):
         index: The classes that are left, and which classes had evidence at some exit, `(2, classes)`.
         track: Of the distribution of each exit, the largest log-evidence, the logarithm of the total and the number of classes
             (0 for a softmax), `(exits, 3)`.
+        cuts: For each rule and exit, the log-evidence at which the last row's set ended, `(rules, exits)`.
     """
 
     base: Any
@@ -64,6 +65,7 @@ class Scratch(NamedTuple):
     work: Any
     index: Any
     track: Any
+    cuts: Any
 
 
 # Sums over the other classes than the answer are of e, z·e and e² with e = exp(z).
@@ -214,7 +216,10 @@ def write_set(task: Any, row: Any, r: Any, m: Any, s: Any, count: Any, label: An
         real[SCORE, r, m, row.i] = score(mass, label / total, int(base[BEFORE]) + 1, uniform, options)
     else:
         classes, limit = task.logits.shape[2], task.rules.limits[r, m]
-        size = set_size(masses, count, total, classes, limit, uniform, options)
+        cuts, top = task.scratch.cuts[r], base[TOP]
+        guess = min(max(cuts[m] - top, -80.0), -0.01)
+        size, cut = set_size(masses, count, total, classes, limit, uniform, options, guess)
+        cuts[m] = cut + top
         task.found.whole[SIZE, r, m, row.i] = size
         marks[COVERED, r, m, row.i] = base[BEFORE] < size
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from anytime.evaluation.compiled.numbers import chosen, plain, separate, smaller, vectorised
 
-_FIRST, _LOWEST, _TINY = -6.0, -90.0, 1e-300
+_LOWEST, _WIDTH = -90.0, 0.25
 _PART = 0.02
 _OFTEN = 8
 """Every so many steps the cut is at a mass that is there, which ends the search among equal ones."""
@@ -59,51 +59,60 @@ def place(values: Any, masses: Any, count: Any, position: Any, value: Any) -> An
 
 
 @plain
-def set_size(masses: Any, count: Any, total: Any, classes: Any, limit: Any, uniform: Any, options: Any) -> int:
-    """The size of a row's set.
+def set_size(masses: Any, count: Any, total: Any, classes: Any, limit: Any, uniform: Any, options: Any, guess: Any) -> Any:
+    """The size of a row's set, and the logarithm of the cut, of which `guess` is a guess.
 
     Of all classes the first `count` have the probabilities `masses` / `total`, in any order, and the others none.
     """
     if options.original and abs(limit - 1.0) <= options.slack:
-        return int(classes)
+        return classes, guess
     most = limit + options.slack
     if most == math.inf:
-        return int(classes)
-    size = _prefix(masses, count, total, most, uniform, options)
+        return classes, guess
+    size, cut = _prefix(masses, count, total, most, uniform, options, guess)
     while count <= size < classes and score(1.0, 0.0, size + 1, uniform, options) <= most:
         size += 1
-    return int(size if options.empty else max(size, 1))
+    return size if options.empty else max(size, 1), cut
 
 
 @separate
-def _prefix(masses: Any, count: Any, total: Any, most: Any, uniform: Any, options: Any) -> int:
-    """How many of the largest masses have a score of at most `most`: regula falsi over the logarithm of the cut."""
+def _prefix(masses: Any, count: Any, total: Any, most: Any, uniform: Any, options: Any, depth: Any) -> Any:
+    """How many of the largest masses have a score of at most `most`, and the logarithm of the last cut; `depth` is a guess.
+
+    The guess only saves time: first steps around it until the size is bracketed, then regula falsi over the logarithm of the cut.
+    """
     # Those above e^high are inside, `inside` of them; those above e^low, `all`, are too many, or all there are.
     high, low, inside, all = 0.0, _LOWEST, 0, count
-    mass_inside, least = 0.0, _sum_above(masses, count, masses.dtype.type(-1))[2]
-    missing, excess = most, max(score(1.0, 0.0, count, uniform, options) - most, 0.0)
-    share_of, depth, steps = 1.0 / total, _FIRST, 0
+    mass_inside, least, share_of = 0.0, -1.0, 1.0 / total
+    missing, excess, width, steps = 0.0, 0.0, _WIDTH, 0
     while all - inside > 1:
         steps += 1
-        exact = steps % _OFTEN == 0
+        exact = steps % _OFTEN == 0 and least > 0
         if exact:
-            depth = math.log(max(least, _TINY))
+            depth = math.log(least)
         some, mass, smallest = _sum_above(masses, count, masses.dtype.type(least if exact else math.exp(depth)))
-        over = score(mass * share_of, smallest * share_of, some, uniform, options) - most if some > 0 else -missing
+        over = score(mass * share_of, smallest * share_of, some, uniform, options) - most if some > 0 else -most
         if over <= 0:
             high, inside, mass_inside, missing, excess = depth, some, mass, -over, excess / 2
             if exact:
                 break  # the others are equal
         else:
             low, all, least, excess, missing = depth, some, smallest, over, missing / 2
-        share = missing / (missing + excess) if missing + excess > 0 else 0.5
-        depth = high + min(max(share, _PART), 1 - _PART) * (low - high)
+        if missing == 0 and excess > 0 and high == 0 and depth + width < 0:
+            depth, width = depth + width, 4 * width
+        elif excess == 0 and low == _LOWEST and depth - width > low:
+            depth, width = depth - width, 4 * width
+        else:
+            share = missing / (missing + excess) if missing > 0 and excess > 0 else 0.5
+            depth = high + min(max(share, _PART), 1 - _PART) * (low - high)
+    if least < 0 and inside < all:
+        least = _sum_above(masses, count, masses.dtype.type(-1))[2]
     while inside < all:  # one is left, or equal ones
         mass_inside += least
         if score(mass_inside * share_of, least * share_of, inside + 1, uniform, options) > most:
             break
         inside += 1
-    return inside
+    return inside, depth
 
 
 @vectorised
