@@ -18,6 +18,7 @@ from numba.extending import intrinsic, overload
 inlined = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 plain = njit(**inlined, forceinline=True)
 separate = njit(**inlined)
+rounded = njit(**{**inlined, "fastmath": False}, forceinline=True)
 vectorised = njit(**{**inlined, "fastmath": {"contract", "reassoc", "nsz"}})
 
 

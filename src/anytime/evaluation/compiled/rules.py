@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anytime.evaluation.compiled.codes import CACHING_EARLIER, LATEST, LOGARITHM, MIXTURE, PRODUCT, SOFTPLUS
-from anytime.evaluation.compiled.numbers import cached, exp, larger, log, log1p, plain, separate, smaller, vectorised
+from anytime.evaluation.compiled.numbers import cached, exp, larger, log, log1p, plain, rounded, separate, smaller, vectorised
 from anytime.evaluation.compiled.row import (
     ANSWER,
     BEFORE,
@@ -211,19 +211,25 @@ def _add_exit(task: Any, row: Any, r: Any, m: Any, count: Any, weight: Any) -> i
 @vectorised
 def _add_logarithms(values: Any, count: Any, floor: Any, cap: Any, weight: Any, totals: Any) -> None:
     for t in range(count):
-        totals[t] += weight * _logarithm(values[t], floor, cap)
+        totals[t] = _add(totals[t], weight, _logarithm(values[t], floor, cap))
 
 
 @vectorised
 def _add_softplus(values: Any, count: Any, floor: Any, weight: Any, totals: Any) -> None:
     for t in range(count):
-        totals[t] += weight * _softplus(values[t], floor)
+        totals[t] = _add(totals[t], weight, _softplus(values[t], floor))
 
 
 @vectorised
 def _add_exponentials(values: Any, count: Any, top: Any, floor: Any, weight: Any, totals: Any) -> None:
     for t in range(count):
-        totals[t] += weight * max(values[t] - top, floor)
+        totals[t] = _add(totals[t], weight, max(values[t] - top, floor))
+
+
+@rounded
+def _add(total: Any, weight: Any, evidence: Any) -> Any:
+    """Rounded twice, as the plain path does: equal products stay equal."""
+    return total + weight * evidence
 
 
 @plain
@@ -245,26 +251,28 @@ def _evidence(task: Any, row: Any, r: Any, m: Any, y: Any) -> Any:
     shift, gate, floor, cap = task.rules.evidence[r]
     value = task.logits[m, row.n, y] + shift
     if not value > gate:
-        return -math.inf
+        return task.logits.dtype.type(-np.inf)
     activation = task.rules.codes[r, ACTIVATION]
     if activation == LOGARITHM:
-        return float(_logarithm(value, floor, cap))
+        return _logarithm(value, floor, cap)
     if activation == SOFTPLUS:
-        return float(_softplus(value, floor))
-    return float(max(value - (type(value)(task.scratch.base[m, TOP]) + shift), floor))
+        return _softplus(value, floor)
+    top = task.logits[m, row.n, task.scratch.where[m, BEST]] + shift
+    return max(value - top, floor)
 
 
 @separate
 def _follow_class(task: Any, row: Any, r: Any, y: Any, quantity: Any) -> None:
     """The logarithm of the label's probability at every exit, or the probability of the final answer."""
-    product, log_prob, total = task.rules.codes[r, KIND] == PRODUCT, -math.inf, 0.0
+    product, log_prob = task.rules.codes[r, KIND] == PRODUCT, -math.inf
+    total = task.logits.dtype.type(0)  # in the type of the logits, to be rounded as the totals of all classes are
     for m in range(len(task.logits)):
         top, log_total, count = task.scratch.track[m]
         if product:
             weight = task.rules.weights[r, m]
             if weight > 0 and total > -math.inf:
-                total += float(weight) * _evidence(task, row, r, m, y)
-            log_prob = total - top - log_total if count > 0 else softmax_log_prob(task, row, m, y)
+                total = _add(total, weight, _evidence(task, row, r, m, y))
+            log_prob = float(total) - top - log_total if count > 0 else softmax_log_prob(task, row, m, y)
         else:
             kept, added = task.rules.fractions[r, m]
             if added > -math.inf:

@@ -79,7 +79,7 @@ def set_size(masses: Any, count: Any, total: Any, classes: Any, limit: Any, unif
 def _prefix(masses: Any, count: Any, total: Any, most: Any, uniform: Any, options: Any, depth: Any) -> Any:
     """How many of the largest masses have a score of at most `most`, and the logarithm of the last cut; `depth` is a guess.
 
-    The guess only saves time: first steps around it until the size is bracketed, then regula falsi over the logarithm of the cut.
+    The guess only saves time: steps around it bracket the size, then regula falsi over the logarithm of the cut finds it.
     """
     # Those above e^high are inside, `inside` of them; those above e^low, `all`, are too many, or all there are.
     high, low, inside, all = 0.0, _LOWEST, 0, count
