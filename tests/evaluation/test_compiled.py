@@ -279,6 +279,8 @@ def test_auto_takes_the_plain_path_for_little_data_and_where_numba_is_missing(mo
     logits, labels = some(40, 4)
     assert anytime.evaluate(logits, labels).settings["engine"] == "plain"
     monkeypatch.setattr(compiled, "ENOUGH", 1)
+    assert anytime.evaluate(logits, labels).settings["engine"] == "plain"
+    monkeypatch.setattr(compiled, "MANY_CLASSES", 4)
     assert anytime.evaluate(logits, labels).settings["engine"] == "compiled"
     monkeypatch.setattr(compiled, "find_spec", lambda name: None)
     assert anytime.evaluate(logits, labels).settings["engine"] == "plain"

@@ -130,7 +130,7 @@ def block_size(exits: int, classes: int) -> int:
 
 def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:
     """All rows in chunks of whole blocks; those for compiled code are larger, but enough for all threads."""
-    most = min(_COMPILED_BYTES // (4 * row_values), samples // 16) if compiled else _CHUNK_BYTES // (4 * row_values)
+    most = min(_COMPILED_BYTES // (4 * row_values), samples // 8) if compiled else _CHUNK_BYTES // (4 * row_values)
     rows = max(block, min(1 << 16, most))
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]

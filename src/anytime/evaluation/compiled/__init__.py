@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Engine = Literal["auto", "plain", "compiled"]
 ENOUGH = 1 << 24
 """From this many logits on compiled code is chosen: with fewer, the plain path is done before that code is loaded."""
+MANY_CLASSES = 64
+"""From this many classes on: with fewer, the plain path, which has vectors over the rows, takes less time."""
 _PATIENCE = 1.0
 
 
@@ -41,9 +43,10 @@ def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask) -> bool:
     """
     check_choice(engine, "engine", ("auto", "plain", "compiled"))
     values = rows.logits
-    known = any(encode(combine, values.shape[0], values.shape[2], "float64") for combine in request.combiners.values())
+    exits, samples, classes = values.shape
+    known = any(encode(combine, exits, classes, "float64") for combine in request.combiners.values())
     device = values.device.type if isinstance(values, Tensor) else "cpu"
-    enough = values.shape[0] * values.shape[1] * values.shape[2] >= ENOUGH
+    enough = classes >= MANY_CLASSES and exits * samples * classes >= ENOUGH
     if engine == "plain" or (engine == "auto" and not (known and device == "cpu" and enough)):
         return False
     if not known or device != "cpu":

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from anytime.evaluation.compiled.numbers import chosen, plain, separate, smaller, vectorised
 
+_FEW = 24
 _LOWEST, _WIDTH = -90.0, 0.25
 _PART = 0.02
 _OFTEN = 8
@@ -69,10 +70,32 @@ def set_size(masses: Any, count: Any, total: Any, classes: Any, limit: Any, unif
     most = limit + options.slack
     if most == math.inf:
         return classes, guess
-    size, cut = _prefix(masses, count, total, most, uniform, options, guess)
+    if count <= _FEW:
+        size, cut = _prefix_of_few(masses, count, total, most, uniform, options), guess
+    else:
+        size, cut = _prefix(masses, count, total, most, uniform, options, guess)
     while count <= size < classes and score(1.0, 0.0, size + 1, uniform, options) <= most:
         size += 1
     return size if options.empty else max(size, 1), cut
+
+
+@plain
+def _prefix_of_few(masses: Any, count: Any, total: Any, most: Any, uniform: Any, options: Any) -> int:
+    """As `_prefix`, by taking one mass after the other, the largest first."""
+    inside, mass, value, share_of = 0, 0.0, masses.dtype.type(2), 1.0 / total
+    while inside < count:
+        following, equal = masses.dtype.type(-1), 0
+        for j in range(count):
+            if masses[j] < value and masses[j] >= following:
+                equal = equal + 1 if masses[j] == following else 1
+                following = masses[j]
+        value = following
+        for _ in range(equal):
+            mass += value
+            if score(mass * share_of, value * share_of, inside + 1, uniform, options) > most:
+                return inside
+            inside += 1
+    return inside
 
 
 @separate
