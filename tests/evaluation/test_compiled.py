@@ -154,6 +154,18 @@ def test_other_rules_take_the_plain_path_beside_compiled_code() -> None:
     assert_engines_agree(*some(), rules=rules)
 
 
+def test_more_exits_than_classes_agree() -> None:
+    logits, labels = some(100, 2, exits=30)
+    assert_engines_agree(logits, labels, rules=("latest", "caching", "product", "mixture"))
+
+
+def test_guarantees_of_rules_that_are_not_known_take_the_plain_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "ENOUGH", 1)
+    monkeypatch.setattr(compiled, "MANY_CLASSES", 1)
+    found = measure_guarantees(some(60, 4), some(60, 4, seed=1), rules=["mixture"])
+    assert found.evaluation.settings["engine"] == "plain"
+
+
 def test_a_subclass_of_a_rule_is_not_taken_for_the_rule() -> None:
     class Reversed(anytime.Latest):
         def _update(self, state: Any, logits: Tensor) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anytime.checks import check_choice
 from anytime.errors import MissingExtraError, OptionError
-from anytime.evaluation.compiled.codes import encode
+from anytime.evaluation.compiled.codes import encode_known
 
 if TYPE_CHECKING:
     from anytime.evaluation.blocks import BlockTask, LogitRows
@@ -44,7 +44,7 @@ def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask) -> bool:
     check_choice(engine, "engine", ("auto", "plain", "compiled"))
     values = rows.logits
     exits, samples, classes = values.shape
-    known = any(encode(combine, exits, classes, "float64") for combine in request.combiners.values())
+    known = encode_known(request.combiners, request.log_odds, exits, classes, "float64")
     device = values.device.type if isinstance(values, Tensor) else "cpu"
     enough = classes >= MANY_CLASSES and exits * samples * classes >= ENOUGH
     if engine == "plain" or (engine == "auto" and not (known and device == "cpu" and enough)):

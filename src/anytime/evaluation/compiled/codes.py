@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,19 @@ class Encoded:
     evidence: tuple[float, float, float, float]
     weights: Sequence[float]
     fractions: Sequence[tuple[float, float]]
+
+
+def encode_known(
+    combiners: Mapping[Any, Any], log_odds: Collection[Any], exits: int, classes: int, real: Any
+) -> dict[Any, Encoded]:
+    """The rules that compiled code knows, by name; `log_odds` are those whose log-odds are wanted."""
+    known = {}
+    for name, combine in combiners.items():
+        found = encode(combine, exits, classes, real)
+        # The log-odds of a mixture may be beyond the numbers that its mean can tell apart.
+        if found is not None and not (found.kind == MIXTURE and name in log_odds):
+            known[name] = found
+    return known
 
 
 def encode(combine: Any, exits: int, classes: int, real: Any) -> Encoded | None:

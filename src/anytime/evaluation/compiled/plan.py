@@ -18,7 +18,7 @@ from anytime.conformal import Raps
 from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, SetThresholds, calibrate_part
 from anytime.evaluation.blocks import follow_chunk as follow_plainly
 from anytime.evaluation.compiled import row, rules
-from anytime.evaluation.compiled.codes import MIXTURE, Encoded, encode
+from anytime.evaluation.compiled.codes import Encoded, encode_known
 from anytime.evaluation.compiled.numbers import LOWEST32, LOWEST64
 from anytime.evaluation.compiled.sets import NO_SETS, SCORES, SIZES, SetOptions
 from anytime.evaluation.source import Mapped
@@ -67,14 +67,7 @@ def load(rows: LogitRows, request: BlockTask) -> None:
 def _split(rows: LogitRows, request: BlockTask) -> tuple[Kernel, BlockTask]:
     """Compiled code for the rules it knows, and the request for the others."""
     exits, _, classes = rows.logits.shape
-    real = real_type(rows)
-    encoded = {name: encode(combine, exits, classes, real) for name, combine in request.combiners.items()}
-    # The log-odds of a mixture may be beyond the numbers that its mean can tell apart.
-    known = {
-        name: each
-        for name, each in encoded.items()
-        if each is not None and not (each.kind == MIXTURE and name in request.log_odds)
-    }
+    known = encode_known(request.combiners, request.log_odds, exits, classes, real_type(rows))
     rest = {name: combine for name, combine in request.combiners.items() if name not in known}
     return Kernel(rows, list(known), list(known.values())), replace(request, combiners=rest, compiled=False)
 
@@ -221,7 +214,7 @@ def _options(raps: Raps, task: int, real: Any) -> SetOptions:
 def _scratch(rules: int, exits: int, classes: int, real: Any) -> row.Scratch:
     return row.Scratch(
         np.empty((exits + 1, 8)),
-        np.empty((exits + 1, 2), np.int64),
+        np.empty((exits + 1, 3), np.int64),
         np.empty((exits + 1, classes), real),
         np.empty((3, classes), real),
         np.empty((2, classes), np.int32),

@@ -50,7 +50,7 @@ class Scratch(NamedTuple):
 
     Attributes:
         base: Of the softmax of each exit, and then of the current distribution, the numbers below, `(exits + 1, 8)`.
-        where: Likewise the answer and the size of the support, `(exits + 1, 2)`.
+        where: Likewise the answer, the size of the support and, per exit, the one a cached answer is of, `(exits + 1, 3)`.
         masses: Likewise exp(z) of each class, with z relative to the largest logit, `(exits + 1, classes)`.
         work: Log-evidence, logits and means per class, `(3, classes)`.
         index: The classes that are left, and which classes had evidence at some exit, `(2, classes)`.
@@ -70,7 +70,7 @@ class Scratch(NamedTuple):
 
 # Sums over the other classes than the answer are of e, z·e and e² with e = exp(z).
 TOP, OTHERS, LINEAR, SQUARES, LOG_TOTAL, MARGIN, BEFORE, MASS_BEFORE = range(8)
-BEST, REACHED = range(2)
+BEST, REACHED, SOURCE = range(3)
 LARGEST, LOG, COUNT = range(3)
 
 

@@ -27,6 +27,7 @@ from anytime.evaluation.compiled.row import (
     MARGIN,
     MASS_BEFORE,
     OTHERS,
+    SOURCE,
     TOP,
     Row,
     distribution,
@@ -43,11 +44,9 @@ from anytime.evaluation.compiled.row import (
 from anytime.evaluation.compiled.sets import NO_SETS, place
 
 KIND, ACTIVATION = range(2)
-SHIFT, GATE, FLOOR, CAP = range(4)
-BEFORE_EXIT, OF_EXIT = range(2)
 _TOTALS, _LOGITS, _MEAN = range(3)
 _CLASSES, _ALIVE = range(2)
-_FLAT, _EDGE = 1e30, -15.0
+_EDGE = -15.0
 _NEAR = 1e-5
 """Confidences that differ by less, as log-odds and relatively, are computed again in float64."""
 
@@ -56,14 +55,15 @@ _NEAR = 1e-5
 def _softmaxes(task: Any, row: Any, r: Any, kind: Any) -> None:
     """`Latest`, and `Caching`, whose answers are softmaxes of earlier exits."""
     exits, final = len(task.logits), 0
+    where = task.scratch.where
     for m in range(exits):  # `final` is the exit that answers at exit m
         if kind == LATEST or m == 0 or _newer(task, row, m, final, kind):
             final = m
-        task.scratch.index[0, m] = final
+        where[m, SOURCE] = final
         write_softmax(task, row, r, m, final, False)
-    answer = task.scratch.where[final, BEST]
+    answer = where[final, BEST]
     for m in range(exits):
-        log_prob = softmax_log_prob(task, row, task.scratch.index[0, m], answer)
+        log_prob = softmax_log_prob(task, row, where[m, SOURCE], answer)
         task.found.real[FINAL, r, m, row.i] = math.exp(log_prob)
 
 
