@@ -24,7 +24,7 @@ from torch import nn
 from anytime.data import ImageData, augment, normalise
 from anytime.models import MultiExit, create
 from anytime.train import Hardware, TrainConfig, phases
-from anytime.train.step import TrainStep
+from anytime.train.data.rows import RowsStep
 
 Step = Callable[[], None]
 
@@ -128,10 +128,10 @@ def our_step(model: MultiExit, data: ImageData, batch: int, hardware: Hardware) 
     return step
 
 
-def _training(model: MultiExit, data: ImageData, batch: int, hardware: Hardware) -> TrainStep:
+def _training(model: MultiExit, data: ImageData, batch: int, hardware: Hardware) -> RowsStep:
     config = TrainConfig(batch=batch)
     objective = phases(config, exits=model.num_exits, steps_per_epoch=1)[0].objective
-    return TrainStep(model, data, objective, config, hardware)
+    return RowsStep(model, data, objective, config, hardware)
 
 
 def eager_step(model: MultiExit, data: ImageData, batch: int, device: str) -> Step:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -51,6 +54,18 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda other: current.__setitem__(0, other))
     return made
+
+
+@pytest.fixture(scope="session")
+def two() -> ModuleType:
+    """tests/two_inputs.py: models that take token ids and a mask."""
+    spec = importlib.util.spec_from_file_location("two_inputs", Path(__file__).with_name("two_inputs.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["two_inputs"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

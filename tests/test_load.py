@@ -14,7 +14,7 @@ import torch
 import anytime
 from anytime import calibrate, conformal, policy, run
 from anytime.errors import FormatError, IntegrityError, MissingFileError
-from anytime.fitted import Fitted
+from anytime.fitted import KINDS, Fitted
 
 FILE = anytime.samples.cifar100_msdnet()
 LOGITS, LABELS = FILE.logits[:, :120].float(), FILE.labels[:120]  # type: ignore[index]
@@ -63,21 +63,22 @@ def examples() -> list[Fitted]:
         conformal.fit_nested_intervals(features()[0], torch.randn(40)),
         policy.fit_budget_policy(answers, costs=range(1, 8), budget=3.0),
         policy.fit_risk_control(answers, loss="consistency", epsilon=0.2),
+        policy.PlainPolicy.of(policy.Confidence((0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 1.5)), exits=7),
         policy.fit_window_policy(answers, aim="coverage", level=0.5, skip=5),
         profile(),
     ]
 
 
 def test_every_kind_of_the_package_is_in_the_table() -> None:
-    assert set(anytime._KINDS) == kinds_in_the_source()
-    for kind, home in anytime._KINDS.items():
+    assert set(KINDS) == kinds_in_the_source()
+    for kind, home in KINDS.items():
         package, _, name = home.rpartition(".")
         assert getattr(importlib.import_module(package), name).kind == kind
 
 
 def test_one_of_every_kind_is_read_back_as_it_was(tmp_path: Path) -> None:
     made = examples()
-    assert {each.kind for each in made} == set(anytime._KINDS)
+    assert {each.kind for each in made} == set(KINDS)
     for each in made:
         again = anytime.load(each.save(tmp_path / f"{each.kind}.json"))
         assert type(again) is type(each)
@@ -89,7 +90,7 @@ def test_an_unknown_kind_names_the_known_ones(tmp_path: Path) -> None:
     path = Stranger(2, 3).save(tmp_path / "stranger.json")
     with pytest.raises(FormatError, match="stranger") as error:
         anytime.load(path)
-    assert all(kind in error.value.expected for kind in anytime._KINDS)
+    assert all(kind in error.value.expected for kind in KINDS)
 
 
 def test_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_the_documented_table_of_kinds_is_complete() -> None:
     page = Path(anytime.__file__).parents[2] / "docs" / "calibration.md"
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (\d(?: \(\d\))?) \| `", page.read_text(), re.MULTILINE))
     wanted = {}
-    for kind, home in anytime._KINDS.items():
+    for kind, home in KINDS.items():
         package, _, name = home.rpartition(".")
         known = getattr(importlib.import_module(package), name)
         wanted[kind] = f"{known.version}" + ("" if known.oldest == known.version else f" ({known.oldest})")

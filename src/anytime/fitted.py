@@ -19,11 +19,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from anytime.artifacts import json_text, write_text
 from anytime.checks import check_count
+from anytime.display.brief import brief_repr
 from anytime.errors import AnytimeError, FormatError, IntegrityError, ShapeError
 from anytime.outputs import check_file
 from anytime.reading import parsing, read_file
@@ -35,7 +37,27 @@ _FORMAT = "anytime fitted object"
 _INLINE = 256
 """Tensors of up to this many elements are written as numbers, larger ones as base64."""
 _DTYPES = ("float64", "float32", "int64", "bool")
-_LARGEST_FILE = 1 << 30
+LARGEST_FILE = 1 << 30
+KINDS = {
+    "adaptive-threshold": "anytime.calibrate.AdaptiveThreshold",
+    "budget-policy": "anytime.policy.BudgetPolicy",
+    "certificate": "anytime.calibrate.Certificate",
+    "choice-certificate": "anytime.calibrate.ChoiceCertificate",
+    "conformal-sets": "anytime.conformal.ConformalSets",
+    "fitted-product": "anytime.calibrate.FittedProduct",
+    "fitted-rule": "anytime.calibrate.FittedRule",
+    "frontier": "anytime.calibrate.Frontier",
+    "laplace": "anytime.calibrate.Laplace",
+    "nested-intervals": "anytime.conformal.NestedIntervals",
+    "nested-sets": "anytime.conformal.NestedSets",
+    "plain-policy": "anytime.policy.PlainPolicy",
+    "profile": "anytime.run.Profile",
+    "risk-control": "anytime.policy.RiskControl",
+    "temperature": "anytime.calibrate.Temperature",
+    "tuned-rule": "anytime.calibrate.TunedRule",
+    "window-policy": "anytime.policy.WindowPolicy",
+}
+"""The kind that a file names, and the class that reads it: imported when such a file is read."""
 _EARLY_KINDS = {"rule": "tuned-rule", "last-layer Laplace": "laplace"}
 
 
@@ -55,11 +77,17 @@ class Fitted:
     ) -> None:
         """Register a subclass: its files state `kind` (the class name in lower case with hyphens) and `version`.
 
-        It reads versions from `oldest` on; `renamed` maps field names of older versions to those of today.
+        It reads versions from `oldest` on; `renamed` maps field names of older versions to those of today. Fields that they did
+        not have take their defaults.
         """
         super().__init_subclass__(**more)
+        if "__repr__" not in vars(cls):  # else dataclass would write one with every number
+            cls.__repr__ = Fitted.__repr__  # type: ignore[method-assign]
         cls.kind, cls.version, cls.oldest = kind or cls.kind, version, version if oldest is None else oldest
         cls.renamed = dict(renamed or {})
+
+    def __repr__(self) -> str:
+        return brief_repr(self)
 
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):
@@ -116,7 +144,8 @@ class Fitted:
         names = {field.name for field in dataclasses.fields(cls)}
         fields = document.get("fields")
         if isinstance(fields, dict) and version < cls.version:
-            fields = {cls.renamed.get(name, name): value for name, value in fields.items()}
+            new = {field.name: field.default for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
+            fields = new | {cls.renamed.get(name, name): value for name, value in fields.items()}
         if not isinstance(fields, dict) or set(fields) != names:
             raise FormatError(
                 f"{path} has the fields {sorted(fields) if isinstance(fields, dict) else fields!r}",
@@ -145,10 +174,34 @@ def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | N
     check_file(path, ours=ours, inputs=inputs)
 
 
+def read_fitted(path: str | Path) -> Fitted:
+    """The fitted object in a file, of any kind of this library."""
+    return fitted_from(read_document(path), path=path)
+
+
+def fitted_from(document: Mapping[str, Any], *, path: str | Path) -> Fitted:
+    """The fitted object of any kind of this library that a checked document describes."""
+    home = KINDS.get(document["kind"])
+    if home is None:
+        raise FormatError(
+            f"{path} holds an object of kind {document['kind']!r}",
+            expected=f"one of {', '.join(KINDS)}",
+            fix="update anytime-nn; read an object of your own with its class: MyFitted.load(path)",
+            path=path,
+        )
+    package, _, name = home.rpartition(".")
+    known: type[Fitted] = getattr(import_module(package), name)
+    return known.from_document(document, path=path)
+
+
 def read_document(path: str | Path) -> dict[str, Any]:
     """The document of a file, after checking its checksum; `kind` says what it describes."""
     fix = "pass the path of a file that save() wrote"
-    data = read_file(path, most=_LARGEST_FILE, expected="a fitted object's file", fix=fix)
+    return document_from(read_file(path, most=LARGEST_FILE, expected="a fitted object's file", fix=fix), path)
+
+
+def document_from(data: bytes, path: str | Path) -> dict[str, Any]:
+    """The document in the bytes of a file, as `read_document` returns it."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):

@@ -76,8 +76,8 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
 
 
 @contextmanager
-def lock_run(folder: str | Path) -> Iterator[None]:
-    """Lock a folder against training by other processes; the lock ends with the process.
+def lock_run(folder: str | Path, *, doing: str = "training") -> Iterator[None]:
+    """Lock a folder against other processes that train or write there; the lock ends with the process.
 
     It is reentrant. Without file locks it does nothing.
     """
@@ -87,7 +87,7 @@ def lock_run(folder: str | Path) -> Iterator[None]:
             handle = None
         else:
             make_folder(place)
-            handle = _take(place)
+            handle = _take(place, doing)
     if handle is None:
         yield
         return
@@ -100,13 +100,13 @@ def lock_run(folder: str | Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _take(place: Path) -> int:
+def _take(place: Path, doing: str) -> int:
     while True:
         handle = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            error = _locked(place, handle)
+            error = _locked(place, handle, doing)
             os.close(handle)
             raise error from None
         except OSError:  # a file system without locks
@@ -120,12 +120,12 @@ def _take(place: Path) -> int:
         os.close(handle)
 
 
-def _locked(place: Path, handle: int) -> LockedError:
+def _locked(place: Path, handle: int, doing: str) -> LockedError:
     written = os.pread(handle, 32, 0).decode("ascii", "replace").strip()
     pid = int(written) if written.isascii() and written.isdigit() else None
     return LockedError(
-        f"process {pid or 'unknown'} is training in {place}",
-        expected="one training process per folder",
+        f"process {pid or 'unknown'} is {doing} in {place}",
+        expected=f"one process {doing} per folder",
         fix="wait for that process or stop it, or use another --out",
         path=place,
         pid=pid,

@@ -183,7 +183,7 @@ def test_every_candidate_can_be_written_down_and_read_back(frontier: Frontier) -
 def test_the_frontier_and_its_rule_go_through_their_files(frontier: Frontier, tmp_path: Path) -> None:
     read = Frontier.load(frontier.save(tmp_path / "frontier.json"))
     assert read.document() == frontier.document()
-    assert read.table() == frontier.table()
+    assert read.records() == frontier.records()
     chosen = read.choose(at_most={"drop_0.1": 0.2})
     path = chosen.save(tmp_path / "rule.json")
     again = TunedRule.load(path)

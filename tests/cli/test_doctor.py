@@ -18,9 +18,11 @@ import torch
 from rich.console import Console
 
 import anytime
+from anytime import installed
 from anytime.artifacts import write_json
 from anytime.cli import doctor as module
-from anytime.cli.doctor import Device, Extra, Package, _packages, doctor, environment, examine, render, to_json
+from anytime.cli.doctor import doctor, render, to_json
+from anytime.installed import Device, Extra, Package, _packages, environment, examine
 
 CORE = ["torch", "numpy", "scikit-learn", "safetensors", "jinja2", "cyclopts", "rich", "pyyaml"]
 NEEDS = [
@@ -224,7 +226,7 @@ def test_requirements_are_known_in_a_source_tree_too(monkeypatch):
     assert {package.name for package in found.packages} >= {"anytime-nn", *CORE}
     assert found.packages[0].version == anytime.__version__
     assert found.healthy
-    monkeypatch.setattr(module, "__file__", str(Path("/nowhere/src/anytime/cli/doctor.py")))
+    monkeypatch.setattr(installed, "__file__", str(Path("/nowhere/src/anytime/installed.py")))
     assert examine().packages == (Package("anytime-nn", None),)
 
 

@@ -17,10 +17,11 @@ from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_conformal_sets
 from anytime.data import load_digits
+from anytime.data.description import KNOWN
 from anytime.data.images import decode_image, read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
 from anytime.loading.inputs import fit_image, read_input
-from anytime.loading.models import KNOWN, open_model
+from anytime.loading.models import open_model
 from anytime.models import create, load, save
 from anytime.run import Answer
 

@@ -20,8 +20,8 @@ from anytime.artifacts import read_bundle, write_bundle
 from anytime.cli import run
 from anytime.cli.curve import curve
 from anytime.models import load
+from anytime.progress import Progress
 from anytime.train.command import show
-from anytime.train.log import Progress
 from anytime.train.run import RunResult, stored_config
 
 NETWORK = (

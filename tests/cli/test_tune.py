@@ -11,10 +11,11 @@ import pytest
 
 from anytime.artifacts import verify_bundle
 from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_product, fit_temperature
+from anytime.calibrate.tuning.figures import frontier_figures
 from anytime.cli import run
 from anytime.cli.rules import read_rule, split
 from anytime.evaluation import open_logits
-from anytime.report.pages.frontier import frontier_figures, render_frontier
+from anytime.report.pages.frontier import render_frontier
 
 
 def write(path: Path, seed: int, rows: int = 300) -> Path:

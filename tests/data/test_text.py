@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections import Counter
 from pathlib import Path
@@ -184,8 +185,8 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
 
 
 def test_unknown_sets_and_classes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="'agnews'"):
-        load_text("agnews", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="'yelp'"):
+        load_text("yelp", tmp_path)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="fine=True with 'imdb'"):
         load_text("imdb", tmp_path, fine=True)
 
@@ -313,3 +314,23 @@ def test_a_plan_depends_on_its_generator_only_and_drops_every_row_equally_often(
 def test_a_wrong_plan_is_named(batch: int, widths: tuple[int, ...]) -> None:
     with pytest.raises(OptionError):
         plan_batches(torch.tensor([3, 8]), batch, widths=widths)
+
+
+def test_the_rows_of_ag_news_are_split_and_keep_their_labels(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow writes the texts")
+    path = Path(__file__).parents[2] / "tools" / "ag_news.py"
+    spec = importlib.util.spec_from_file_location("ag_news", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    source = tmp_path / "test.csv"
+    source.write_text("".join(f'"{row % 4 + 1}","Title {row}","first \\second ""{row}"""\n' for row in range(40)))
+    tool.pack(source, tmp_path, test_rows=12)
+    found = load_text("agnews", tmp_path)
+    assert {split: len(data) for split, data in found.items()} == {"train": 28, "test": 12}
+    for data in found.values():
+        for text, label in zip(data.texts, data.labels.tolist(), strict=True):
+            row = int(text.split(".")[0].removeprefix("Title "))
+            assert text == f'Title {row}. first  second "{row}"'
+            assert label == row % 4

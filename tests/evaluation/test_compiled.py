@@ -166,6 +166,13 @@ def test_guarantees_of_rules_that_are_not_known_take_the_plain_path(monkeypatch:
     assert found.evaluation.settings["engine"] == "plain"
 
 
+def test_dense_logits_agree() -> None:
+    labels = torch.randint(0, 5, (9, 4, 6))
+    labels[0, 0] = 255
+    logits = 2 * torch.randn(3, 9, 5, 4, 6)
+    assert_engines_agree(logits, labels, class_dim=2, ignore_index=255)
+
+
 def test_a_subclass_of_a_rule_is_not_taken_for_the_rule() -> None:
     class Reversed(anytime.Latest):
         def _update(self, state: Any, logits: Tensor) -> Any:

@@ -45,27 +45,29 @@ from anytime.conformal import fit_conformal_sets
 from anytime.data import ImageData, Split, hold_out, load_digits, load_text
 from anytime.data.cifar_archive import ARCHIVES, read_archive
 from anytime.data.cifar_shards import read_shards
+from anytime.data.description import read_description
 from anytime.data.images import read_image
 from anytime.data.text import collect_vocabulary, load_tokenizer, save_tokenizer
 from anytime.data.wordpiece import WordPiece
 from anytime.errors import AnytimeError
 from anytime.fitted import _checksum
 from anytime.loading.inputs import read_array, read_texts
-from anytime.loading.models import read_description
-from anytime.models import create, load, save
+from anytime.models import AveragedEnsemble, create, load, save
 from anytime.models.base import MultiExit
 from anytime.models.text.pretrained import load_pretrained
+from anytime.policy import Confidence
 from anytime.reproduce.runs import read_run
+from anytime.run import Profile
 from anytime.run.export import load_exported
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.rows import RowsStep
 from anytime.train.log import CsvLog
 from anytime.train.objectives.losses import joint_cross_entropy, on_logits
 from anytime.train.run import _read_result
 from anytime.train.settings import read_pair, read_settings, resolve
 from anytime.train.start import start_network
-from anytime.train.step import TrainStep
 
 SECONDS, SEED, MEGABYTES = 30, 15, 1500
 NUMBERS = ["0", "-1", "1", "2", "255", "65536", "4294967296", "1000000000000", "9" * 30, "9" * 5000, "1e999", "-1e999", "1e39"]
@@ -171,9 +173,9 @@ class Small(MultiExit):
             yield head(x)
 
 
-def training() -> TrainStep:
+def training() -> RowsStep:
     data: ImageData = load_digits()["train"].take(torch.arange(64))
-    return TrainStep(Small(), data, on_logits(joint_cross_entropy), TrainConfig(epochs=2, batch=32), Hardware())
+    return RowsStep(Small(), data, on_logits(joint_cross_entropy), TrainConfig(epochs=2, batch=32), Hardware())
 
 
 def make_network(folder: Path) -> None:
@@ -306,6 +308,50 @@ def make_checkpoint(folder: Path) -> None:
     checkpoint.save(folder, training(), TrainState(3, 1.5))
 
 
+def make_backbone() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 5))
+
+
+def make_saved(folder: Path) -> None:
+    logits, labels = torch.from_numpy(LOGITS), torch.from_numpy(LABELS)
+    temperature = fit_temperature(logits, labels)
+    members = [anytime.attach_exits(make_backbone(), at=["1", "2"], example=torch.zeros(1, 1, 4, 4)) for _ in range(2)]
+    members[1].heads[0].linear.bias = members[0].heads[0].linear.bias
+    anytime.save(
+        AveragedEnsemble(members),
+        folder,
+        rule="latest",
+        calibration=(temperature, fit_conformal_sets(logits, labels, rule=temperature.rule_for(anytime.Latest()))),
+        policy=Confidence((0.5, 0.6, 0.7)),
+        profile=Profile(3, 5, "eager", 1, {}, (1,), torch.ones(1, 3, 4), torch.ones(1, 3, 4), 1),
+        class_names=list("abcde"),
+        normalisation=([0.5], [0.5]),
+    )
+
+
+SAVED = ("config", "runner", "policy", "profile", "data", "calibration-1", "calibration-2", "manifest")
+
+
+def build_saved() -> Any:
+    shared: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        made = anytime.attach_exits(make_backbone(), at=["1", "2"], example=torch.zeros(1, 1, 4, 4))
+        shared.append(made.heads[0].linear)
+        made.heads[0].linear.bias = shared[0].bias
+        return made
+
+    return build
+
+
+def read_saved(folder: Path) -> None:
+    anytime.Runner.load(folder, build=build_saved()).close()
+
+
+def make_attached(folder: Path) -> None:
+    anytime.save(anytime.attach_exits(make_backbone(), at=["1"], example=torch.zeros(1, 1, 4, 4)), folder)
+
+
 KINDS: dict[str, Kind] = {
     "npz": Kind(save_npz(np.savez), ("a.npz",), read_logits("a.npz"), 2),
     "compressed npz": Kind(save_npz(np.savez_compressed), ("a.npz",), read_logits("a.npz"), 2),
@@ -322,6 +368,18 @@ KINDS: dict[str, Kind] = {
         0.5,
     ),
     "network": Kind(make_network, ("config.json", "model.safetensors", "manifest.json"), load),
+    "saved model": Kind(
+        make_saved,
+        ("model.safetensors", *(f"{name}.json" for name in SAVED)),
+        read_saved,
+        0.7,
+    ),
+    "attached exits": Kind(
+        make_attached,
+        ("config.json", "model.safetensors", "manifest.json"),
+        lambda folder: anytime.load(folder, build=make_backbone),
+        0.7,
+    ),
     "images": Kind(make_images, ("a.png", "a.jpg", "a.webp", "a.bmp", "a.gif"), read_images),
     "CIFAR shards": Kind(make_shards, ("shard0.npz", "shard1.npz"), lambda folder: read_shards(folder, classes=10), 0.3),
     "CIFAR archive": Kind(

@@ -27,6 +27,8 @@ def test_a_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "docs"))]
     about = next((tmp_path / "installed").glob("*.dist-info/METADATA")).read_text()
     assert "\nName: anytime-nn\n" in about
+    assert "\n# anytime\n" in about
+    assert "](docs/" not in about  # links of the README would be broken on PyPI
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import anytime; assert anytime.__file__.startswith(sys.argv[1]), anytime.__file__\n"

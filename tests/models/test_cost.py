@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from anytime.errors import OptionError, ShapeError
+from anytime.errors import ShapeError
 from anytime.models import Cost, MSDNet, MSDNetConfig, MultiExit, measure_cost
 from anytime.models.msdnet import PRESETS
 
@@ -114,17 +114,49 @@ def test_parameters_that_no_exit_uses_are_listed() -> None:
     assert measure_cost(model, torch.zeros(1, 4)).unused == ("spare.weight",)
 
 
-def test_an_unknown_layer_is_named_and_takes_a_counter() -> None:
+def test_an_unknown_layer_costs_one_per_element_is_named_and_takes_a_counter() -> None:
     model = Chain(nn.Linear(4, 4), nn.Sequential(nn.RMSNorm(4)))
-    with pytest.raises(OptionError, match=r"the layer 'second\.0', a RMSNorm"):
-        measure_cost(model, torch.zeros(1, 4))
-    cost = measure_cost(model, torch.zeros(1, 4), layers={nn.RMSNorm: lambda layer, x, out: out.numel()})
-    assert cost.macs == (20, 24)
+    cost = measure_cost(model, torch.zeros(1, 4))
+    assert (cost.macs, cost.estimated) == ((20, 24), ("RMSNorm",))
+    cost = measure_cost(model, torch.zeros(1, 4), layers={nn.RMSNorm: lambda layer, x, out: 2 * out.numel()})
+    assert (cost.macs, cost.estimated) == ((20, 28), ())
 
 
-def test_attention_is_not_taken_for_its_linear_layer() -> None:
-    with pytest.raises(OptionError, match="MultiheadAttention"):
-        measure_cost(Chain(nn.Linear(4, 4), nn.MultiheadAttention(4, 1)), torch.zeros(1, 4))
+class Product(nn.Module):
+    """A linear layer of its own type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_of_an_unknown_layer_with_products_these_are_counted() -> None:
+    cost = measure_cost(Chain(nn.Linear(4, 4), Product()), torch.zeros(1, 4))
+    assert (cost.macs, cost.estimated) == ((20, 36), ())
+
+
+@pytest.mark.parametrize("meta", [True, False])
+def test_attention_is_counted_with_all_its_products(meta: bool) -> None:
+    """Four projections, without their biases, and two products of 3 × 3 with 8 channels."""
+    with torch.device("meta" if meta else "cpu"):
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        cost = measure_cost(Chain(layer, nn.Identity()), torch.zeros(1, 3, 8))
+    attention, block = 3 * (4 * 64) + 2 * 9 * 8, 3 * (16 * 9 + 8 * 17) + 2 * 24  # the block: two linear layers, two norms
+    assert cost.macs[0] == attention + block
+
+
+def test_a_recurrent_layer_costs_each_parameter_once_per_step() -> None:
+    class First(nn.LSTM):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[0]
+
+    lstm = First(4, 5, batch_first=True)
+    assert measure_cost(Chain(lstm, nn.Identity()), torch.zeros(1, 7, 4)).macs[0] == 7 * sum(
+        p.numel() for p in lstm.parameters()
+    )
 
 
 def test_the_model_is_not_changed() -> None:
@@ -138,5 +170,5 @@ def test_the_model_is_not_changed() -> None:
 
 @pytest.mark.parametrize("shape", [(4,), (0, 4)])
 def test_an_example_without_a_row_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match="the example has shape"):
+    with pytest.raises(ShapeError, match="example has shape"):
         measure_cost(Chain(nn.Linear(4, 4), nn.Linear(4, 4)), torch.zeros(shape))

@@ -380,7 +380,33 @@ def test_an_input_of_another_shape_or_type_is_refused(ids: Tensor, error: type[E
         next(made().exits(ids))
 
 
-@pytest.mark.parametrize("given", ["who wrote it", ["who", "where"], {"input_ids": torch.ones(1, 3).long()}], ids=str)
+@pytest.mark.parametrize(("head", "pool"), KINDS)
+@torch.no_grad()
+def test_what_a_tokenizer_returns_gives_what_its_rows_give_without_padding(head: str, pool: str) -> None:
+    network, ids = made(head=head, pool=pool, pad=2), rows(7, 3, 9)
+    mask = torch.tensor([[1] * length + [0] * (9 - length) for length in (7, 3, 9)])
+    wanted = network(ids.masked_fill(mask == 0, 2))
+    given = {"input_ids": ids.masked_fill(mask == 0, 5), "token_type_ids": torch.zeros_like(ids), "attention_mask": mask}
+    assert torch.equal(network(given), wanted)
+    torch.testing.assert_close(network({"input_ids": ids[2:]}), wanted[:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"input_ids": None}, DtypeError, "the input is a NoneType"),
+        ({"attention_mask": torch.ones(1, 2)}, ShapeError, "attention_mask has shape"),
+        ({"attention_mask": [[1, 1, 1]]}, ShapeError, "attention_mask is not a tensor"),
+        ({"attention_mask": torch.tensor([[0, 1, 1]])}, InputError, "padded at their start"),
+    ],
+)
+def test_wrong_outputs_of_a_tokenizer_are_named(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3), **change}
+    with pytest.raises(error, match=message):
+        made()(given)
+
+
+@pytest.mark.parametrize("given", ["who wrote it", ["who", "where"]], ids=str)
 def test_a_text_in_place_of_token_ids_is_refused(given: Any) -> None:
     with pytest.raises(DtypeError, match=f"the input is a {type(given).__name__}") as caught:
         made()(given)

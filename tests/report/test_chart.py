@@ -4,23 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anytime.report.svg.chart import (
-    MARKERS,
-    WIDTH,
-    Axis,
-    Chart,
-    Guide,
-    Look,
-    Series,
-    draw,
-    look,
-    place,
-    sparkline,
-    stacked,
-    standalone,
-    style_sheet,
-)
-from anytime.report.svg.scale import linear, symlog
+from anytime.display.chart import Axis, Chart, Guide, Look, Series, look
+from anytime.display.scale import linear, symlog
+from anytime.report.svg.chart import MARKERS, WIDTH, draw, place, sparkline, stacked, standalone, style_sheet
 
 EVIL = '"><script>alert(1)</script>&'
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from anytime.evaluation import Evaluation
-from anytime.report.pages.figures import figures
+from anytime.evaluation.figures import figures
+from anytime.evaluation.tables import at_each_exit, over_all
 from anytime.report.pages.inputs import GROUP, answers, drop_class, input_section, worst
-from anytime.report.pages.tables import exit_by_exit, over_all
+from anytime.report.svg.chart import draw
 
 Make = Callable[..., Evaluation]
 Change = Callable[..., Evaluation]
@@ -45,7 +46,7 @@ def test_every_figure_has_a_text_one_line_per_rule_and_a_table(plain: Evaluation
     for figure in figures(plain):
         assert figure.title
         assert figure.reading.endswith((".", "?"))
-        assert figure.svg.startswith("<svg")
+        assert draw(figure.chart).startswith("<svg")
         assert len(figure.table.rows) >= len(figure.chart.series) >= 1
         assert all(len(row) == len(figure.table.columns) for row in figure.table.rows)
 
@@ -76,21 +77,23 @@ def test_the_table_of_set_sizes_has_the_coverage(plain: Evaluation) -> None:
 def test_few_and_many_exits_are_drawn(make: Make, exits: int) -> None:
     found = figures(make(exits=exits, samples=30))
     assert all(len(figure.chart.x.ticks()) <= 15 for figure in found)
-    assert all("nan" not in figure.svg for figure in found)
+    assert all("nan" not in draw(figure.chart) for figure in found)
 
 
 def test_all_numbers_are_in_the_tables(plain: Evaluation) -> None:
     rows = {row[0]: row[1:] for row in over_all(plain).rows}
     drops = [figures.label_drop_percent["0.5"] for figures in plain.rules.values()]
     assert rows["The true class's probability drops by ≥ 0.5"] == tuple(f"{value:.2f} %" for value in drops)
-    tables = exit_by_exit(plain)
+    tables = [at_each_exit(plain, rule) for rule in plain.rules]
     assert [table.caption for table in tables] == ["Latest at each exit", "Caching at each exit", "Product at each exit"]
     assert {"Accuracy", "Confidence", "Coverage of the support", "Cumulative cost"} <= {row[0] for row in tables[2].rows}
 
 
 def test_tables_leave_out_missing_metrics(make: Make) -> None:
     found = make(labelled=False, sets=None)
-    words = " ".join(row[0] for table in (over_all(found), *exit_by_exit(found)) for row in table.rows)
+    words = " ".join(
+        row[0] for table in (over_all(found), *(at_each_exit(found, rule) for rule in found.rules)) for row in table.rows
+    )
     assert "true class" not in words
     assert "prediction set" not in words
 

@@ -8,12 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from anytime.calibrate.certify import rounded_down, rounded_up
 from anytime.combine import parse_rule
+from anytime.display.chart import look
+from anytime.display.numbers import rounded_down, rounded_up
 from anytime.evaluation import Evaluation, Guarantees
 from anytime.report import render
 from anytime.report.pages.guarantees import at_cost, budget, diagrams, dropped, section
-from anytime.report.svg.chart import look
+from anytime.report.svg.chart import draw
 from anytime.report.svg.reliability import BOTTOM, SIDE, TOP, ReliabilityDiagram, draw_reliability
 
 Measured = Callable[..., tuple[Guarantees, Evaluation]]
@@ -65,9 +66,9 @@ def test_figures_show_the_numbers_that_were_found(found: Guarantees) -> None:
     assert coverage.guides[0].start[1] == pytest.approx(95)
     assert [row[0] for row in figures["set_coverage"].table.rows][:2] == ["Latest, coverage", "Latest, size"]
     for figure in figures.values():
-        assert "nan" not in figure.svg
+        assert "nan" not in draw(figure.chart)
         assert all(len(row) == len(figure.table.columns) for row in figure.table.rows)
-        ElementTree.fromstring(figure.svg)
+        ElementTree.fromstring(draw(figure.chart))
 
 
 def test_without_sets_there_is_no_coverage(measured: Measured) -> None:

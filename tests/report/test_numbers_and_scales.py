@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anytime.report.numbers import compact, exact, fraction, number, percent, plural, points
-from anytime.report.svg.palette import DARK, LIGHT, variables
-from anytime.report.svg.scale import SymlogScale, linear, symlog
+from anytime.display.numbers import compact, exact, fraction, number, percent, plural, points
+from anytime.display.palette import DARK, LIGHT, variables
+from anytime.display.scale import SymlogScale, linear, symlog
 
 
 @pytest.mark.parametrize(

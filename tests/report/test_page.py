@@ -15,8 +15,8 @@ import pytest
 
 from anytime.combine import parse_rule
 from anytime.evaluation import Evaluation
+from anytime.evaluation.figures import figures
 from anytime.report import render
-from anytime.report.pages.figures import figures
 from anytime.report.pages.page import as_json, flat
 
 Make = Callable[..., Evaluation]

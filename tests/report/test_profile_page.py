@@ -8,9 +8,10 @@ from html import unescape
 import pytest
 import torch
 
-from anytime.report.pages.profile import exit_table, headline, load_note, profile_figures, render_profile, stage_table
+from anytime.report.pages.profile import headline, load_note, render_profile
 from anytime.report.svg.chart import place
 from anytime.run import Profile
+from anytime.run.timing.profile_figures import exit_table, profile_figures, stage_table
 
 EVIL = "</style><script>alert(1)</script>"
 

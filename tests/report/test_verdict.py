@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from anytime.evaluation import Evaluation
+from anytime.evaluation.rules import looks
 from anytime.metrics.rule_metrics import Consistency, DiminishingReturns
 from anytime.report.pages.card import card
-from anytime.report.pages.rules import looks
 from anytime.report.pages.verdict import sentences, verdict
 
 Change = Callable[..., Evaluation]

@@ -24,6 +24,7 @@ from anytime.artifacts import seal
 from anytime.cli import run
 from anytime.data.text import collect_vocabulary, save_tokenizer
 from anytime.models import create, save
+from anytime.policy import Confidence
 from anytime.serve import open_service
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,33 @@ def test_exported_stages(tmp_path: Path, serving: Any, open_folder: Any, capsys:
     assert labels(live.post("/v2/models/stages/infer", json=request)) == wanted
     refused = live.post("/v2/models/stages/infer", json={"inputs": [described], "parameters": {"set": True}})
     assert refused.status_code == 400  # no prediction sets
+
+
+class Two(torch.nn.Module):
+    """A module that takes two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 5)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.last((self.words(input_ids) * attention_mask[..., None]).sum(1))  # type: ignore[no-any-return]
+
+
+def test_saved_models_of_several_tensors(tmp_path: Path, serving: Any, open_folder: Any) -> None:
+    torch.manual_seed(0)
+    x = {"input_ids": torch.tensor([[1, 2, 3], [4, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    model = anytime.attach_exits(Two(), at=["words"], example=x)
+    folder = anytime.save(model, tmp_path / "two", rule="latest", policy=Confidence((0.0, 1.0)), class_names=list("abcde"))
+    live = serving(open_folder(folder, build=Two, engine="eager"))
+    described = [
+        {"name": name, "datatype": "INT64", "shape": [2, 3], "data": tensor.flatten().tolist()} for name, tensor in x.items()
+    ]
+    found = live.post("/v2/models/two/infer", json={"inputs": described})
+    with torch.inference_mode():
+        assert labels(found) == model.eval()(x)[0].argmax(-1).tolist()
+    assert (found.json()["parameters"]["exit"], found.json()["parameters"]["reason"]) == (1, "policy")
+    assert [each["name"] for each in live.get("/v2/models/two").json()["inputs"]] == list(x)
 
 
 def test_text_models(tmp_path: Path, serving: Any, open_folder: Any) -> None:
@@ -87,7 +115,7 @@ def test_published_runs(serving: Any, open_folder: Any) -> None:
     described = {"name": "input", "datatype": "FP32", "shape": list(x.shape), "data": x.ravel().tolist()}
     response = live.post("/v2/models/msdnet-cifar100-seed0/infer", json={"inputs": [described]}, timeout=60)
     with torch.inference_mode():
-        wanted = live.service.runner.rule(live.service.opened.network(torch.from_numpy(x)))
+        wanted = live.service.runner.rule(live.service.opened.model(torch.from_numpy(x)))
     assert labels(response) == wanted.labels[response.json()["parameters"]["exit"] - 1].tolist()
 
 

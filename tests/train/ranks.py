@@ -15,10 +15,10 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.process import run_program
 from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.rows import RowsStep
 from anytime.train.data.stream import StreamedStep
 from anytime.train.distributed import Ranks, launch
 from anytime.train.objectives.plan import phases
-from anytime.train.step import TrainStep
 from anytime.train.stopping import Stopping
 
 RECIPE = TrainConfig(epochs=2, batch=64, lr=0.1, nesterov=True, objective="joint-then-product", product_from=0.5)
@@ -73,8 +73,8 @@ def train(streamed: bool, ranks: Ranks | None = None) -> dict[str, Any]:
     torch.manual_seed(0)
     data: Any = Stream(load_digits()["train"]) if streamed else load_digits()["train"]
     plan = phases(RECIPE, exits=2, steps_per_epoch=len(data) // RECIPE.batch)
-    kind: Any = StreamedStep if streamed else TrainStep
-    training: TrainStep = kind(Small(), data, plan[0].objective, RECIPE, Hardware(), ranks)
+    kind: Any = StreamedStep if streamed else RowsStep
+    training: RowsStep = kind(Small(), data, plan[0].objective, RECIPE, Hardware(), ranks)
     losses = []
     for epoch, phase in enumerate(plan):
         if epoch:

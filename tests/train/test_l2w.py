@@ -18,6 +18,7 @@ from anytime.models.msdnet import MSDNet, MSDNetConfig
 from anytime.policy import exit_fractions
 from anytime.train import L2W, ExitEvaluation, FitOptions, Hardware, TrainConfig, fit
 from anytime.train.data.named import doubled
+from anytime.train.data.rows import _stop_counting
 from anytime.train.objectives.l2w import (
     Half,
     L2WStep,
@@ -28,7 +29,6 @@ from anytime.train.objectives.l2w import (
     meta_loss,
     sample_weights,
 )
-from anytime.train.step import _stop_counting
 
 RECIPE = TrainConfig(epochs=4, batch=64, lr=0.1, schedule="cosine", augment=False, objective="l2w")
 NETWORK = MSDNetConfig(

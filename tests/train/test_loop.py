@@ -17,8 +17,8 @@ from anytime.artifacts import read_bundle
 from anytime.data import ImageData
 from anytime.errors import InputError, IntegrityError, OptionError
 from anytime.models import create
+from anytime.progress import Progress
 from anytime.train import DivergedError, ExitEvaluation, FitOptions, TrainConfig, fit
-from anytime.train.log import Progress
 
 
 @pytest.mark.parametrize("objective", ["joint", "product", "joint-then-product"])

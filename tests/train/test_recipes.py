@@ -12,7 +12,7 @@ from anytime.train.settings import Source, read_recipe, read_settings, recipe_na
 
 CLASSES = {
     "cifar10": 10, "cifar100": 100, "digits": 10, "imagenet": 1000, "tiny-imagenet": 200,
-    "imdb": 2, "sst2": 2, "trec": 6, "banking77": 77, "clinc150": 150,
+    "imdb": 2, "sst2": 2, "agnews": 4, "trec": 6, "banking77": 77, "clinc150": 150,
 }  # fmt: skip
 CPU = Source("test", {"device": "cpu", "root": "data"})
 

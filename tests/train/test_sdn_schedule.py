@@ -9,8 +9,8 @@ import torch
 from anytime.data import ImageData
 from anytime.errors import OptionError
 from anytime.train import ExitEvaluation, Hardware, TrainConfig, fit, joint_cross_entropy, on_logits
+from anytime.train.data.rows import RowsStep
 from anytime.train.schedule import default_sdn_weights, sdn_weights
-from anytime.train.step import TrainStep
 
 PUBLISHED = (0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 1.0)
 
@@ -31,8 +31,8 @@ def test_the_step_weighs_the_losses_of_each_epoch(digits: dict[str, ImageData], 
     plain = on_logits(joint_cross_entropy)
     for final, epoch in ((None, 1), ((0.2, 0.8, 2.0), 3)):
         config = TrainConfig(epochs=4, objective="sdn", exit_weights=final, augment=False)
-        weighed = TrainStep(copy.deepcopy(model), digits["train"], plain, config, Hardware())
-        rival = TrainStep(copy.deepcopy(model), digits["train"], plain, TrainConfig(epochs=4, augment=False), Hardware())
+        weighed = RowsStep(copy.deepcopy(model), digits["train"], plain, config, Hardware())
+        rival = RowsStep(copy.deepcopy(model), digits["train"], plain, TrainConfig(epochs=4, augment=False), Hardware())
         for step in (weighed, rival):
             step.begin(epoch)
             step(0, 0.1)

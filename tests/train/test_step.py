@@ -12,13 +12,13 @@ from torch import nn
 from anytime.data import ImageData, normalise
 from anytime.errors import OptionError
 from anytime.train import Hardware, TrainConfig, joint_cross_entropy, on_logits
+from anytime.train.data.rows import RowsStep
 from anytime.train.gpu.graph import Replayed, use_streams
-from anytime.train.step import TrainStep
 
 OBJECTIVE = on_logits(joint_cross_entropy)
 
 
-def plain_loop(model: nn.Module, step: TrainStep, config: TrainConfig, steps: int, lr: float) -> list[torch.Tensor]:
+def plain_loop(model: nn.Module, step: RowsStep, config: TrainConfig, steps: int, lr: float) -> list[torch.Tensor]:
     """The same batches in a plain PyTorch loop."""
     optimizer = torch.optim.SGD(
         model.parameters(), lr, momentum=config.momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
@@ -45,7 +45,7 @@ def test_the_step_is_that_of_a_plain_loop(
     model = tiny.Tiny()
     rival = copy.deepcopy(model)
     config = TrainConfig(batch=64, nesterov=nesterov, augment=False)
-    step = TrainStep(model, digits["train"], OBJECTIVE, config, Hardware(channels_last=channels_last))
+    step = RowsStep(model, digits["train"], OBJECTIVE, config, Hardware(channels_last=channels_last))
     step.begin(0)
     ours = []
     steps = 4  # few, as training amplifies rounding
@@ -62,7 +62,7 @@ def test_the_step_is_that_of_a_plain_loop(
 def test_only_publish_changes_the_callers_model(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     model = tiny.Tiny()
     before = copy.deepcopy(model.state_dict())
-    step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
+    step = RowsStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
     step.begin(0)
     step(0, 0.1)
     assert all(torch.equal(before[name], values) for name, values in model.state_dict().items())
@@ -75,7 +75,7 @@ def test_frozen_parameters_stay(digits: dict[str, ImageData], tiny: ModuleType) 
     model = tiny.Tiny()
     model.stages.requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
-    step = TrainStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
+    step = RowsStep(model, digits["train"], OBJECTIVE, TrainConfig(), Hardware())
     step.begin(0)
     for index in range(3):
         step(index, 0.1)
@@ -100,7 +100,7 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
     losses = []
     with without_onednn():
         for hardware in (Hardware(), Hardware(precision="bfloat16", channels_last=True)):
-            step = TrainStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), hardware)
+            step = RowsStep(copy.deepcopy(model), digits["train"], OBJECTIVE, TrainConfig(), hardware)
             step.begin(0)
             for index in range(6):
                 step(index, 0.05)
@@ -114,7 +114,7 @@ def test_bfloat16_follows_float32_and_keeps_float32_weights(digits: dict[str, Im
 
 
 def test_an_epoch_shows_each_row_once_and_epochs_differ(digits: dict[str, ImageData], tiny: ModuleType) -> None:
-    step = TrainStep(tiny.Tiny(), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
+    step = RowsStep(tiny.Tiny(), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
     step.begin(0)
     first = step.order.clone(), step.draws.down.clone()
     assert torch.equal(first[0].sort().values, torch.arange(1197))
@@ -127,12 +127,12 @@ def test_an_epoch_shows_each_row_once_and_epochs_differ(digits: dict[str, ImageD
 
 def test_a_batch_larger_than_the_data_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="batch"):
-        TrainStep(tiny.Tiny(), digits["val"], OBJECTIVE, TrainConfig(batch=301), Hardware())
+        RowsStep(tiny.Tiny(), digits["val"], OBJECTIVE, TrainConfig(batch=301), Hardware())
 
 
 def test_a_frozen_network_is_refused(digits: dict[str, ImageData], tiny: ModuleType) -> None:
     with pytest.raises(OptionError, match="gradient"):
-        TrainStep(tiny.Tiny().requires_grad_(False), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
+        RowsStep(tiny.Tiny().requires_grad_(False), digits["train"], OBJECTIVE, TrainConfig(), Hardware())
 
 
 def test_streams_need_an_msdnet(tiny: ModuleType) -> None:

@@ -263,7 +263,7 @@ def test_a_vocabulary_that_lost_a_line_is_refused(tmp_path: Path) -> None:
         ({"classes": "all"}, "classes is 'all'"),
         ({"length": 1}, "length is 1"),
         ({"data": "digits", "classes": 3}, "classes is 3"),
-        ({"data": "agnews"}, "data is 'agnews'"),
+        ({"data": "yelp"}, "data is 'yelp'"),
         ({"root": 3}, "root is 3"),
     ],
     ids=str,

@@ -13,7 +13,7 @@ from anytime.artifacts.bundles import (
     verify_bundle,
     write_bundle,
 )
-from anytime.artifacts.files import json_text, make_folder, typed_errors, write_bytes, write_json, write_text
+from anytime.artifacts.files import json_text, make_folder, replace_file, typed_errors, write_bytes, write_json, write_text
 from anytime.artifacts.tensors import tensors_from_bytes, tensors_to_bytes
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "overwrites",
     "read_bundle",
     "read_sealed",
+    "replace_file",
     "seal",
     "tensors_from_bytes",
     "tensors_to_bytes",

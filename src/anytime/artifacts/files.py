@@ -54,6 +54,17 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             sync_folder(target.parent)
 
 
+def replace_file(made: Path, path: str | Path) -> None:
+    """Move a finished and synced file to a path on the same disk; links are followed, permissions of an old file kept."""
+    with typed_errors(path):
+        target = Path(path).resolve()
+        mode = file_mode(target)
+        if mode is not None:
+            made.chmod(mode)
+        made.replace(target)
+        sync_folder(target.parent)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text in UTF-8 as `write_bytes` does; line ends stay as they are."""
     with typed_errors(path):

@@ -8,15 +8,15 @@ are independent samples from the same source as these rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor
 
+from anytime.calibrate.certificate_figures import certificate_chart, certificate_table, choice_table
 from anytime.calibrate.measure import follow_blocks
 from anytime.calibrate.tuning.tuned import TunedRule
 from anytime.checks import (
@@ -30,17 +30,23 @@ from anytime.checks import (
 )
 from anytime.combine import Rule, parse_rule
 from anytime.combine.named import as_rule, name_of
+from anytime.display.numbers import rounded_down, rounded_up
+from anytime.display.plot import plot_chart
+from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import Trajectories, is_monotone, reach
 from anytime.metrics import drop as largest_drop
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Control = Literal["sequence", "holm", "bonferroni"]
 """How the probability of any false guarantee is kept: tests in a given order until one fails, or all at stricter levels."""
 
 
 @dataclass(frozen=True)
-class Certificate(Fitted, kind="certificate", version=2, oldest=1, renamed={"rule": "text"}):
+class Certificate(Displayed, Fitted, kind="certificate", version=2, oldest=1, renamed={"rule": "text"}):
     """Bounds for one rule that was fixed before these rows were used.
 
     `drop_bound` and `monotone_bound` each hold with the stated confidence; `joint_drop_bound` and `joint_monotone_bound` hold
@@ -100,13 +106,25 @@ class Certificate(Fitted, kind="certificate", version=2, oldest=1, renamed={"rul
             f"{rounded_down(self.joint_monotone_bound)}.",
         )
 
+    def table(self) -> Table:
+        """What was observed on the rows, and the bounds."""
+        return certificate_table(self)
+
+    def plot(self, *, ax: Axes | None = None) -> Axes:
+        """Draw what was observed, and the bounds, with matplotlib (extra `plot`).
+
+        Args:
+            ax: Axes to draw into; new ones by default.
+        """
+        return plot_chart(certificate_chart(self), title=f"{self.text}: inputs that get worse", ax=ax)
+
     @property
     def _confidence(self) -> str:
         return f"With {_percent(self.confidence)} confidence"
 
 
 @dataclass(frozen=True)
-class ChoiceCertificate(Fitted, kind="choice-certificate"):
+class ChoiceCertificate(Displayed, Fitted, kind="choice-certificate"):
     """Which of several rules satisfy a bound on drops; all of `certified` do, simultaneously, with the stated confidence.
 
     Args:
@@ -139,6 +157,10 @@ class ChoiceCertificate(Fitted, kind="choice-certificate"):
     def rule(self) -> Rule[Any] | None:
         """The best certified rule, or None."""
         return None if self.chosen is None else parse_rule(self.chosen)
+
+    def table(self) -> Table:
+        """One row per tested rule."""
+        return choice_table(self)
 
     @property
     def certified(self) -> tuple[str, ...]:
@@ -364,24 +386,3 @@ def _amount(bound: Certificate | ChoiceCertificate) -> str:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.6g} %"
-
-
-def rounded_up(fraction: float) -> str:
-    """A percentage rounded up, so that an upper bound stays one.
-
-    >>> rounded_up(0.003101), rounded_up(0.1371)
-    ('0.32 %', '13.8 %')
-    """
-    digits = 2 if fraction < 0.01 else 1
-    # The last bits of a float must not round a whole step up.
-    return f"{math.ceil(100 * fraction * 10**digits - 1e-9) / 10**digits:.{digits}f} %"
-
-
-def rounded_down(fraction: float) -> str:
-    """A percentage rounded down.
-
-    >>> rounded_down(0.8608), rounded_down(0.99999)
-    ('86.0 %', '99.99 %')
-    """
-    digits = 2 if fraction > 0.99 else 1
-    return f"{math.floor(100 * fraction * 10**digits + 1e-9) / 10**digits:.{digits}f} %"

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate.temperature import fit_temperature
-from anytime.checks import check_count, check_labelled, check_number
+from anytime.checks import check_count, check_number
 from anytime.combine.base import LARGEST, SMALLEST
+from anytime.combine.dense import check_labelled_rows
 from anytime.combine.powers import Powers, multiply
 from anytime.fitted import Fitted
 from anytime.metrics import drop
@@ -67,7 +68,16 @@ class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed=
         return self.nll + self.penalty * self.drop
 
 
-def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: float = 0.0, steps: int = 100) -> FittedProduct:
+def fit_product(
+    logits: Any,
+    labels: Any,
+    *,
+    penalty: float = 3.0,
+    ignored: float = 0.0,
+    steps: int = 100,
+    class_dim: int | None = None,
+    ignore_index: int | None = None,
+) -> FittedProduct:
     """Fit the powers of the fitted product on held-out rows; deterministic.
 
     Args:
@@ -76,6 +86,8 @@ def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: floa
         penalty: λ, the cost of a mean drop of 1 in nats. 0 maximises likelihood alone.
         ignored: Only the part of a drop above this is penalised.
         steps: The maximum number of L-BFGS steps; it stops earlier once it has converged.
+        class_dim: The dimension of the classes in dense logits; every position is a row. All rows are held in memory.
+        ignore_index: The label of positions to leave out.
 
     Example:
         >>> labels = torch.arange(300) % 3
@@ -84,7 +96,7 @@ def fit_product(logits: Any, labels: Any, *, penalty: float = 3.0, ignored: floa
         >>> fitted.loss < fitted.loss_before
         True
     """
-    given, wanted = check_labelled(logits, labels)
+    given, wanted = check_labelled_rows(logits, labels, class_dim, ignore_index)
     exits, rows, classes = given.shape
     check_number(penalty, "penalty", low=0, most=LARGEST)
     check_number(ignored, "ignored", low=0, below=1)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import check_labelled
 from anytime.combine import Caching, Latest, Rule, Scaled, Tempered, parse_rule
 from anytime.combine.base import LARGEST, SMALLEST
+from anytime.combine.dense import check_labelled_rows
 from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
@@ -78,7 +78,13 @@ class Temperature(Fitted, kind="temperature"):
 
 
 def fit_temperature(
-    logits: Any, labels: Any, rule: str | Rule[Any] | None = None, *, bounds: tuple[float, float] = (0.01, 100.0)
+    logits: Any,
+    labels: Any,
+    rule: str | Rule[Any] | None = None,
+    *,
+    bounds: tuple[float, float] = (0.01, 100.0),
+    class_dim: int | None = None,
+    ignore_index: int | None = None,
 ) -> Temperature:
     """Fit one temperature per exit on held-out rows.
 
@@ -89,6 +95,8 @@ def fit_temperature(
             scaled exits). Any other rule is fitted by the temperatures of its predictions.
         bounds: The smallest and largest temperature. Networks are typically near 2, the first exits of a ReLU product near
             0.03.
+        class_dim: The dimension of the classes in dense logits; every position is a row. All rows are held in memory.
+        ignore_index: The label of positions to leave out.
 
     Example:
         >>> logits = torch.tensor([[[3.0, 0.0], [3.0, 0.0], [3.0, 0.0]]])
@@ -96,7 +104,7 @@ def fit_temperature(
         >>> round(found.temperatures[0], 4), round(3 / math.log(2), 4)
         (4.3281, 4.3281)
     """
-    given, wanted = check_labelled(logits, labels)
+    given, wanted = check_labelled_rows(logits, labels, class_dim, ignore_index)
     exits, rows, classes = given.shape
     if not isinstance(bounds, tuple | list) or len(bounds) != 2 or not SMALLEST <= bounds[0] < bounds[1] <= LARGEST:
         raise OptionError(

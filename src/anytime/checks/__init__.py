@@ -3,7 +3,7 @@
 The functions return the value, ready for use (tensors in at least float32), or raise a typed error. They never change it.
 """
 
-from anytime.checks.inputs import Inputs, check_inputs, count_rows, map_inputs, tensors_of
+from anytime.checks.inputs import Inputs, check_inputs, count_rows, join_inputs, map_inputs, repeat_rows, tensors_of
 from anytime.checks.numbers import (
     LARGEST_OLD_SEED,
     LARGEST_SEED,
@@ -23,6 +23,7 @@ from anytime.checks.tensors import (
     as_float,
     as_tensor,
     check_costs,
+    check_label_shape,
     check_labelled,
     check_labels,
     check_log_probs,
@@ -30,6 +31,9 @@ from anytime.checks.tensors import (
     check_probabilities,
     check_scale,
     check_step,
+    exit_costs,
+    not_finite,
+    stack_exits,
 )
 
 __all__ = [
@@ -47,6 +51,7 @@ __all__ = [
     "check_flag",
     "check_fraction",
     "check_inputs",
+    "check_label_shape",
     "check_labelled",
     "check_labels",
     "check_log_probs",
@@ -59,9 +64,14 @@ __all__ = [
     "check_step",
     "check_threads",
     "count_rows",
+    "exit_costs",
     "fingerprints",
     "free_memory",
+    "join_inputs",
     "map_inputs",
+    "not_finite",
+    "repeat_rows",
     "shared_rows",
+    "stack_exits",
     "tensors_of",
 ]

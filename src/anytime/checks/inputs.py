@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anytime.checks.tensors import as_tensor
-from anytime.errors import InputError, ShapeError
+from anytime.errors import DtypeError, InputError, ShapeError
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a model is called with."""
@@ -30,6 +31,8 @@ def check_inputs(x: Any, name: str = "x") -> Inputs:
         >>> check_inputs({"ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)})["mask"].shape
         torch.Size([2, 5])
     """
+    if isinstance(x, Tensor) and x.ndim and x.shape[0]:
+        return x  # the usual case: a check takes part of each request's time
     if isinstance(x, Mapping):
         named = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
         _check_rows(named, name)
@@ -48,29 +51,37 @@ def tensors_of(x: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, ...]:
 
     Args:
         x: The inputs.
-        names: The order of the tensors of a dict; by default its own.
+        names: The names of the tensors, in the order of the result; by default a dict's own order, and any number of them.
 
     Example:
         >>> import torch
         >>> [len(tensor) for tensor in tensors_of({"b": torch.zeros(2), "a": torch.zeros(2)}, ("a", "b"))]
         [2, 2]
     """
-    if isinstance(x, Tensor):
+    _refuse_others(x)
+    if isinstance(x, Tensor) and len(names) < 2:
         return (x,)
-    if not isinstance(x, Mapping):
-        return tuple(x)
-    if names and set(names) != set(x):
+    if isinstance(x, Mapping):
+        if names and set(names) != set(x):
+            raise InputError(
+                f"the inputs are named {', '.join(map(str, x))}",
+                expected=f"the names {', '.join(names)}",
+                fix="pass the same tensors as in the example that the model was made with",
+            )
+        return tuple(x[name] for name in names or x)
+    tensors = (x,) if isinstance(x, Tensor) else tuple(x)
+    if names and len(tensors) != len(names):
         raise InputError(
-            f"the inputs are named {', '.join(map(str, x))}",
-            expected=f"the names {', '.join(names)}",
-            fix="pass the same tensors as in the example that the model was made with",
+            "one tensor of inputs" if isinstance(x, Tensor) else f"{len(tensors)} tensors of inputs",
+            expected=f"{len(names)}: {', '.join(names)}",
+            fix="pass a dict with these names, or a tuple in this order",
         )
-    return tuple(x[name] for name in names or x)
+    return tensors
 
 
 def count_rows(x: Inputs) -> int:
     """The number of inputs in a batch."""
-    return len(tensors_of(x)[0])
+    return tensors_of(x)[0].shape[0]
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
@@ -81,11 +92,49 @@ def map_inputs(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
         >>> map_inputs(lambda tensor: tensor[:1], (torch.zeros(3, 2), torch.ones(3)))
         (tensor([[0., 0.]]), tensor([1.]))
     """
-    if isinstance(x, Tensor):
-        return function(x)
-    if isinstance(x, Mapping):
-        return {name: function(tensor) for name, tensor in x.items()}
-    return tuple(function(tensor) for tensor in x)
+    return function(x) if isinstance(x, Tensor) else join_inputs(lambda tensors: function(tensors[0]), (x,))
+
+
+def repeat_rows(x: Inputs, rows: int) -> Inputs:
+    """So many rows, by repeating those of a batch in order.
+
+    Example:
+        >>> import torch
+        >>> repeat_rows(torch.tensor([1, 2]), 3)
+        tensor([1, 2, 1])
+    """
+    return map_inputs(lambda tensor: tensor[torch.arange(rows, device=tensor.device) % len(tensor)], x)
+
+
+def join_inputs(function: Callable[[Sequence[Tensor]], Tensor], parts: Sequence[Inputs]) -> Inputs:
+    """Apply a function to the tensors in the same place of several inputs: `join_inputs(torch.cat, parts)` is one batch.
+
+    Args:
+        function: From the tensors of all parts to one tensor.
+        parts: Inputs of the same structure.
+
+    Example:
+        >>> import torch
+        >>> join_inputs(torch.cat, [{"ids": torch.zeros(2, 5)}, {"ids": torch.zeros(1, 5)}])["ids"].shape
+        torch.Size([3, 5])
+    """
+    each: Any = parts
+    if isinstance(parts[0], Tensor):
+        return function(each)
+    if isinstance(parts[0], Mapping):
+        return {name: function([part[name] for part in each]) for name in parts[0]}
+    return tuple(function(tensors) for tensors in zip(*each, strict=True))
+
+
+def _refuse_others(x: Any) -> None:
+    """Refuse texts and other values: iterating over them would look like a tuple of inputs."""
+    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple | list) else (x,)
+    if not all(isinstance(value, Tensor) for value in values):
+        raise DtypeError(
+            f"the input is a {type(x).__name__}" + ("" if values == (x,) else " of other values than tensors"),
+            expected="a tensor, or a tuple or dict of tensors",
+            fix="convert it first: torch.from_numpy for arrays, the model's tokenizer for texts",
+        )
 
 
 def _check_rows(tensors: Mapping[str, Tensor], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,20 @@ def as_float(logits: Tensor, name: str) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
-def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Tensor:
+Place = Callable[[int], str]
+"""A row in the caller's words, where rows are parts of something else, such as the pixels of images."""
+
+
+def check_logits(values: Any, *, name: str = "logits", first_row: int = 0, place: Place | None = None) -> Tensor:
     """Logits of all exits, `(exits, batch, classes)`, as float32 or float64; errors count rows from `first_row`."""
     logits = as_tensor(values, name)
     if logits.ndim != 3:
         raise ShapeError(
             f"{name} has shape {tuple(logits.shape)}: rank {logits.ndim}",
             expected=_SHAPE,
-            fix="stack the exits along the first dimension, e.g. torch.stack([exit_1, exit_2])"
+            fix="name the dimension of the classes of pixels or tokens: rule(logits, class_dim=2), evaluate(..., class_dim=2)"
+            if logits.ndim > 3
+            else "stack the exits along the first dimension, e.g. torch.stack([exit_1, exit_2])"
             + ("; for the logits of a single exit, logits[None]" if logits.ndim == 2 else ""),
         )
     exits, _, classes = logits.shape
@@ -71,11 +78,11 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0) -> Te
             fix="collect logits of at least one exit with one score per class",
         )
     logits = as_float(logits, name)
-    _check_finite(logits, name, first_exit=0, first_row=first_row)
+    _check_finite(logits, name, first_exit=0, first_row=first_row, place=place)
     return logits
 
 
-def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logits") -> Tensor:
+def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logits", place: Place | None = None) -> Tensor:
     """Logits of one exit, `(batch, classes)`, with the shape and device of an earlier exit.
 
     Args:
@@ -83,13 +90,15 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
         exit: Index of this exit, from 0; messages count exits from 1.
         like: A tensor of an earlier exit, if there was one.
         name: What to call the values in an error.
+        place: Names a row in an error.
     """
     logits = as_tensor(values, name)
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ShapeError(
             f"{name} of exit {exit + 1} has shape {tuple(logits.shape)}",
             expected="the logits of one exit, of shape (batch, classes), with at least one class",
-            fix="call step once per exit; the rule itself takes all exits at once: rule(logits)",
+            fix="call step once per exit; the rule itself takes all exits at once: rule(logits)"
+            + ("; for pixels or tokens, name the dimension of the classes: class_dim=1" if logits.ndim > 2 else ""),
         )
     if like is not None:
         if logits.shape != like.shape:
@@ -105,12 +114,58 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
                 fix=f"move it there: logits.to('{like.device}')",
             )
     logits = as_float(logits, name)
-    _check_finite(logits[None], name, first_exit=exit, first_row=0)
+    _check_finite(logits[None], name, first_exit=exit, first_row=0, place=place)
     return logits
 
 
-def check_labels(values: Any, *, batch: int, classes: int, device: torch.device | None = None) -> Tensor:
-    """Labels of shape `(batch,)` as int64, each in `[0, classes)`."""
+def stack_exits(values: Any, *, name: str = "logits") -> Tensor:
+    """The logits of all exits as one tensor, from a tensor or an array, or from a list with `(batch, classes)` per exit.
+
+    >>> stack_exits([torch.zeros(5, 3), torch.ones(5, 3)]).shape
+    torch.Size([2, 5, 3])
+    """
+    if not isinstance(values, list | tuple):
+        return as_tensor(values, name)
+    exits = [as_tensor(value, f"{name} of exit {exit}") for exit, value in enumerate(values, 1)]
+    shapes = [tuple(exit.shape) for exit in exits]
+    if not exits or len(shapes[0]) != 2 or any(shape != shapes[0] for shape in shapes):
+        raise ShapeError(
+            f"{name} are a list of tensors of the shapes {', '.join(map(str, shapes))}"
+            if exits
+            else f"{name} are an empty list",
+            expected="one tensor (batch, classes) per exit, all of one shape",
+            fix="pass the logits of the same inputs and classes at every exit",
+        )
+    return torch.stack(exits)
+
+
+def check_labels(
+    values: Any,
+    *,
+    batch: int,
+    classes: int,
+    device: torch.device | None = None,
+    place: Place | None = None,
+    fix: str = "use the class list of the logits for the labels",
+) -> Tensor:
+    """Labels of shape `(batch,)` as int64, each in `[0, classes)`; `place` names a row and `fix` is the advice in an error."""
+    labels = check_label_shape(values, batch=batch, device=device)
+    if batch:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
+            one_based = low >= 1 and high == classes
+            raise LabelError(
+                f"labels range from {low} to {high} with {classes} classes (first one outside: "
+                f"{place(row) if place else f'row {row}'}, counted from 0: {int(labels[row])})",
+                expected=f"class indices from 0 to {classes - 1}",
+                fix="subtract 1: these look counted from 1" if one_based else fix,
+            )
+    return labels
+
+
+def check_label_shape(values: Any, *, batch: int, device: torch.device | None = None) -> Tensor:
+    """Labels of shape `(batch,)` as int64, of any value: nothing is read, so a GPU is not waited for."""
     labels = as_tensor(values, "labels")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DtypeError(
@@ -136,19 +191,7 @@ def check_labels(values: Any, *, batch: int, classes: int, device: torch.device 
             expected=f"{device}, the device of the logits",
             fix=f"move them there: labels.to('{device}')",
         )
-    labels = labels.long()
-    if batch:
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
-            one_based = low >= 1 and high == classes
-            raise LabelError(
-                f"labels range from {low} to {high} with {classes} classes (first one outside: row {row}, counted from 0: "
-                f"{int(labels[row])})",
-                expected=f"class indices from 0 to {classes - 1}",
-                fix="subtract 1: these look counted from 1" if one_based else "use the class list of the logits for the labels",
-            )
-    return labels
+    return labels.long()
 
 
 def check_labelled(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
@@ -255,7 +298,12 @@ def check_costs(values: Any, *, exits: int) -> Tensor:
     return costs
 
 
-def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int) -> None:
+def exit_costs(costs: Any, exits: int) -> Tensor:
+    """Cumulative cost per exit, `(exits,)`: as given, or 1, 2, 3, …."""
+    return torch.arange(1.0, exits + 1, dtype=torch.float64) if costs is None else check_costs(costs, exits=exits)
+
+
+def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int, place: Place | None) -> None:
     # One cheap pass: a sum is finite unless a value is not, or the sum itself overflows.
     if logits.numel() == 0 or bool(torch.isfinite(logits.sum())):
         return
@@ -265,9 +313,18 @@ def _check_finite(logits: Tensor, name: str, *, first_exit: int, first_row: int)
     exit, row, column = (int(i) for i in bad.nonzero()[0])
     value = float(logits[exit, row, column])
     exit, row = first_exit + exit + 1, first_row + row
-    raise NonFiniteError(
-        f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first {value} at exit {exit}, row {row}, "
-        f"class {column} (rows and classes count from 0)",
+    what = (
+        f"{name} hold {int(bad.sum())} values that are NaN or infinite, the first {value} at exit {exit}, "
+        f"{place(row) if place else f'row {row}'}, class {column} "
+        f"({'inputs, positions' if place else 'rows'} and classes count from 0)"
+    )
+    raise not_finite(what, exit=exit, row=row)
+
+
+def not_finite(got: str, *, exit: int, row: int) -> NonFiniteError:
+    """The error for NaN or infinity in logits, at an exit counted from 1 and a row counted from 0."""
+    return NonFiniteError(
+        got,
         expected="finite logits",
         fix="check for overflow in half precision or a diverged training run; mask a class with a large negative number",
         exit=exit,

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from anytime.safe_text import printable
+
+if TYPE_CHECKING:
+    from anytime.display.table import Table as Cells
 
 _NARROWEST, _WIDEST = 20, 1000
 
@@ -56,6 +59,11 @@ def print_table(
     for index, row in enumerate(cells, 1):
         table.add_row(*row, end_section=index == section)
     make_console().print(table)
+
+
+def show_table(table: Cells) -> None:
+    """Print a table of numbers to stdout."""
+    print_table(table.columns, table.rows, title=table.caption)
 
 
 def print_line(text: str) -> None:

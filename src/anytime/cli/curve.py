@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from anytime.artifacts import write_text
-from anytime.report.svg.chart import Axis, Chart, Series, look, stacked
-from anytime.report.svg.scale import linear
+from anytime.display.chart import Axis, Chart, Series, look
+from anytime.display.scale import linear
+from anytime.report.svg.chart import stacked
 from anytime.train.log import read_log
 
 _POINTS = 40  # the markers of more points would overlap

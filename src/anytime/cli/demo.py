@@ -24,8 +24,8 @@ def demo(*, out: Path = Path("anytime-demo"), page: Path | None = None, seed: in
     import torch
 
     from anytime.checks import check_seed
+    from anytime.cli.console import show_table
     from anytime.cli.evaluate import show
-    from anytime.cli.table import print_evaluation
     from anytime.evaluation import evaluate
     from anytime.outputs import check_file, check_folder
     from anytime.page import is_page, make_page, write_page
@@ -41,7 +41,7 @@ def demo(*, out: Path = Path("anytime-demo"), page: Path | None = None, seed: in
     torch.set_num_threads(1)
     print("Evaluating logits of an MSDNet on 1,000 test images of CIFAR-100, which come with the package ...", file=sys.stderr)
     recorded = evaluate(cifar100_msdnet(), seed=seed)
-    print_evaluation(recorded)
+    show_table(recorded.table())
     print(f"\n{verdict(recorded).sentences[0]}\n")
     print(f"Training a network with {NETWORK.exits} exits on handwritten digits ...", file=sys.stderr)
     run = train_digits(seed=seed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anytime.cli.options import Flag, numbers, print_json
+from anytime.errors import OptionError
 from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
@@ -28,13 +29,16 @@ def evaluate(
     probabilities: Flag = False,
     strict: Flag = False,
     sets: Literal["paper", "original", "none"] = "paper",
+    class_dim: int | None = None,
+    ignore_index: int | None = None,
     seed: int = 0,
     engine: Literal["auto", "plain", "compiled"] = "auto",
 ) -> int:
     """Measure how anytime a model is, from the logits of its exits.
 
     Args:
-        file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits.
+        file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits; or the
+            folder of a training run or of a published run, whose test logits are used.
         labels: A file with the labels, if FILE has none.
         calibration: A file with `logits` and `labels` of other rows, held out from training: temperatures, the fitted product,
             prediction sets and stopping thresholds are fitted on them and measured on FILE.
@@ -45,17 +49,26 @@ def evaluate(
         probabilities: FILE has probabilities (or their logarithms), not logits.
         strict: Count drops above a threshold, as the paper's released code does, not at or above it.
         sets: Prediction sets as in the paper's released code, as in the original RAPS, or none.
+        class_dim: For logits of pixels or tokens, the dimension of the classes: 2 for (exits, samples, classes, height, width).
+        ignore_index: The label of positions to leave out, such as 255.
         seed: For the calibration split, the randomised sets and the sample of inputs.
         engine: Compiled code, PyTorch (plain), or compiled code where it saves time (auto).
     """
     from anytime.cli.console import progress_bar
-    from anytime.cli.logits import refuse_same_file
+    from anytime.cli.logits import logits_file, refuse_same_file
     from anytime.cli.rules import rule_files, rules_from
     from anytime.conformal import Raps
     from anytime.evaluation import evaluate as measure
     from anytime.evaluation import measure_guarantees, open_logits
     from anytime.outputs import check_folder
 
+    if class_dim is not None and calibration is not None:
+        raise OptionError(
+            f"--class-dim {class_dim} with --calibration",
+            expected="one of them: certificates need rows that are independent, and the positions of an input are not",
+            fix="omit --calibration; temperatures for positions come from anytime.fit_temperature(..., class_dim=2)",
+        )
+    file = logits_file(file)
     if out is not None:
         check_folder(out, kind="evaluate", inputs=(file, labels, calibration, *rule_files(rules)))
     source = open_logits(file, labels)
@@ -71,7 +84,7 @@ def evaluate(
     guaranteed = None
     if calibration is None:
         with progress_bar("evaluating") as progress:
-            found = measure(source, progress=progress, **options)
+            found = measure(source, progress=progress, class_dim=class_dim, ignore_index=ignore_index, **options)
     else:
         held_out = open_logits(calibration)
         # Equal logits are detected block by block while the rows are read.
@@ -97,7 +110,7 @@ def show(
     more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write the folder if there is one, then print the table or the document."""
-    from anytime.cli.table import print_evaluation
+    from anytime.cli.console import show_table
     from anytime.report.folder import document, write_folder
     from anytime.report.pages.guarantees import dropped
     from anytime.report.pages.verdict import advice_on_few_classes
@@ -107,7 +120,7 @@ def show(
     if advice := advice_on_few_classes(found):
         print(f"anytime: {advice}", file=sys.stderr)
     if out is not None:
-        from anytime.cli.doctor import environment
+        from anytime.installed import environment
 
         report = write_folder(
             out,
@@ -124,16 +137,15 @@ def show(
     if json:
         print_json(document(found, guaranteed))
     else:
-        print_evaluation(found)
+        show_table(found.table())
         if guaranteed is not None:
             print_guarantees(guaranteed, str(calibration))
 
 
 def print_guarantees(found: Guarantees, calibration: str) -> None:
     """Print what was fitted and is guaranteed to stdout, one row per rule."""
-    from anytime.calibrate.certify import rounded_down, rounded_up
     from anytime.cli.console import print_line, print_table
-    from anytime.report.numbers import fraction
+    from anytime.display.numbers import fraction, rounded_down, rounded_up
     from anytime.report.pages.guarantees import at_cost
 
     middle = (found.evaluation.costs[0] + found.evaluation.costs[-1]) / 2

@@ -27,6 +27,7 @@ STOPPED = {
     "forecast": "the next exit was not expected in time",
     "exits": "the limit of --exits was reached",
     "macs": "the next exit would exceed --macs",
+    "policy": "the saved policy stopped it",
 }
 _RUNS = 10  # that measure how long the stages take, before the timed one
 _ROWS = 20
@@ -48,24 +49,29 @@ def predict(
     data: str | None = None,
     threads: int = 1,
     top: int = 5,
+    build: str | None = None,
     trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Run a model on an input: the answer at each exit, and the best one within a budget.
 
     Args:
-        model: The folder of a training run, or of `anytime.models.save` or `anytime export`.
-        input: An image, or `.npy` or `.npz` with one input or a batch; for text models, a text or a `.txt` with one per line.
+        model: A folder of `anytime.save`, of a training run, of a published run, or of `anytime export`. What was saved in it,
+            the rule, the calibration and the policy, is used.
+        input: An image, or `.npy` or `.npz` with one input or a batch; for text models, a text or a `.txt` with one per line;
+            for a model that takes several tensors, a `.npz` with an array for each.
         deadline: Time limit, such as 5ms; none by default.
         exits: Largest number of exits.
         macs: Largest number of MACs (multiply-accumulates) per input, such as 60e6.
-        rule: How the exits are combined, such as latest or product; by default the rule that the calibration was fitted for, or
-            the product, with fewer than five classes caching.
+        rule: How the exits are combined, such as latest or product; by default the saved rule or the one that the calibration
+            was fitted for, or else the product, with fewer than five classes caching.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the fastest here.
         calibration: A file of a fitted object: temperatures, a fitted product, a tuned rule, prediction sets; repeatable.
         data: The training data, if the model's folder does not name it: cifar10, cifar100, imagenet or a run's data.json.
         threads: Number of threads per stage.
         top: How many classes of the final answer to show.
+        build: For a model of your own, package.module:function: makes it with any weights. The module is imported from the
+            current folder, or is installed; code is never read from the model's folder.
         trust: Also load exported stages in the format torch-export. Such files can run any code; ONNX stages need no trust.
         json: Print one JSON document instead of text.
     """
@@ -76,36 +82,47 @@ def predict(
     from anytime.combine import parse_rule
     from anytime.combine.advice import advise, default_rule
     from anytime.conformal import ConformalSets
+    from anytime.data.description import Description
     from anytime.errors import FewClassesWarning
     from anytime.loading.inputs import read_input, short_name
-    from anytime.loading.models import Description, make_engine, open_any
+    from anytime.loading.models import import_function, make_engine
     from anytime.models import measure_cost
-    from anytime.run import Budget
+    from anytime.run import Budget, open_folder
     from anytime.run.export import ExportedModel
 
     budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else parse_rule(rule)
     check_count(top, "--top", fix="pass a whole number such as --top 3")
-    opened = open_any(model, data, threads=threads, trust=trust)
+    opened = open_folder(model, data, build=import_function(build), threads=threads, trusted=trust)
     x, note = read_input(input, opened)
-    fitted = [anytime.load(path) for path in calibration or ()]
+    fitted = tuple(anytime.load(path) for path in calibration or ())
     for each in fitted:
         each.check_fits(opened.model.num_exits, opened.classes)
-    exported = isinstance(opened.model, ExportedModel)
-    chosen = default_rule(opened.classes) if named is None and not fitted and not exported else named
+    given = {**({} if named is None else {"rule": named}), **({"calibration": fitted} if fitted else {})}
+    saved = opened.runner_arguments(**given, engine=engine)
+    fitted, exported = saved.get("calibration") or (), isinstance(opened.model, ExportedModel)
+    default = None if fitted or exported else default_rule(opened.known_classes)
     if note is not None:
         print(note, file=sys.stderr)
     made = make_engine(opened.model, engine, example=x, threads=threads)
-    costs = None if macs is None or exported else measure_cost(opened.network, x[:1]).macs
+    costs = None if macs is None or exported else measure_cost(opened.model, x).macs
     print(f"engine: {made.name} ({getattr(made, 'why', 'as requested')})", file=sys.stderr)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewClassesWarning)  # printed below instead
-            answers, used = answer_stream(made, x, budget, rule=chosen, calibration=fitted, costs=costs)
+            answers, used = answer_stream(
+                made,
+                x,
+                budget,
+                rule=saved.get("rule", default),
+                calibration=fitted,
+                policy=saved.get("policy"),
+                costs=costs,
+            )
     except DeadlineTooShort as error:
         error.fix = "allow more time with --deadline, or use a smaller network"
         print(f"anytime: {error}", file=sys.stderr)
         return 1
-    if not fitted and (advice := advise(used, opened.classes)) is not None:
+    if not fitted and opened.known_classes and (advice := advise(used, opened.classes)) is not None:
         print(f"anytime: {advice}", file=sys.stderr)
     words = (opened.data or Description(opened.name, (), ())).word
     head = {"model": opened.name, "input": short_name(input, opened), "engine": made.name, "rule": repr(used)}
@@ -120,23 +137,32 @@ def predict(
 
 
 def answer_stream(
-    engine: Engine, x: Tensor, budget: Budget, *, rule: Any, calibration: Sequence[Any], costs: Sequence[float] | None = None
+    engine: Engine,
+    x: Any,
+    budget: Budget,
+    *,
+    rule: Any,
+    calibration: Sequence[Any],
+    policy: Any = None,
+    costs: Sequence[float] | None = None,
 ) -> tuple[list[Answer], Any]:
     """One answer per exit within a budget, and the rule that gave them, after runs that warm up the stages.
 
     Args:
         engine: What runs the stages.
-        x: `(batch, ...)`.
+        x: The inputs, batch first.
         budget: The limits.
         rule: A rule, or None for the one that the calibration was fitted for.
         calibration: Fitted objects.
+        policy: Lets inputs stop early.
         costs: MACs up to each exit, for a budget of MACs.
     """
+    from anytime.checks import count_rows
     from anytime.run import Runner, RunOptions, profile_model
 
-    profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(len(x),), repeats=_RUNS)
-    options = RunOptions(threads=None)
-    with Runner(engine, rule, engine, calibration=tuple(calibration), profile=profile, macs=costs, options=options) as runner:
+    profile = None if budget.time is None else profile_model(engine, x, batch_sizes=(count_rows(x),), repeats=_RUNS)
+    fitted: dict[str, Any] = {"calibration": tuple(calibration), "policy": policy, "profile": profile, "macs": costs}
+    with Runner(engine, rule, engine, options=RunOptions(threads=None), **fitted) as runner:
         for _ in runner.stream(x):  # a rule is slow the first time, too
             pass
         return list(runner.stream(x, budget=budget)), runner.rule
@@ -153,7 +179,7 @@ def growth(answers: Sequence[Answer], words: Callable[[int], str]) -> str:
     lines, before = [], None
     width = max(len(words(int(label))) for answer in answers for label in answer.labels) if single else 0
     for answer in answers:
-        when = f"exit {answer.exit:>2}  {_time(answer.elapsed):>9}"
+        when = f"exit {answer.last_exit:>2}  {_time(answer.elapsed):>9}"
         confidence = float(answer.confidence.mean())
         if single:
             back = "  fell back" if bool(answer.fell_back) else ""
@@ -175,7 +201,7 @@ def outcome(
     for row in range(min(len(last.labels), _ROWS)):
         fell = ", fell back" if bool(last.fell_back[row]) else ""
         number = f"input {row + 1}: " if len(last.labels) > 1 else ""
-        place = f"exit {last.exit} of {last.exits}"
+        place = f"exit {_exit(last, row)} of {last.exits}"
         lines.append(f"{number}{words(int(last.labels[row]))}, {float(last.confidence[row]):.3f}, from {place}{fell}")
         best = _best(last, row, top) if len(last.labels) == 1 else []
         width = max((len(words(label)) for label, _ in best), default=0)
@@ -198,20 +224,21 @@ def document(answers: Sequence[Answer], budget: Budget, words: Callable[[int], s
         "exits": last.exits,
         "growth": [
             {
-                "exit": answer.exit,
+                "exit": answer.last_exit,
                 "elapsed": answer.elapsed,
                 "answers": [_row(answer, row, words) for row in range(len(answer.labels))],
             }
             for answer in answers
         ],
         "stopped": reason(last),
-        "exit": last.exit,
+        "exit": last.last_exit,
         "elapsed": last.elapsed,
         "deadline": budget.time,
         "deadline_met": last.deadline_met,
         "answers": [
             {
                 **_row(last, row, words),
+                "exit": _exit(last, row),
                 "top": [{"label": label, "name": words(label), "probability": prob} for label, prob in _best(last, row, top)],
                 "set": None if last.prediction_set is None else last.prediction_set[row].nonzero()[:, 0].tolist(),
             }
@@ -238,6 +265,10 @@ def _row(answer: Answer, row: int, words: Callable[[int], str]) -> dict[str, Any
         "probability": float(answer.confidence[row]),
         "fell_back": bool(answer.fell_back[row]),
     }
+
+
+def _exit(answer: Answer, row: int) -> int:
+    return answer.exit if isinstance(answer.exit, int) else int(answer.exit[row])
 
 
 def _best(answer: Answer, row: int, top: int) -> list[tuple[int, float]]:

@@ -10,9 +10,10 @@ from anytime.cli.options import Flag, counts, print_json
 from anytime.safe_text import print_safely as print
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Sequence
 
     from anytime.models.base import MultiExit
+    from anytime.models.input_spec import InputSpec
     from anytime.run import Profile
 
 _MOST_REPEATS = 100_000
@@ -28,14 +29,15 @@ def profile(
     threads: int = 1,
     input_shape: str | None = None,
     out: Path | None = None,
+    build: str | None = None,
     trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Measure the time and the MACs of each exit of a model on this machine.
 
     Args:
-        model: The folder of a training run or of `anytime.models.save` or `anytime export`, or the name of a network such as
-            msdnet-cifar, which then has random weights.
+        model: A folder of `anytime.save`, of a training run, of a published run, or of `anytime export`, or the name of a
+            network such as msdnet-cifar, which then has random weights.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the fastest here.
         batch: Batch sizes, such as 1,8.
         repeats: Number of runs per batch size.
@@ -43,11 +45,14 @@ def profile(
         input_shape: Shape of one input, such as 3,32,32, or for a text model its length in tokens; by default from the model's
             config.
         out: Folder for profile.json, which a Runner uses as its first forecast, and profile.html.
+        build: For a model of your own, package.module:function: makes it with any weights. The module is imported from the
+            current folder, or is installed; code is never read from the model's folder.
         trust: Also load exported stages in the format torch-export. Such files can run any code; ONNX stages need no trust.
         json: Print one JSON document instead of the table.
     """
-    from anytime.checks import check_count
+    from anytime.checks import check_count, map_inputs
     from anytime.loading import models
+    from anytime.models.input_spec import make_inputs
     from anytime.outputs import check_folder
     from anytime.run import profile_model
     from anytime.run.export import ExportedModel
@@ -57,20 +62,22 @@ def profile(
     given = None if input_shape is None else counts(input_shape, "input-shape", example="3,32,32")
     if out is not None:
         check_folder(out, kind="profile", inputs=(model,))
-    opened = models.open_model_or_name(model, threads=threads, trust=trust)
-    shape = given or models.input_shape(opened.model)
-    example = models.make_example(opened.model, shape, max(sizes))
-    costs = opened.model.macs if isinstance(opened.model, ExportedModel) else count_macs(opened.network, example)
-    made = models.make_engine(opened.model, engine, example=example[: min(sizes)], threads=threads)
+    opened = models.open_model_or_name(model, build=models.import_function(build), threads=threads, trust=trust)
+    specs = models.input_specs(opened.model, given)
+    example = make_inputs(specs, max(sizes))
+    costs = opened.model.macs if isinstance(opened.model, ExportedModel) else count_macs(opened.model, example)
+    few = map_inputs(lambda tensor: tensor[: min(sizes)], example)
+    made = models.make_engine(opened.model, engine, example=few, threads=threads)
     print(f"engine: {made.name} ({getattr(made, 'why', 'as requested')})", file=sys.stderr)
     found = profile_model(made, example, batch_sizes=sizes, repeats=repeats, macs=costs)
     notes = [] if opened.trained else [f"{opened.name} has random weights: its times are meaningful, its answers are not."]
-    show(found, name=opened.name, shape=shape, notes=notes, out=out, json=json)
+    show(found, name=opened.name, specs=specs, notes=notes, out=out, json=json)
     return 0
 
 
-def count_macs(model: MultiExit, example: Tensor) -> tuple[int, ...]:
+def count_macs(model: MultiExit, example: Any) -> tuple[int, ...]:
     """MACs per input up to each exit; raises if the model does not take inputs of this shape."""
+    from anytime.checks import tensors_of
     from anytime.errors import AnytimeError, ShapeError
     from anytime.models import measure_cost
 
@@ -79,14 +86,15 @@ def count_macs(model: MultiExit, example: Tensor) -> tuple[int, ...]:
     except AnytimeError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for a wrong shape
+        shapes = " and ".join(str(tuple(tensor.shape[1:])) for tensor in tensors_of(example))
         raise ShapeError(
-            f"inputs of shape {tuple(example.shape[1:])}: {str(error).splitlines()[0]}",
+            f"inputs of shape {shapes}: {str(error).splitlines()[0]}",
             expected="the shape of the model's inputs",
             fix="leave out --input-shape to use the shape in the model's config",
         ) from error
 
 
-def show(found: Profile, *, name: str, shape: tuple[int, ...], notes: list[str], out: Path | None, json: bool) -> None:
+def show(found: Profile, *, name: str, specs: Sequence[InputSpec], notes: list[str], out: Path | None, json: bool) -> None:
     """Write the folder if there is one, then print the table or the document."""
     from anytime.report.pages.profile import load_note, write_profile
 
@@ -96,7 +104,8 @@ def show(found: Profile, *, name: str, shape: tuple[int, ...], notes: list[str],
     if out is not None:
         print(f"page: {write_profile(out, found, name=name, notes=notes)}", file=sys.stderr)
     if json:
-        print_json({"model": name, "input_shape": shape, **document(found)})
+        shapes = {spec.name: spec.shape for spec in specs}
+        print_json({"model": name, "input_shape": shapes if len(specs) > 1 else specs[0].shape, **document(found)})
     else:
         print_profile(found, name)
 
@@ -122,9 +131,9 @@ def document(found: Profile) -> dict[str, Any]:
 def print_profile(found: Profile, name: str) -> None:
     """Print one row per exit to stdout, and the machine."""
     from anytime.cli.console import print_line, print_table
-    from anytime.report.pages.profile import exit_table, machine
+    from anytime.report.pages.profile import machine
 
-    cells = exit_table(found)
+    cells = found.table()
     print_line(f"{name}, {found.engine}, {found.repeats} runs: ms to each exit")
     print_table(cells.columns, cells.rows)
     print_line(", ".join(f"{key} {value}" for key, value in machine(found)))

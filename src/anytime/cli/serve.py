@@ -40,13 +40,14 @@ def serve(
     max_streams: int = 64,
     drain: str = "30s",
     log_level: Literal["debug", "info", "warning", "error"] = "info",
+    build: str | None = None,
     trust: Flag = False,
 ) -> int:
     """Serve a model over HTTP: a page for people at /, /predict, the Open Inference Protocol and event streams.
 
     Args:
-        model: The folder of a training run, of a published one, or of `anytime.models.save` or `anytime export`; without it a
-            small network for digits that comes with the package.
+        model: A folder of `anytime.save`, of a training run, of a published run, or of `anytime export`, with what was saved in
+            it; without it a small network for digits that comes with the package.
         host: The address to listen to. One that other machines can reach needs a token.
         port: The port; 0 for any free one.
         deadline: Time limit of requests that state none, such as 20ms.
@@ -72,11 +73,14 @@ def serve(
         max_streams: Most event streams at once.
         drain: How long SIGTERM waits for what is in flight.
         log_level: What is logged to stderr, as one JSON object per line; debug has one per request.
+        build: For a model of your own, package.module:function: makes it with any weights. The module is imported from the
+            current folder, or is installed; code is never read from the model's folder.
         trust: Also load exported stages in the format torch-export. Such files can run any code; ONNX stages need no trust.
     """
     import anytime
     from anytime.checks import check_count
     from anytime.errors import MissingExtraError
+    from anytime.loading.models import import_function
     from anytime.run import RunOptions
     from anytime.run.budget import seconds
 
@@ -108,6 +112,7 @@ def serve(
             engine=engine,
             profile=profile,
             options=options,
+            build=import_function(build),
             trust=trust,
         )
         app = server.make_app(

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from anytime.train.log import EpochLog
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+# As `anytime.train.settings.DataName`, which imports torch.
+Images = Literal["cifar10", "cifar100", "digits", "imagenet", "tiny-imagenet"]
+Texts = Literal["imdb", "sst2", "agnews", "trec", "banking77", "clinc150"]
 
 
 def train(
@@ -21,7 +24,7 @@ def train(
     config: Path | None = None,
     resume: Flag = False,
     list_: Annotated[bool, Parameter(name="--list", negative=(), show_default=False)] = False,
-    data: Literal["cifar10", "cifar100", "digits", "imagenet", "imdb", "sst2", "trec", "banking77", "clinc150"] | None = None,
+    data: Images | Texts | None = None,
     root: Path | None = None,
     init: Path | None = None,
     model: str | None = None,
@@ -96,7 +99,7 @@ def train(
 def write_environment(folder: Path) -> None:
     """Write environment.json: the versions and the machine of the run."""
     from anytime.artifacts import write_json
-    from anytime.cli.doctor import environment
+    from anytime.installed import environment
 
     write_json(folder / "environment.json", environment())
 

@@ -147,7 +147,7 @@ def document(found: Frontier, chosen: TunedRule | None, certificate: ChoiceCerti
         "recommendation": found.recommend(chosen),
         "references": {one.name: dict(one.metrics) for one in found.candidates if one.name in REFERENCES},
         "certificate": None if certificate is None else {**asdict(certificate), "sentence": certificate.sentence},
-        "pareto": found.table(),
+        "pareto": found.records(),
     }
 
 

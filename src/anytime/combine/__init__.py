@@ -11,11 +11,12 @@ from anytime.combine.activations import (
     Softplus,
     ThresholdReLU,
 )
-from anytime.combine.base import Prediction, Rule, State
+from anytime.combine.base import Rule
 from anytime.combine.intervals import Intersection, Interval, IntervalState
 from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.named import parse_rule
 from anytime.combine.powers import Powers
+from anytime.combine.prediction import Prediction, State
 from anytime.combine.rules import Caching, Latest, Mixture, Product
 from anytime.combine.scaled import Cached, Scaled, Tempered
 

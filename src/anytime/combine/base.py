@@ -2,7 +2,8 @@
 
 A rule is a small frozen object. `rule(logits)` takes `(exits, batch, classes)` and gives a prediction at every exit;
 `rule.start(exits)` and `rule.step(state, logits)` do the same one exit at a time with a state of size `(batch, classes)`.
-The call is the loop over the steps, so both give the same numbers.
+The call is the loop over the steps, so both give the same numbers. With `class_dim` both take dense logits, such as one
+distribution per pixel; see `anytime.combine.dense`.
 
 Everything is computed on logarithms, in float32 or, for float64 logits, in float64. Normalising rounds, so a rule takes the
 label from its evidence before that, and confidences are compared as log-odds, which do not round to 1.
@@ -12,86 +13,29 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from anytime.checks import check_count, check_logits, check_number, check_probabilities, check_scale, check_step
-from anytime.errors import OptionError, StateError
+from anytime.checks import (
+    as_float,
+    as_tensor,
+    check_count,
+    check_logits,
+    check_number,
+    check_probabilities,
+    check_scale,
+    check_step,
+)
+from anytime.combine.dense import DenseRows, DenseState, Layout
+from anytime.combine.prediction import Prediction, State, empty_prediction, top_class
+from anytime.errors import OptionError, ShapeError, StateError
 
 SMALLEST, LARGEST = 1e-6, 1e6
 """The range of weights, temperatures and powers: beyond it evidence overflows float32."""
-CERTAIN = float(torch.finfo(torch.float32).max)
-"""The log-odds of the only class in the support: finite, so that a threshold of infinity is never reached."""
-_FAR = 1e-30
-_MANY = 4096
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a rule answers at one exit, or at all of them with one more dimension in front.
-
-    Attributes:
-        log_probs: `(..., batch, classes)`, normalised; `-inf` for classes outside the support.
-        fell_back: `(..., batch)`, true where the rule had no evidence left for any class (a collapse) and gave the
-            softmax of the current exit instead.
-        labels: `(..., batch)`, the class with the most evidence, the first one of ties. A rule takes it before normalising,
-            which can round different evidence to equal probabilities. By default the most probable class.
-    """
-
-    log_probs: Tensor
-    fell_back: Tensor
-    labels: Tensor = None  # type: ignore[assignment]  # filled in below
-
-    def __post_init__(self) -> None:
-        if self.labels is None:
-            object.__setattr__(self, "labels", top_class(self.log_probs))
-
-    def at(self, *index: Any) -> Prediction:
-        """A part of it: `at(exit)` of a prediction at all exits, `at(rows)` or `at(slice(None), rows)` for some inputs."""
-        return Prediction(self.log_probs[index], self.fell_back[index], self.labels[index])
-
-    def clone(self) -> Prediction:
-        """A copy that shares no memory with this one."""
-        return Prediction(self.log_probs.clone(), self.fell_back.clone(), self.labels.clone())
-
-    def write(self, index: Any, other: Prediction) -> None:
-        """Replace the part at `index`, an exit or rows, by another prediction."""
-        self.log_probs[index], self.fell_back[index], self.labels[index] = other.log_probs, other.fell_back, other.labels
-
-    @property
-    def probs(self) -> Tensor:
-        """Probabilities, `(..., batch, classes)`."""
-        return self.log_probs.exp()
-
-    @property
-    def confidence(self) -> Tensor:
-        """The probability of the label, `(..., batch)`. In float32 it rounds to 1 from log-odds of 17 on."""
-        return self.log_probs.amax(-1).exp()
-
-    @property
-    def log_odds(self) -> Tensor:
-        """The confidence as log p/(1 - p), `(..., batch)`, without cancellation: different confidences do not round to ties."""
-        return log_odds(self.log_probs, self.labels)
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of a rule after `seen` of `exits` exits; `memory`, `(batch, classes)`, belongs to the rule.
-
-    Every tensor of a state has the batch first, so that inputs can leave a running batch.
-    """
-
-    exits: int
-    seen: int = 0
-    memory: Tensor | None = None
-
-    def select(self, rows: Tensor) -> Self:
-        """The state of some inputs, by their indices in the batch or by a mask."""
-        return replace(self, **{part.name: _select(getattr(self, part.name), rows) for part in fields(self)})
 
 
 S = TypeVar("S", bound=State)
@@ -128,14 +72,37 @@ class Rule(ABC, Generic[S]):
         self.check_exits(exits)
         return self.state_type(exits=exits)  # type: ignore[return-value]
 
-    def step(self, state: S, logits: Any, *, probabilities: bool = False) -> tuple[S, Prediction]:
+    def step(self, state: S, logits: Any, *, probabilities: bool = False, class_dim: int | None = None) -> tuple[S, Prediction]:
         """Process the logits of the next exit, `(batch, classes)`; return the new state and the prediction so far.
 
         Args:
             state: From `start`, or from the previous step.
             logits: Of this exit.
             probabilities: Whether they are probabilities or log-probabilities, which the first step refuses otherwise.
+            class_dim: For dense logits, the dimension of the classes in these logits: 1 for `(batch, classes, height, width)`.
+                Later steps may omit it.
         """
+        if class_dim is None and not isinstance(state, DenseState):
+            return self._step(state, logits, probabilities)
+        given = as_tensor(logits, "logits")
+        before = state if isinstance(state, DenseState) else None
+        layout = Layout.of(given.shape, before.layout.class_dim if class_dim is None and before else class_dim, lead=0)
+        if before is not None and layout != before.layout:
+            raise ShapeError(
+                f"logits of exit {state.seen + 1} have shape {tuple(given.shape)}",
+                expected=f"{before.layout.batch} inputs, {before.layout.positions} positions and {before.layout.classes} "
+                f"classes in dimension {before.layout.class_dim}, as at earlier exits",
+                fix="step all exits of the same inputs; call rule.start(exits) for other inputs",
+            )
+        inner: Any = state if before is None else before.inner
+        after, answer = self._step(inner, layout.flatten(given, lead=0), probabilities, layout.place)
+        dense: Any = DenseState(after.exits, after.seen, inner=after, layout=layout)
+        return dense, layout.shaped(answer)
+
+    def _step(
+        self, state: S, logits: Any, probabilities: bool, place: Callable[[int], str] | None = None
+    ) -> tuple[S, Prediction]:
+        """A step for rows, `(rows, classes)`."""
         if not isinstance(state, self.state_type):
             raise StateError(
                 f"{type(self).__name__} got a {type(state).__name__}",
@@ -148,35 +115,47 @@ class Rule(ABC, Generic[S]):
                 expected=f"at most {state.exits} steps",
                 fix="call rule.start(exits) for the next inputs, or start with the true number of exits",
             )
-        given = check_step(logits, exit=state.seen, like=state.memory)
+        given = check_step(logits, exit=state.seen, like=state.memory, place=place)
         if probabilities:
             given = check_probabilities(given)
         elif state.seen == 0:
             check_scale(given[None], log_probs=not self.reads_scale)
         return self._update(state, given)
 
-    def __call__(self, logits: Any, *, probabilities: bool = False) -> Prediction:
+    def __call__(self, logits: Any, *, probabilities: bool = False, class_dim: int | None = None) -> Prediction:
         """The prediction at every exit.
 
         Args:
-            logits: `(exits, batch, classes)`.
+            logits: `(exits, batch, classes)`, or with `class_dim` dense ones, such as `(exits, batch, classes, height, width)`.
             probabilities: Whether they are probabilities or log-probabilities. Otherwise every rule refuses probabilities, and
                 rules that read the sign and size of a logit refuse log-probabilities.
+            class_dim: The dimension of the classes in dense logits: 2 for segmentation, -1 for tokens
+                `(exits, batch, length, classes)`.
         """
-        given = check_logits(logits)
+        if class_dim is None:
+            return self.combine(self._scaled(check_logits(logits), probabilities))
+        values = as_tensor(logits, "logits")
+        rows = DenseRows(values, class_dim)
+        answers = empty_prediction(*rows.shape, like=as_float(values[:0], "logits"))
+        for block in rows.blocks():
+            given = check_logits(rows[:, block], first_row=block.start, place=rows.place)
+            given = self._scaled(given, probabilities, checked=block.start > 0)
+            answers.write((slice(None), block), self.combine(given))
+        return rows.layout.shaped(answers)
+
+    def _scaled(self, given: Tensor, probabilities: bool, *, checked: bool = False) -> Tensor:
+        """Checked logits, after a check of their scale, or log-probabilities."""
         if probabilities:
-            return self.combine(check_probabilities(given))
-        check_scale(given, log_probs=not self.reads_scale)
-        return self.combine(given)
+            return check_probabilities(given)
+        if not checked:
+            check_scale(given, log_probs=not self.reads_scale)
+        return given
 
     def combine(self, logits: Tensor) -> Prediction:
         """As the call, for logits that are known to be finite floats of the right shape."""
-        state, size = self.start(logits.shape[0]), logits.shape[:2]
-        answers = Prediction(
-            torch.empty_like(logits, memory_format=torch.contiguous_format),
-            torch.empty(size, dtype=torch.bool, device=logits.device),
-            torch.empty(size, dtype=torch.long, device=logits.device),
-        )
+        state = self.start(logits.shape[0])
+        exits, rows, classes = logits.shape
+        answers = empty_prediction(exits, rows, classes, logits)
         for exit, now in enumerate(logits):
             state, prediction = self._update(state, now)
             answers.write(exit, prediction)
@@ -214,28 +193,6 @@ def never_fell_back(logits: Tensor) -> Tensor:
     return torch.zeros(logits.shape[0], dtype=torch.bool, device=logits.device)
 
 
-def top_class(scores: Tensor) -> Tensor:
-    """The class with the largest score, `(..., batch)`; the first one of ties."""
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-    if traced or scores.device.type != "cpu" or scores.numel() < _MANY:
-        return scores.argmax(-1)
-    return torch.from_numpy(scores.detach().numpy().argmax(-1))  # vectorised: ten to thirty times faster here
-
-
-def log_odds(log_probs: Tensor, labels: Tensor) -> Tensor:
-    """Log-odds of the labels, `(..., batch)`: they order confidences that round to one."""
-    index = labels.unsqueeze(-1)
-    below = log_probs - log_probs.gather(-1, index)
-    # In float64 the order of the classes does not change the sum: equally confident rows stay equal.
-    others = below.exp().scatter_(-1, index, 0.0).sum(-1, dtype=torch.float64)
-    odds = -others.log()
-    far = others < _FAR  # here terms of the sum lose digits, or underflow
-    # On other devices than a CPU, `any` would wait for the device.
-    if far.device.type != "cpu" or bool(far.any()):
-        odds = torch.where(far, -below.scatter(-1, index, -CERTAIN).logsumexp(-1).double(), odds)
-    return odds.to(log_probs.dtype).clamp(max=CERTAIN)
-
-
 def positive_numbers(name: str, values: Any, *, fix: str) -> tuple[float, ...]:
     """One number per exit from `SMALLEST` to `LARGEST`, as a tuple."""
     numbers = values.tolist() if hasattr(values, "tolist") else values
@@ -252,14 +209,3 @@ def check_inner(inner: Any) -> None:
             expected="a rule, such as anytime.Product() or anytime.Caching()",
             fix="write Product() with parentheses; from a name, use anytime.parse_rule('cached(product)')",
         )
-
-
-def _select(value: Any, rows: Tensor) -> Any:
-    match value:
-        case Tensor():
-            return value[rows]
-        case State():
-            return value.select(rows)
-        case tuple():
-            return tuple(_select(part, rows) for part in value)
-    return value

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from anytime.checks import check_number
 from anytime.combine.activations import above_overflow, below_best
-from anytime.combine.base import Prediction, Rule, State, decide
+from anytime.combine.base import Rule, decide
+from anytime.combine.prediction import Prediction, State
 from anytime.errors import OptionError, ShapeError
 
 Rows = tuple[tuple[float, ...], ...]

@@ -43,6 +43,8 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "threshold": ThresholdReLU,
     "adaptive": AdaptiveReLU,
 }
+DEFAULT_RULES = ("latest", "caching", "product")
+"""The rules that a comparison shows where the caller names none."""
 _KNOWN = {**RULES, **FITTED, **ACTIVATIONS}
 _HELP = "such as 'product', 'caching(ties=later)' or 'product(clipped(2), weights=ones)'"
 
@@ -108,6 +110,34 @@ def name_of(known: Rule[Any]) -> str:
     ('product', "Caching(ties='later')")
     """
     return next((name for name, make in RULES.items() if make() == known), repr(known))
+
+
+def name_rules(rules: Any) -> dict[str, Any]:
+    """The rules by name, with texts parsed."""
+    if isinstance(rules, Mapping):
+        named = {name: parse_rule(each) if isinstance(each, str) else each for name, each in rules.items()}
+    else:
+        named = {}
+        for given in [rules] if isinstance(rules, str | Rule | Fitted) else rules:
+            name = given.strip() if isinstance(given, str) else name_of(as_rule(given))
+            if name in named:
+                raise OptionError(f"rule {name!r} is given twice", expected="each rule once", fix=f"remove one {name!r}")
+            named[name] = parse_rule(given) if isinstance(given, str) else given
+    if not named:
+        raise OptionError("no rules", expected="at least one rule", fix="pass at least one, such as rules=['product']")
+    return named
+
+
+def plain_rules(named: Mapping[str, Any], exits: int, classes: int) -> dict[str, Any]:
+    """The rules themselves: of a fitted object its rule, after checking that it was fitted for these exits and classes."""
+    plain = {}
+    for name, given in named.items():
+        if isinstance(given, type) or not (callable(given) or isinstance(given, Fitted)):
+            raise OptionError(
+                f"rule {name!r} is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: anytime.Product()"
+            )
+        plain[name] = as_rule(given, exits=exits, classes=classes) if isinstance(given, Rule | Fitted) else given
+    return plain
 
 
 def _parse(source: str, text: str) -> ast.expr:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from anytime.combine.activations import below_best
-from anytime.combine.base import Prediction, Rule, State, never_fell_back, positive_numbers, top_class
+from anytime.combine.base import Rule, never_fell_back, positive_numbers
+from anytime.combine.prediction import Prediction, State, top_class
 from anytime.errors import OptionError
 
 _FIX = "find them with anytime.fit_product"

@@ -13,17 +13,8 @@ from torch import Tensor
 
 from anytime.checks import check_choice, check_number
 from anytime.combine.activations import Activation, Exponential, ReLU
-from anytime.combine.base import (
-    LARGEST,
-    SMALLEST,
-    Prediction,
-    Rule,
-    State,
-    decide,
-    evidence_or_logits,
-    never_fell_back,
-    top_class,
-)
+from anytime.combine.base import LARGEST, SMALLEST, Rule, decide, evidence_or_logits, never_fell_back
+from anytime.combine.prediction import Prediction, State, top_class
 from anytime.errors import OptionError
 
 Weights = Literal["linear", "ones"] | tuple[float, ...]

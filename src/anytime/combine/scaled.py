@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_choice
-from anytime.combine.base import Prediction, Rule, State, check_inner, positive_numbers
+from anytime.combine.base import Rule, check_inner, positive_numbers
+from anytime.combine.prediction import Prediction, State
 from anytime.combine.rules import CachingState, Ties, keep_more_confident
 
 

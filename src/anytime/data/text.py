@@ -1,4 +1,4 @@
-"""Labelled texts: five published data sets, and the token ids that networks read.
+"""Labelled texts: six published data sets, and the token ids that networks read.
 
 Each data set is one parquet file with the columns `split`, `text` and `label`; `DATA_SETS` lists them. `tokenize` turns
 `TextData` into `TokenData`. A training run stores its tokenizer (`save_tokenizer`), so that `read_text_input` can encode any
@@ -27,7 +27,7 @@ from anytime.data.wordpiece import SPECIAL_TOKENS, WordPiece
 from anytime.errors import DtypeError, FormatError, IntegrityError, MissingExtraError, MissingFileError, OptionError, ShapeError
 from anytime.reading import is_file, parsing, read_json
 
-TextName = Literal["imdb", "sst2", "trec", "banking77", "clinc150"]
+TextName = Literal["imdb", "sst2", "agnews", "trec", "banking77", "clinc150"]
 
 _SENTIMENTS = ("negative", "positive")
 _OUT_OF_SCOPE = "oos"
@@ -48,11 +48,12 @@ class DataSet(NamedTuple):
 DATA_SETS: Mapping[str, DataSet] = {
     "imdb": DataSet(_SENTIMENTS),  # 2 classes; 25,000 train, 25,000 test, of which 123 texts are in both
     "sst2": DataSet(_SENTIMENTS),  # 2 classes; 60,614 train, 6,735 val, 872 test
+    "agnews": DataSet(("world", "sports", "business", "science")),  # 4 classes; 5,600 train, 2,000 test: tools/ag_news.py
     "trec": DataSet(fine="fine"),  # 6 classes or 50 fine ones; 5,452 train, 500 test
     "banking77": DataSet(),  # 77 classes; 10,003 train, 3,080 test
     "clinc150": DataSet(),  # 150 classes; 15,000 train, 3,000 val, 4,500 test, 100 oos_train, 100 oos_val, 1,000 oos_test
 }
-_VOCABULARY, _DESCRIPTION, _DIGEST = "vocab.txt", "data.json", "vocabulary_sha256"
+VOCABULARY, _DESCRIPTION, _DIGEST = "vocab.txt", "data.json", "vocabulary_sha256"
 _MOST_ROWS, _LONGEST = 10**7, 1 << 16
 _SETTINGS = ("lower", "accents", "chinese", "prefix", "longest")
 
@@ -122,7 +123,7 @@ def load_text(
     Out-of-scope queries of CLINC150 are splits with a single class, `oos`.
 
     Args:
-        name: `imdb`, `sst2`, `trec`, `banking77` or `clinc150`.
+        name: `imdb`, `sst2`, `agnews`, `trec`, `banking77` or `clinc150`.
         root: The folder with the parquet files; by default `data/text` in the folder in the environment variable
             `ANYTIME_SHARED`.
         fine: Whether to use the 50 fine classes of TREC.
@@ -210,10 +211,16 @@ def save_tokenizer(folder: str | Path, tokenizer: WordPiece, *, length: int) -> 
     Returns:
         The settings to store in `data.json` in the same folder: `length`, the tokens per row, and those of the tokenizer.
     """
+    lines, settings = describe_tokenizer(tokenizer, length=length)
+    write_text(Path(folder) / VOCABULARY, lines)
+    return settings
+
+
+def describe_tokenizer(tokenizer: WordPiece, *, length: int) -> tuple[str, dict[str, Any]]:
+    """The content of `vocab.txt`, and the settings to store in `data.json`; see `save_tokenizer`."""
     lines = _lines(tokenizer)
-    write_text(Path(folder) / _VOCABULARY, lines)
     settings = {name: getattr(tokenizer, name) for name in _SETTINGS}
-    return {"length": length, "tokenizer": settings, _DIGEST: _digest(lines)}
+    return lines, {"length": length, "tokenizer": settings, _DIGEST: _digest(lines)}
 
 
 def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
@@ -223,11 +230,11 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
         folder: The folder of the run, or the folder `model` in it.
     """
     folder = Path(folder).resolve()
-    place = folder.parent if folder.name == "model" and not is_file(folder / _VOCABULARY) else folder
+    place = folder.parent if folder.name == "model" and not is_file(folder / VOCABULARY) else folder
     path = place / _DESCRIPTION
-    for each in (place / _VOCABULARY, path):
+    for each in (place / VOCABULARY, path):
         check_sealed(each)
-    tokenizer = WordPiece.load(place / _VOCABULARY)
+    tokenizer = WordPiece.load(place / VOCABULARY)
     expected, fix = "the length and the tokenizer settings of a training run on texts", "copy it from the run's folder again"
     stored = read_json(path, expected=expected, fix=fix)
     with parsing(path, expected=expected, fix=fix, kind=FormatError, what="does not describe a tokenizer"):
@@ -238,10 +245,10 @@ def load_tokenizer(folder: str | Path) -> tuple[WordPiece, int]:
     # A missing line would change the ids of all later tokens. Runs of older versions have no digest.
     if digest is not None and digest != _digest(_lines(tokenizer)):
         raise IntegrityError(
-            f"the {len(tokenizer)} tokens of {place / _VOCABULARY} are not those that {path} was written for",
+            f"the {len(tokenizer)} tokens of {place / VOCABULARY} are not those that {path} was written for",
             expected="the vocabulary that the network was trained with",
             fix="copy both files from the run's folder again",
-            path=place / _VOCABULARY,
+            path=place / VOCABULARY,
         )
     return tokenizer, length
 

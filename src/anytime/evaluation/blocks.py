@@ -22,15 +22,17 @@ from torch import Tensor
 
 from anytime.checks import check_logits, check_probabilities, fingerprints
 from anytime.combine import Prediction
+from anytime.combine.dense import DenseRows, Layout, block_size
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.evaluation.source import Mapped
 from anytime.metrics import Trajectories, follow
 
-_CACHE_BYTES = 2 << 20
 _CHUNK_BYTES = 32 << 20
 _COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 
+SETS_ROWS = 1 << 17
+"""The most positions of dense logits that calibrate prediction sets: their scores are held in memory."""
 NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 
 Combine = Callable[[Tensor], Prediction]
@@ -39,15 +41,29 @@ MapInOrder = Callable[..., Iterator[Any]]
 
 @dataclass(frozen=True)
 class LogitRows:
-    """Logits of all rows, possibly mapped from a file, and their labels if there are any."""
+    """Logits of all rows, possibly mapped from a file, and their labels if there are any.
 
-    logits: Tensor | Mapped
+    Attributes:
+        logits: `(exits, rows, classes)`; dense logits as rows.
+        labels: One per row.
+        probabilities: Whether these are probabilities or their logarithms.
+        ignore_index: The label of positions of dense logits that are not among the rows.
+    """
+
+    logits: Tensor | Mapped | DenseRows
     labels: Tensor | None
     probabilities: bool = False
+    ignore_index: int | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        """Where the rows are in dense logits; None for plain ones."""
+        return self.logits.layout if isinstance(self.logits, DenseRows) else None
 
     def block(self, rows: slice | Tensor, first_row: int) -> Tensor:
         """Read and check some rows, as float32 or float64; `first_row` is for error messages."""
-        block = check_logits(self.logits[:, rows], first_row=first_row)
+        place = self.logits.place if isinstance(self.logits, DenseRows) else None
+        block = check_logits(self.logits[:, rows], first_row=first_row, place=place)
         return check_probabilities(block) if self.probabilities else block
 
     def labels_of(self, rows: slice | Tensor) -> Tensor | None:
@@ -60,6 +76,36 @@ class LogitRows:
         size = block_size(exits, classes)
         parts = [fingerprints(self.block(slice(first, first + size), first)) for first in range(0, samples, size)]
         return torch.cat([NO_FINGERPRINTS, *parts])
+
+    def locate(self, row: int) -> tuple[int, tuple[int, ...] | None]:
+        """The input and, of dense logits, the position of a row."""
+        return self.logits.locate(row) if isinstance(self.logits, DenseRows) else (row, None)
+
+    def sample(self, most: int, seed: int) -> list[int]:
+        """The numbers of some random rows."""
+        samples, generator = self.logits.shape[1], np.random.default_rng([seed, 3])
+        if self.layout is None:
+            chosen = generator.permutation(samples)[:most]
+        else:  # without memory per row
+            chosen = generator.choice(samples, min(most, samples), replace=False)
+        return [int(row) for row in chosen]
+
+    def for_sets(self, seed: int) -> tuple[Tensor, Tensor]:
+        """The rows that calibrate prediction sets, and a mask of those that must not test them.
+
+        A random fifth of the rows. The positions of an input are not independent, so of dense logits it is a fifth of the
+        inputs, and of their positions at most `SETS_ROWS`.
+        """
+        generator, samples = np.random.default_rng([seed, 0]), self.logits.shape[1]
+        inputs = samples if self.layout is None else self.layout.batch
+        chosen = torch.from_numpy(np.sort(generator.permutation(inputs)[: inputs // 5]))
+        if isinstance(self.logits, DenseRows):
+            used = self.logits.among(chosen)
+            chosen = used.nonzero()[:, 0]
+            if len(chosen) > SETS_ROWS:
+                chosen = chosen[torch.from_numpy(np.sort(generator.choice(len(chosen), SETS_ROWS, replace=False)))]
+            return chosen, used
+        return chosen, torch.zeros(samples, dtype=torch.bool).index_fill_(0, chosen, True)
 
 
 @dataclass(frozen=True)
@@ -121,11 +167,6 @@ class Chunk:
     rows: slice
     rules: dict[Any, Followed]
     fingerprints: Tensor
-
-
-def block_size(exits: int, classes: int) -> int:
-    """How many rows of float32 logits fit the cache."""
-    return max(1, _CACHE_BYTES // (4 * exits * classes))
 
 
 def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:

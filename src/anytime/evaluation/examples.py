@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import Tensor
 
 from anytime.evaluation.blocks import Followed
 from anytime.metrics import drop
+
+Locate = Callable[[int], tuple[int, tuple[int, ...] | None]]
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,13 @@ class Example:
     """One input, followed over the exits under each rule.
 
     Attributes:
-        row: Its row in the data.
+        row: Its row in the data; of dense logits, the input that it is a position of.
         label: Its class, or None without labels.
         final: Each rule's answer at the last exit.
         answers: Each rule's answer at every exit.
         probability: The label's probability at every exit, or the final answer's without labels.
         drop: The largest decrease of that probability.
+        position: Of dense logits, the position in the input, such as (y, x).
     """
 
     row: int
@@ -30,6 +34,19 @@ class Example:
     answers: dict[str, list[int]]
     probability: dict[str, list[float]]
     drop: dict[str, float]
+    position: tuple[int, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The row and, if there is one, the position: `12` or `3 (40, 7)`."""
+        return str(self.row) if self.position is None else f"{self.row} ({', '.join(map(str, self.position))})"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain document."""
+        document = asdict(self)
+        if self.position is None:
+            del document["position"]
+        return document
 
 
 class ExampleCollector:
@@ -38,9 +55,11 @@ class ExampleCollector:
     Args:
         sample: The rows of the sample.
         worst: How many rows that drop most to keep; among equals the earlier ones. Rows that never drop are not kept.
+        locate: The input and the position of a row.
     """
 
-    def __init__(self, sample: Sequence[int], worst: int) -> None:
+    def __init__(self, sample: Sequence[int], worst: int, locate: Locate) -> None:
+        self._locate = locate
         self._sample: dict[int, Example | None] = dict.fromkeys(sample)
         self._keep = worst
         self._worst: list[tuple[float, int, Example]] = []
@@ -53,13 +72,15 @@ class ExampleCollector:
 
         def example(column: int) -> Example:
             picked = {name: curve[:, column] for name, curve in curves.items()}
+            row, position = self._locate(first_row + column)
             return Example(
-                row=first_row + column,
+                row=row,
                 label=None if labels is None else int(labels[first_row + column]),
                 final={name: int(each.answer[-1, column]) for name, each in seen.items()},
                 answers={name: each.answer[:, column].tolist() for name, each in seen.items()},
                 probability={name: curve.tolist() for name, curve in picked.items()},
                 drop={name: float(drop(curve[:, None])) for name, curve in picked.items()},
+                position=position,
             )
 
         for row in self._sample:

@@ -21,23 +21,14 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import Certificate, DropTally, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
-from anytime.checks import check_fraction, check_number, check_seed, fingerprints, shared_rows
+from anytime.checks import check_fraction, check_number, check_seed, exit_costs, fingerprints, shared_rows
 from anytime.combine import Caching, Rule
-from anytime.combine.named import name_of
+from anytime.combine.named import DEFAULT_RULES, name_of, name_rules, plain_rules
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows
 from anytime.evaluation.compiled import Engine, use_compiled
-from anytime.evaluation.measure import (
-    DEFAULT_RULES,
-    Evaluation,
-    Setup,
-    check_unseen,
-    exit_costs,
-    name_rules,
-    open_rows,
-    plain_rules,
-)
+from anytime.evaluation.measure import Evaluation, Setup, check_unseen, open_rows
 from anytime.metrics import RuleMetrics
 from anytime.policy import BudgetCurve, BudgetTally
 

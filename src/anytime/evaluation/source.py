@@ -67,7 +67,10 @@ class Mapped:
 
     def __getitem__(self, key: Any) -> Tensor:
         keys = key if isinstance(key, tuple) else (key,)
-        part = self.array[tuple(each.numpy() if isinstance(each, Tensor) else each for each in keys)]
+        return self.read(self.array[tuple(each.numpy() if isinstance(each, Tensor) else each for each in keys)])
+
+    def read(self, part: np.ndarray[Any, Any]) -> Tensor:
+        """A view of a part of the array as a tensor of its own, contiguous and in the machine's byte order."""
         check_memory(part.nbytes, f"{part.shape[1] if part.ndim > 1 else part.size:,} rows of {self.name}")
         values = torch.from_numpy(np.array(part, dtype=part.dtype.newbyteorder("="), order="C"))
         return values.view(torch.bfloat16) if self.bfloat16 else values
@@ -80,6 +83,26 @@ class LogitsFile:
     path: Path
     logits: Mapped
     labels: Tensor | None
+
+
+@dataclass(frozen=True)
+class CollectedLogits:
+    """The result of `anytime.collect_logits`; `anytime.evaluate` takes it.
+
+    Attributes:
+        logits: `(exits, rows, classes)`, on the CPU; mapped, if they are in a file.
+        labels: `(rows,)` class indices, or None.
+        path: The file, or None.
+    """
+
+    logits: Tensor
+    labels: Tensor | None
+    path: Path | None = None
+
+    def __repr__(self) -> str:
+        exits, rows, classes = self.logits.shape
+        known = "labels" if self.labels is not None else "no labels"
+        return f"CollectedLogits({exits} exits, {rows} rows, {classes} classes, {known}, {self.path or 'in memory'})"
 
 
 def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFile:

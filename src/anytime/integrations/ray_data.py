@@ -6,21 +6,24 @@ batch of the model: where it runs does not change its answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from anytime.checks import check_count
-from anytime.errors import MissingExtraError
+from anytime.errors import InputError, MissingExtraError
 from anytime.loading.blocks import Block, cut_files
 from anytime.loading.inputs import array_batch
-from anytime.loading.models import input_shape, make_example, open_any, reads_texts
-from anytime.run import Budget, Runner, RunOptions
+from anytime.loading.models import input_shape, make_batch, reads_texts
+from anytime.run import Budget, Runner, RunOptions, open_folder
+from anytime.run.engines.given import names_of
 
 Columns = dict[str, NDArray[Any]]
 
@@ -30,7 +33,7 @@ class Predictor:
 
     Args:
         model: A folder, as `anytime predict` takes it.
-        column: The column with the inputs.
+        column: The column with the inputs. For a model that takes several tensors, each is the column of its name.
         rule: How the exits are combined; by default that of the calibration, or as `Runner` chooses.
         engine: What runs the stages.
         calibration: Files of fitted objects.
@@ -56,35 +59,48 @@ class Predictor:
         import anytime
 
         self._column, self._probabilities, self._budget = column, probabilities, Budget(exits=exits)
-        self._opened = open_any(Path(model), data)
+        self._opened = open_folder(model, data)
         network = self._opened.model
         fitted = tuple(anytime.load(path) for path in calibration)
         chosen: Any = None if policy is None else anytime.load(policy)
-        example = make_example(network, input_shape(network), 1)
+        names = names_of(network)
+        self._several = names if len(names) > 1 else ()
+        example = make_batch(network, 1)
         self._runner = Runner(
             network, rule, engine, calibration=fitted or None, policy=chosen, example=example, options=RunOptions()
         )
 
     def __call__(self, batch: Columns) -> Columns:
         """The columns `labels`, `confidence`, `exit` and `fell_back` in place of the inputs."""
-        answers = self.predict(batch[self._column])
-        return {**{name: values for name, values in batch.items() if name != self._column}, **answers}
+        taken = self._several or (self._column,)
+        if missing := sorted(set(taken) - set(batch)):
+            raise InputError(
+                f"the batch has the columns {', '.join(batch)}",
+                expected=f"the inputs of the model: {', '.join(taken)}",
+                fix=f"rename a column to {missing[0]}" + ("" if self._several else ", or pass column with its name"),
+            )
+        answers = self.predict({name: batch[name] for name in taken} if self._several else batch[self._column])
+        return {**{name: values for name, values in batch.items() if name not in taken}, **answers}
 
-    def predict(self, inputs: NDArray[Any]) -> Columns:
-        """The answers to a batch of inputs, as columns."""
+    def predict(self, inputs: NDArray[Any] | Mapping[str, NDArray[Any]]) -> Columns:
+        """The answers to a batch of inputs, as columns; a model that takes several tensors gets them by name."""
+        x = self._batch(inputs) if not isinstance(inputs, Mapping) else {name: _tensor(inputs[name]) for name in self._several}
+        answer = self._runner.predict(x, budget=self._budget)
+        columns = {
+            "labels": answer.labels.numpy(),
+            "confidence": answer.confidence.numpy(),
+            "exit": np.broadcast_to(np.asarray(answer.exit), len(answer.labels)).copy(),
+            "fell_back": answer.fell_back.numpy(),
+        }
+        return {**columns, "probabilities": answer.probs.numpy()} if self._probabilities else columns
+
+    def _batch(self, inputs: NDArray[Any]) -> Tensor:
         inputs = np.array(inputs)  # mapped files and Ray's blocks cannot be written to, and torch warns of such arrays
         if not reads_texts(self._opened):
             sizes = input_shape(self._opened.model)
             if inputs.ndim == 2 and inputs.shape[1] == prod(sizes):  # columns hold flat lists
                 inputs = inputs.reshape(-1, *sizes)
-        answer = self._runner.predict(array_batch(inputs, self._opened), budget=self._budget)
-        columns = {
-            "labels": answer.labels.numpy(),
-            "confidence": answer.confidence.numpy(),
-            "exit": np.broadcast_to(np.asarray(answer.exit), len(inputs)).copy(),
-            "fell_back": answer.fell_back.numpy(),
-        }
-        return {**columns, "probabilities": answer.probs.numpy()} if self._probabilities else columns
+        return array_batch(inputs, self._opened)
 
     def close(self) -> None:
         """End the runner."""
@@ -100,8 +116,14 @@ class _BlockPredictor(Predictor):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def answer(self, block: Block) -> Columns:
-        answers = self.predict(block.read())
+        several = {name: replace(block, column=name).read() for name in self._several}
+        answers = self.predict(several or block.read())
         return {"row": np.arange(block.first, block.first + block.stop - block.start), **answers}
+
+
+def _tensor(values: NDArray[Any]) -> Tensor:
+    """A column of numbers as a tensor of its own memory, in the usual type of its kind."""
+    return torch.from_numpy(np.array(values, dtype=np.float32 if values.dtype.kind == "f" else np.int64))
 
 
 def map_batches(dataset: Any, model: str | Path, *, rows: int = 64, workers: int = 1, gpus: float = 0, **settings: Any) -> Any:
@@ -134,7 +156,7 @@ def predict_files(
         files: As for `cut_files`. With workers, every node must be able to read them.
         model: A folder, as `anytime predict` takes it.
         rows: Rows per batch.
-        column: As for `cut_files`.
+        column: As for `cut_files`. For a model that takes several tensors, one of their names; the others are read by name.
         workers: Number of Ray processes; 0 runs in this process, without Ray.
         gpus: GPUs per Ray process.
         settings: Further arguments of `Predictor`.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from anytime.errors import MissingExtraError, OptionError, Overloaded
-from anytime.loading.models import input_shape, make_example
+from anytime.loading.models import make_batch
 from anytime.run import Budget, RunOptions
 from anytime.run.budget import seconds
 
@@ -55,7 +55,7 @@ class Replica:
             **settings,
         )
         network = self.service.opened.model
-        self._example = make_example(network, input_shape(network), 1)
+        self._example = make_batch(network, 1)
 
     def __serve_build_asgi_app__(self) -> Any:
         """The ASGI application that Ray calls; its end closes the runner."""

@@ -13,14 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.arrays import open_npy, open_npz, read_npz
+from anytime.checks import Inputs, check_inputs
 from anytime.data.augment import normalise
+from anytime.data.description import DATA, KNOWN, Description
 from anytime.data.imagenet import center_crop
 from anytime.data.images import FORMATS, decode_image
 from anytime.data.text import load_tokenizer, read_text_input
 from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
-from anytime.loading.models import DATA, KNOWN, Description, Opened, input_shape, input_type, reads_texts
+from anytime.loading.models import input_shape, input_spec, reads_texts
+from anytime.models.input_spec import InputSpec
 from anytime.reading import is_file, open_file, parsing, read_file
-from anytime.run.export import ExportedModel
+from anytime.run import Opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,18 +33,21 @@ _LARGEST_INPUT, _LARGEST_TEXT = 1 << 32, 1 << 26
 _TEXT = "a text, or a .txt with one text per line"
 
 
-def read_input(given: str, opened: Opened) -> tuple[Tensor, str | None]:
+def read_input(given: str, opened: Opened) -> tuple[Inputs, str | None]:
     """The input as a batch that the model takes, and a note on how it was changed, if it was.
 
     Args:
         given: For a text model, a text or a `.txt` with one per line. Otherwise an image, or `.npy` or `.npz` with one input or
-            a batch: uint8 arrays are pixels and are normalised as images are; other numbers are used as they are.
+            a batch: uint8 arrays are pixels and are normalised as images are; other numbers are used as they are. For a model
+            that takes several tensors, a `.npz` with an array for each of them.
         opened: The model.
     """
     if reads_texts(opened):
         texts = read_texts(given)
         return read_text_input(opened.folder, texts), _truncated(opened, texts)
     path = Path(given)
+    if len(opened.inputs) > 1 or any(spec.name for spec in opened.inputs):
+        return read_named(path, opened.inputs), None
     with open_file(path, expected="an image, or .npy or .npz with one input or a batch of them"):
         pass
     shape = input_shape(opened.model)
@@ -57,13 +63,43 @@ def array_batch(array: NDArray[Any], opened: Opened) -> Tensor:
     """One input or a batch as an array, as the batch that a model takes; texts as an array of strings."""
     if reads_texts(opened):
         return read_text_input(opened.folder, [str(text) for text in np.atleast_1d(array)])
-    if isinstance(opened.model, ExportedModel) and _takes_tokens(opened):
-        return _as_tokens(array, opened.model)
-    return _as_batch(array, input_shape(opened.model), opened)
+    if _takes_tokens(opened):
+        return _as_tokens(array, input_spec(opened.model).dtype)
+    return _as_batch(array, input_shape(opened.model), opened).to(input_spec(opened.model).dtype)
+
+
+def read_named(path: Path, specs: Sequence[InputSpec]) -> Inputs:
+    """The arrays of a `.npz` as the tensors that a model takes: by name, or `x0`, `x1`, … for tensors by position."""
+    names = [spec.name or f"x{place}" for place, spec in enumerate(specs)]
+    expected = f"a .npz with the arrays {', '.join(names)}, each with the batch first"
+    fix = f"numpy.savez('input.npz', {', '.join(f'{name}=...' for name in names)})"
+    if path.suffix.lower() != ".npz" or not is_file(path):
+        raise FormatError(f"{path} is given, and the model takes {len(specs)} tensors", expected=expected, fix=fix, path=path)
+    stored = open_npz(path, ())
+    if missing := [name for name in names if name not in stored]:
+        raise FormatError(f"{path} has no {', '.join(missing)}", expected=expected, fix=fix, path=path)
+    arrays = read_npz(path, tuple(names), most=_LARGEST_INPUT)
+    tensors = {}
+    for name, spec in zip(names, specs, strict=True):
+        kinds, array = ("fiub" if spec.dtype.is_floating_point else "iub"), arrays[name]
+        if array.dtype.kind not in kinds or array.ndim != len(spec.shape) + 1:
+            raise ShapeError(
+                f"{name} in {path} is an array of {array.dtype} and shape {array.shape}",
+                expected=f"{spec.dtype} of shape ({', '.join(('batch', *map(str, spec.shape)))}), perhaps of other lengths",
+                fix="convert it with .astype, and put the batch first: array[None]",
+            )
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(array)).to(spec.dtype)
+    return check_inputs(tensors if specs[0].name else tuple(tensors.values()), path.name)
+
+
+def _takes_pixels(opened: Opened) -> bool:
+    """Whether the model normalises pixels itself."""
+    return input_spec(opened.model).dtype == torch.uint8
 
 
 def _takes_tokens(opened: Opened) -> bool:
-    return isinstance(opened.model, ExportedModel) and not input_type(opened.model).is_floating_point
+    dtype = input_spec(opened.model).dtype
+    return not dtype.is_floating_point and not _takes_pixels(opened)
 
 
 def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tuple[Tensor, tuple[int, int]]:
@@ -83,11 +119,14 @@ def image_batch(file: IO[bytes], name: str, opened: Opened, **limits: Any) -> tu
             fix="save the numbers with numpy.save",
             path=name,
         )
-    description = _needed(opened, name)
+    description = None if _takes_pixels(opened) else _needed(opened, name)
     image = decode_image(file, name, mode="RGB" if shape[0] == 3 else "L", **limits)
-    fitted = fit_image(image, shape[1], like=description.name)
+    fitted = fit_image(image, shape[1], like="" if description is None else description.name)
     pixels = torch.from_numpy(np.asarray(fitted, dtype=np.uint8).copy()).view(shape[1], shape[2], shape[0])
-    return normalise(pixels.permute(2, 0, 1)[None], description.mean, description.std), image.size
+    batch = pixels.permute(2, 0, 1)[None].contiguous()
+    if description is not None:
+        batch = normalise(batch, description.mean, description.std)
+    return batch.to(input_spec(opened.model).dtype), image.size
 
 
 def _truncated(opened: Opened, texts: list[str]) -> str | None:
@@ -158,6 +197,7 @@ def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Te
             expected="floating-point numbers, or uint8 for pixels",
             fix="convert it with .astype('float32')",
         )
+    raw = _takes_pixels(opened)
     pixels, last = array.dtype == np.uint8, (*shape[1:], *shape[:1])
     given = array[None] if array.shape in (shape, last) else array
     if pixels and len(shape) == 3 and given.shape[1:] == last != shape:
@@ -168,6 +208,10 @@ def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Te
             expected=f"{shape} for one input, or (batch, {', '.join(map(str, shape))})",
             fix=f"crop or scale the inputs to the shape that {opened.name} takes, channels before height and width",
         )
+    if raw and not pixels:
+        raise DtypeError(f"an array of {array.dtype}", expected="uint8, as the model takes", fix="pass pixels from 0 to 255")
+    if raw:
+        return torch.from_numpy(np.ascontiguousarray(given))
     if pixels and len(shape) == 3:
         description = _needed(opened, "an array of pixels")
         return normalise(torch.from_numpy(np.ascontiguousarray(given)), description.mean, description.std)
@@ -179,15 +223,15 @@ def _as_batch(array: NDArray[Any], shape: tuple[int, ...], opened: Opened) -> Te
     return numbers
 
 
-def _as_tokens(array: NDArray[Any], model: ExportedModel) -> Tensor:
-    """One text or a batch, as the tokens that exported stages take."""
+def _as_tokens(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """One text or a batch, as the tokens that a model without a tokenizer takes."""
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
         raise DtypeError(
             f"an array of {array.dtype} and shape {array.shape}",
             expected="integers of shape (length,) or (batch, length): the tokens of texts",
             fix="make them with anytime.data.WordPiece.encode, or give a text to the run that the stages were exported from",
         )
-    return torch.from_numpy(np.atleast_2d(array).astype(np.int64)).to(input_type(model))
+    return torch.from_numpy(np.atleast_2d(array).astype(np.int64)).to(dtype)
 
 
 def _needed(opened: Opened, what: str) -> Description:

@@ -1,6 +1,7 @@
 """Metrics: trajectories per exit and input, and sums over inputs."""
 
-from anytime.metrics.calibration import brier, ece, histogram, nll, oracle_accuracy, oracle_auroc_as_released
+from anytime.metrics.accumulate import Metrics
+from anytime.metrics.calibration import brier, ece, histogram, mean_iou, nll, oracle_accuracy, oracle_auroc_as_released
 from anytime.metrics.monotonicity import drop, forgot, improvable, is_monotone, learned, reach, rise
 from anytime.metrics.properties import concavity_gap, concordance, error_against_cost, gains, is_concave
 from anytime.metrics.rule_metrics import RuleMetrics
@@ -8,6 +9,7 @@ from anytime.metrics.summary import Summary
 from anytime.metrics.trajectories import Trajectories, follow
 
 __all__ = [
+    "Metrics",
     "RuleMetrics",
     "Summary",
     "Trajectories",
@@ -25,6 +27,7 @@ __all__ = [
     "is_concave",
     "is_monotone",
     "learned",
+    "mean_iou",
     "nll",
     "oracle_accuracy",
     "oracle_auroc_as_released",

@@ -15,6 +15,8 @@ from anytime.metrics.monotonicity import ROUNDING
 
 ECE_BINS = 15
 ORACLE_BINS = 10_000
+FEW_IN_BIN = 10
+"""The accuracy of a bin with fewer inputs says little; charts leave it out or pale."""
 NLL_FLOOR = 1e-12
 ORACLE_FRACTION = 0.005
 
@@ -65,6 +67,23 @@ def oracle_accuracy(table: Tensor, *, fraction: float = ORACLE_FRACTION) -> Tens
     taken = (fraction * total - before).clamp(min=0).minimum(count) / count.clamp(min=1)
     corrected = ((count - right) * taken).sum(-1)
     return (right.sum(-1) + corrected) / total.squeeze(-1)
+
+
+def mean_iou(correct: Tensor, answered: Tensor, labelled: Tensor) -> Tensor:
+    """Mean intersection over union per exit, the mean over the classes that were answered or are labels.
+
+    Args:
+        correct: How often each class was answered correctly, `(exits, classes)`.
+        answered: How often it was answered, `(exits, classes)`.
+        labelled: How often it is the label, `(classes,)`.
+
+    Example:
+        >>> mean_iou(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[3.0, 1.0, 0.0]]), torch.tensor([3.0, 2.0, 0.0])).tolist()
+        [0.5]
+    """
+    union = answered + labelled - correct
+    found = union > 0
+    return torch.where(found, correct / union.clamp(min=1), 0.0).sum(-1) / found.sum(-1).clamp(min=1)
 
 
 def oracle_auroc_as_released(

@@ -36,14 +36,15 @@ def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) 
 
     A value that differs from a threshold only by rounding equals it: a drop from 0.6 to 0.5 is a drop of 0.1 on any processor.
 
-    >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1,)).item()
-    2
+    >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1, 0.2)).tolist()
+    [2, 0]
     """
-    limits = torch.tensor(list(thresholds), dtype=torch.float64, device=values.device)
     rounding = ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
-    near = (rounding * limits.clamp(min=1)).minimum(limits.abs() / 2)  # 0 never reaches a positive threshold
-    given = values.double()[:, None]
-    return (given > limits + near if strict else given >= limits - near).sum(0)
+    given, counts = values.double(), []
+    for limit in thresholds:  # numbers of Python, not a tensor of them: copying one to a GPU would wait for it
+        near = min(rounding * max(limit, 1.0), abs(limit) / 2)  # 0 never reaches a positive threshold
+        counts.append((given > limit + near if strict else given >= limit - near).sum(0))
+    return torch.stack(counts) if counts else given.new_zeros(0, dtype=torch.int64)
 
 
 def is_monotone(correct: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         quality: `(exits, batch)`.
-        costs: `(exits,)`, increasing.
+        costs: `(exits,)`, increasing, on the device of `quality`.
 
     Returns:
         The weighted mean in [-1, 1], `(batch,)`, and whether the input moves at all: one that is certain from the
@@ -31,15 +31,15 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
     exits = len(costs)
     score = torch.zeros_like(quality[0])
     moves = torch.zeros_like(score, dtype=torch.bool)
-    weights = 0.0
+    weights = torch.zeros((), dtype=costs.dtype, device=costs.device)
     for early in range(exits - 1):
         change = quality[early + 1 :] - quality[early]
         sign = (change >= SAME).to(score) - (change <= -SAME).to(score)
         gap = (costs[early + 1 :] - costs[early]).to(score)
         score += (gap[:, None] * sign).sum(0)
         moves |= (sign != 0).any(0)
-        weights += float(gap.sum())
-    return score / (weights or 1.0), moves
+        weights = weights + (costs[early + 1 :] - costs[early]).sum()
+    return score / weights if exits > 1 else score, moves
 
 
 def is_concave(quality: Tensor, costs: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from anytime.display.brief import brief_repr
 from anytime.errors import OptionError
 
 PerExit = tuple[float, ...]
@@ -48,8 +49,8 @@ class DiminishingReturns:
 class RuleMetrics:
     """The metrics of one rule. docs/metrics.md defines each.
 
-    Metrics that need labels or prediction sets are None where there are none. The order of the fields is that of the JSON
-    document.
+    Metrics that need labels or prediction sets are None where there are none; `mean_iou` is of dense predictions only, and not
+    in the JSON document of others. The order of the fields is that of the document.
     """
 
     accuracy: PerExit | None = None
@@ -69,6 +70,7 @@ class RuleMetrics:
     oracle_accuracy: PerExit | None = None
     support_coverage: PerExit | None = None
     reliability: tuple[ReliabilityBins, ...] | None = None
+    mean_iou: PerExit | None = None
     consistency: Consistency | None = None
     diminishing_returns: DiminishingReturns | None = None
     final_drop_percent: ByThreshold
@@ -82,10 +84,30 @@ class RuleMetrics:
     set_coverage: PerExit | None = None
     set_size_rise_percent: ByThreshold | None = None
 
+    def __repr__(self) -> str:
+        return brief_repr(self, "accuracy", "ece", "nll", "correct_monotone_percent", "entropy", "agreement")
+
     def to_json(self) -> dict[str, Any]:
         """A plain document of dicts and lists."""
         document: dict[str, Any] = _lists(asdict(self))
+        if self.mean_iou is None:
+            del document["mean_iou"]
         return document
+
+    def scalars(self) -> dict[str, float]:
+        """The metrics as a flat dict of numbers, for a logger: `accuracy/exit_2`, `label_drop_percent/0.1`, `mean_label_drop`.
+
+        Metrics that are None and the bins of the reliability diagrams are left out.
+        """
+        found: dict[str, float] = {}
+        for name, value in self.to_json().items():
+            if isinstance(value, dict):
+                found |= {f"{name}/{part}": each for part, each in value.items() if isinstance(each, int | float)}
+            elif isinstance(value, list) and name != "reliability":
+                found |= {f"{name}/exit_{exit}": each for exit, each in enumerate(value, 1)}
+            elif isinstance(value, int | float):
+                found[name] = value
+        return found
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RuleMetrics:

@@ -34,7 +34,9 @@ class Summary:
 
     def add(self, seen: Trajectories) -> None:
         """Add the trajectories of some inputs."""
-        self._add("rows", torch.tensor(seen.answer.shape[1]))
+        device = seen.answer.device
+        costs = self.costs.to(device, non_blocking=True)
+        self._add("rows", torch.full((), seen.answer.shape[1], device=device))
         self._add("entropy", _over_inputs(seen.entropy))
         self._add("confidence", _over_inputs(seen.confidence))
         self._add("support", _over_inputs(seen.support))
@@ -46,18 +48,26 @@ class Summary:
             self._add_labelled(seen)
         quality = seen.label_probability if self.labelled else seen.final
         self._add("quality", _over_inputs(quality))
-        concordance, moves = properties.concordance(quality, self.costs)
-        self._add("concordance", concordance[moves].double().sum())
+        concordance, moves = properties.concordance(quality, costs)
+        self._add("concordance", concordance.double().sum())  # 0 for inputs that do not move
         self._add("moves", moves.sum())
-        self._add("concave", properties.is_concave(quality, self.costs).sum())
+        self._add("concave", properties.is_concave(quality, costs).sum())
 
     def add_sets(self, size: Tensor, covered: Tensor | None = None) -> None:
         """Add the sizes of prediction sets and whether they contain the label, each `(exits, batch)`."""
-        self._add("set_rows", torch.tensor(size.shape[1]))
+        self._add("set_rows", torch.full((), size.shape[1], device=size.device))
         self._add("set_size", _over_inputs(size))
         self._reach("set_size_rise", monotonicity.rise(size), monotonicity.SIZE_RISES)
         if covered is not None:
             self._add("set_covered", _over_inputs(covered))
+
+    def add_classes(self, seen: Trajectories, labels: Tensor, classes: int) -> None:
+        """Add what the mean intersection over union counts per class: `labels` are those of the trajectories, `(batch,)`."""
+        assert seen.correct is not None
+        self._add("labelled_as", torch.bincount(labels, minlength=classes))
+        answers = list(zip(seen.answer, seen.correct, strict=True))
+        self._add("answered_as", torch.stack([torch.bincount(answer, minlength=classes) for answer, _ in answers]))
+        self._add("correct_as", torch.stack([torch.bincount(answer[ok], minlength=classes) for answer, ok in answers]))
 
     def merge(self, other: Summary) -> None:
         """Add everything that another summary of the same rule has seen."""
@@ -73,6 +83,8 @@ class Summary:
 
     def metrics(self) -> RuleMetrics:
         """The metrics over all inputs added so far."""
+        if any(value.device.type != "cpu" for value in self.sums.values()):
+            return self.cpu().metrics()
         rows = float(self.sums["rows"]) if "rows" in self.sums else 0.0
         if rows == 0:
             raise OptionError("a summary of no inputs", expected="at least one input", fix="call add() first")
@@ -86,8 +98,15 @@ class Summary:
             entropy_rise_percent=self._percents("entropy_rise", monotonicity.ENTROPY_RISES, rows),
             collapsed_percent=self._mean("collapsed", rows / 100),
             support_size=self._mean("support", rows),
+            **self._class_metrics(),
             **self._set_metrics(),
         )
+
+    def cpu(self) -> Summary:
+        """A copy with the sums on the CPU."""
+        copy = Summary(self.costs, labelled=self.labelled, strict=self.strict)
+        copy.sums = {name: value.cpu() for name, value in self.sums.items()}
+        return copy
 
     def _add_labelled(self, seen: Trajectories) -> None:
         assert seen.label is not None
@@ -150,6 +169,12 @@ class Summary:
             ),
         }
 
+    def _class_metrics(self) -> dict[str, Any]:
+        if "labelled_as" not in self.sums:
+            return {}
+        both = self.sums["correct_as"]
+        return {"mean_iou": tuple(calibration.mean_iou(both, self.sums["answered_as"], self.sums["labelled_as"]).tolist())}
+
     def _set_metrics(self) -> dict[str, Any]:
         rows = float(self.sums["set_rows"]) if "set_rows" in self.sums else 0.0
         if rows == 0:
@@ -161,8 +186,8 @@ class Summary:
         }
 
     def _add(self, name: str, value: Tensor) -> None:
-        value = value.double()
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
+        value, held = value.double(), self.sums.get(name)
+        self.sums[name] = value if held is None else held + value.to(held.device)
 
     def _reach(self, name: str, values: Tensor, thresholds: tuple[float, ...]) -> None:
         self._add(name, monotonicity.reach(values, thresholds, strict=self.strict))

@@ -50,13 +50,20 @@ class Trajectories:
         return self.label.exp()
 
 
-def follow(prediction: Prediction, labels: Tensor | None = None) -> Trajectories:
+def follow(prediction: Prediction, labels: Tensor | None = None, *, ignore_index: int | None = None) -> Trajectories:
     """Trajectories of a rule's prediction at all exits.
 
     Args:
-        prediction: The result of `rule(logits)`, `(exits, batch, classes)`.
-        labels: `(batch,)` class indices, if there are any.
+        prediction: The result of `rule(logits)`, `(exits, batch, classes)`, or of dense logits, whose positions are followed as
+            one batch.
+        labels: `(batch,)` class indices, if there are any; of a dense prediction `(batch, ...)`.
+        ignore_index: The label of rows to leave out.
     """
+    if prediction.log_probs.ndim > 3:
+        prediction, labels = prediction.flat, None if labels is None else labels.reshape(-1)
+    if ignore_index is not None and labels is not None:
+        used = labels != ignore_index
+        prediction, labels = prediction.at(slice(None), used), labels[used]
     log_probs = prediction.log_probs
     if log_probs.ndim != 3:
         raise ShapeError(
@@ -94,8 +101,8 @@ def _pick(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _support(log_probs: Tensor) -> Tensor:
-    full = torch.full(log_probs.shape[:-1], log_probs.shape[-1], device=log_probs.device)
-    if not bool((log_probs.amin(-1) == -math.inf).any()):
-        return full
+    # On other devices than a CPU, `any` would wait for the device.
+    if log_probs.device.type == "cpu" and not bool((log_probs.amin(-1) == -math.inf).any()):
+        return torch.full(log_probs.shape[:-1], log_probs.shape[-1])
     # A sum of floats is vectorised, one of booleans is not.
     return (log_probs > -math.inf).to(log_probs.dtype).sum(-1).long()

@@ -10,9 +10,12 @@ from anytime.models.features import collect_features, exit_features, last_layers
 from anytime.models.imta import IMTA, IMTAConfig
 from anytime.models.mlp import MLP, IntervalMLP, MLPConfig
 from anytime.models.msdnet import MSDNet, MSDNetConfig
+from anytime.models.outputs import OutputsModel, from_outputs
 from anytime.models.resnet import CifarResNet, ResNet, ResNetConfig
+from anytime.models.stage_list import StageList
 from anytime.models.text.encoder import EncoderConfig, EncoderExits
 from anytime.models.text.pretrained import Pretrained, load_minilm, load_pretrained, take_encoder
+from anytime.models.trees.exits import TreeExits
 from anytime.models.zoo import create, load, load_weights, names, save
 from anytime.models.ztw import CascadeHead, attach_cascade
 
@@ -37,17 +40,21 @@ __all__ = [
     "MSDNet",
     "MSDNetConfig",
     "MultiExit",
+    "OutputsModel",
     "PooledHead",
     "Pretrained",
     "ResNet",
     "ResNetConfig",
+    "StageList",
     "StagedModel",
+    "TreeExits",
     "attach_cascade",
     "attach_exits",
     "average_logits",
     "collect_features",
     "create",
     "exit_features",
+    "from_outputs",
     "is_staged",
     "last_layers",
     "load",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from anytime.checks.inputs import Inputs, tensors_of
 from anytime.errors import ShapeError, StateError
+from anytime.models.input_spec import InputSpec
 
 Carry = tuple[Tensor, ...]
 """The tensors that one stage passes to the next, all with the batch first: `tuple(t[rows] for t in carry)` drops rows."""
@@ -71,6 +72,8 @@ class MultiExit(nn.Module):
     num_exits: int
     input_names: tuple[str, ...] = ()
     """The names of the tensors of a dict of inputs, in the order in which the first stage takes them."""
+    input_specs: tuple[InputSpec, ...] = ()
+    """What the model takes, as far as an example of it was given."""
 
     @property
     def staged(self) -> bool:
@@ -128,8 +131,11 @@ class MultiExit(nn.Module):
                 fix="count stages from 0, and stop after the last",
             )
         if len(carry) != self.carry_size(exit):
+            size = self.carry_size(exit)
             raise ShapeError(
                 f"stage({exit}, carry) got {len(carry)} tensors",
-                expected=f"the {self.carry_size(exit)} tensors that stage {exit - 1} returns" if exit else "the input, (x,)",
-                fix="pass the first result of the previous stage unchanged",
+                expected=f"the {size} tensors that stage {exit - 1} returns" if exit else f"{size}, the inputs of the model",
+                fix="pass the first result of the previous stage unchanged"
+                if exit
+                else "pass the inputs as the model takes them; of a batch with several values the last one is the labels",
             )

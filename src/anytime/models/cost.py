@@ -6,7 +6,8 @@ per output, a batch norm nothing, because it can be folded into its convolution.
 
 Outside of these layers, matrix products and convolutions count, such as the two products of an attention, as
 `torch.utils.flop_counter` counts them (two FLOPs per multiply-accumulate, no bias). Other functions (softmax, exponentials,
-sums, `F.relu`) cost nothing.
+sums, `F.relu`) cost nothing. So do layers of other types; if they have parameters but no product inside, such as other norms,
+they cost one per element and are named in `Cost.estimated`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from anytime.checks import Inputs, map_inputs
-from anytime.errors import OptionError
 from anytime.models.attach.probe import FlopCounter, check_example
 from anytime.models.base import MultiExit
 
@@ -45,11 +45,14 @@ class Cost:
         macs: Multiply-accumulates for one input, which the MSDNet papers call FLOPs.
         parameters: Parameters used, without running statistics.
         unused: Names of parameters that no exit uses.
+        estimated: Types of layers that were counted as one per element of their output: they have parameters, but neither a
+            counter nor products inside.
     """
 
     macs: tuple[int, ...]
     parameters: tuple[int, ...]
     unused: tuple[str, ...] = ()
+    estimated: tuple[str, ...] = ()
 
     @property
     def stage_macs(self) -> tuple[int, ...]:
@@ -57,15 +60,14 @@ class Cost:
         return tuple(after - before for before, after in zip((0, *self.macs), self.macs, strict=False))
 
 
-def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
+def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
     """Count the MACs and parameters up to every exit of `model` for one input.
 
     A copy of the model runs on torch's meta device, without computing values. If its operations depend on values, a copy runs
     on the model's device.
 
     Args:
-        model: A network of convolutions, linear layers, norms, ReLUs, GELUs and pools. Layers of other types with parameters
-            need a method `macs` (see `CountsItself`) or a counter in `layers`.
+        model: The network. A layer may count itself with a method `macs`, see `CountsItself`.
         example: A batch, of which the first row is used.
         layers: Counters for other types of layers, or to replace those above.
 
@@ -76,7 +78,6 @@ def measure_cost(model: MultiExit, example: Tensor, *, layers: Mapping[type[nn.M
     """
     row = map_inputs(lambda tensor: tensor[:1], check_example(example))
     counters = {**_COUNTERS, **(layers or {})}
-    _check_layers(model, counters)
     try:
         return _count(_on_meta(model), map_inputs(lambda tensor: tensor.to("meta"), row), counters)
     except RuntimeError:  # the meta device has no values
@@ -89,8 +90,10 @@ def _count(shadow: MultiExit, row: Inputs, counters: Mapping[type[nn.Module], Co
     shadow.eval()
     names = {parameter: name for name, parameter in shadow.named_parameters()}
     used: set[nn.Parameter] = set()
+    estimated: set[str] = set()
     spent, covered = 0, 0  # the cost of the layers, and the FLOPs inside of them
     began: list[int] = []
+    others: list[int] = []  # for layers without a counter
     counter = FlopCounter()
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -105,6 +108,15 @@ def _count(shadow: MultiExit, row: Inputs, counters: Mapping[type[nn.Module], Co
         assert count is not None
         spent += count(module, (*args, *named.values())[0], output)
 
+    def enter_other(module: nn.Module, args: tuple[Any, ...]) -> None:
+        others.append(counter.flops)
+
+    def leave_other(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        nonlocal spent
+        if others.pop() == counter.flops and not began and isinstance(output, Tensor):
+            spent += output.numel()
+            estimated.add(type(module).__name__)
+
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         used.update(module.parameters(recurse=False))
 
@@ -114,13 +126,16 @@ def _count(shadow: MultiExit, row: Inputs, counters: Mapping[type[nn.Module], Co
         if _counter(module, counters) is not None:
             module.register_forward_pre_hook(enter)
             module.register_forward_hook(leave, prepend=True, with_kwargs=True)
+        elif next(module.parameters(recurse=False), None) is not None and next(module.children(), None) is None:
+            module.register_forward_pre_hook(enter_other)
+            module.register_forward_hook(leave_other, prepend=True)
     macs, parameters = [], []
     with torch.no_grad(), counter:
         for _ in shadow.exits(row):
             macs.append(spent + (counter.flops - covered) // 2)
             parameters.append(sum(parameter.numel() for parameter in used))
     unused = tuple(name for parameter, name in names.items() if parameter not in used)
-    return Cost(tuple(macs), tuple(parameters), unused)
+    return Cost(tuple(macs), tuple(parameters), unused, tuple(sorted(estimated)))
 
 
 def _convolution(layer: nn.Conv1d | nn.Conv2d, x: Tensor, out: Tensor) -> int:
@@ -140,6 +155,10 @@ def _per_element(layer: nn.Module, x: Tensor, out: Tensor) -> int:
     return out.numel()
 
 
+def _recurrent(layer: nn.RNNBase, x: Tensor, out: Any) -> int:
+    return x.numel() // layer.input_size * sum(parameter.numel() for parameter in layer.parameters())  # each once per step
+
+
 def _free(layer: nn.Module, x: Tensor, out: Tensor) -> int:
     return 0
 
@@ -156,6 +175,7 @@ _COUNTERS: dict[type[nn.Module], Counter] = {
     nn.GELU: _per_element,
     nn.AvgPool2d: _pool,
     nn.MaxPool2d: _pool,
+    nn.RNNBase: _recurrent,
     nn.AdaptiveAvgPool2d: lambda layer, x, out: x.numel(),  # its windows tile the input: k² per output is one per input
 }
 
@@ -163,19 +183,6 @@ _COUNTERS: dict[type[nn.Module], Counter] = {
 def _counter(module: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> Counter | None:
     known = next((counters[kind] for kind in type(module).__mro__ if kind in counters), None)
     return type(module).macs if known is None and isinstance(module, CountsItself) else known
-
-
-def _check_layers(model: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> None:
-    for name, module in model.named_modules():
-        has_parameters = next(module.parameters(recurse=False), None) is not None
-        if has_parameters and _counter(module, counters) is None:
-            kind = type(module).__name__
-            known = ", ".join(kind.__name__ for kind in counters)
-            raise OptionError(
-                f"the cost of the layer {name!r}, a {kind}, is not known",
-                expected=f"layers with parameters of the types {known}",
-                fix=f"pass layers={{{kind}: counter}} with counter(layer, input, output), or define a method macs",
-            )
 
 
 def _on_meta(model: MultiExit) -> MultiExit:

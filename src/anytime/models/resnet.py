@@ -131,6 +131,8 @@ class ResNet(AttachedExits):
         ('blocks.1', 'blocks.4')
     """
 
+    announces = False
+
     def __init__(self, config: ResNetConfig) -> None:
         classes = config.classes
         backbone = CifarResNet(classes=classes, depth=config.depth, width=config.width, channels=config.channels)

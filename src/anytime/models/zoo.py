@@ -16,16 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from anytime.artifacts import json_text, read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
-from anytime.errors import DtypeError, FormatError, InputError, OptionError, ShapeError
+from anytime.errors import FormatError, InputError, OptionError
 from anytime.models import dvit, imta, mlp, msdnet, resnet
 from anytime.models.base import MultiExit
+from anytime.models.input_spec import InputSpec
+from anytime.models.stored.weights import check_stored, check_weights
 from anytime.models.text import encoder
 from anytime.reading import json_from, parsing
 
-_CONFIG, _WEIGHTS = "config.json", "model.safetensors"
+KIND, CONFIG, WEIGHTS = "model", "config.json", "model.safetensors"
 _COUNT = ".num_batches_tracked"
 _SAVED, _SAVE_AGAIN = "what anytime.models.save writes", "save the network again with this version"
 _WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DataParallel and torch.compile
+
+
+_TOKENS = 128
+"""The length of a usual text."""
 
 
 class _Architecture(NamedTuple):
@@ -73,19 +79,16 @@ def create(name: str, *, classes: int, **options: Any) -> MultiExit:
 
 
 def save(model: MultiExit, folder: str | Path) -> None:
-    """Write a network of this library to a folder, completely or not at all, for `load`."""
-    for name, architecture in _ARCHITECTURES.items():
-        if type(model) is architecture.network:
-            settings: Any = model.config
-            document = {"version": 1, "architecture": name, "config": asdict(settings)}
-            files = {_CONFIG: json_text(document).encode(), _WEIGHTS: tensors_to_bytes(model.state_dict())}
-            write_bundle(folder, files, kind="model")
-            return
-    raise OptionError(
-        f"the model is a {type(model).__name__}",
-        expected=f"one of {', '.join(a.network.__name__ for a in _ARCHITECTURES.values())}",
-        fix="unwrap it (model.module), or store your own model with anytime.artifacts.write_bundle",
-    )
+    """Write a network of this library to a folder, completely or not at all, for `load`. `anytime.save` stores any model."""
+    described = describe(model)
+    if described is None:
+        raise OptionError(
+            f"the model is a {type(model).__name__}",
+            expected=f"one of {', '.join(a.network.__name__ for a in _ARCHITECTURES.values())}",
+            fix="use anytime.save(model, folder), which stores any model; unwrap it first (model.module)",
+        )
+    document = {"version": 1, **described}
+    write_bundle(folder, {CONFIG: json_text(document).encode(), WEIGHTS: tensors_to_bytes(model.state_dict())}, kind=KIND)
 
 
 def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
@@ -96,36 +99,73 @@ def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
         classes: The number of classes that it must have; by default any.
     """
     files = read_bundle(folder)
-    if not {_CONFIG, _WEIGHTS} <= set(files):
+    path = Path(folder) / CONFIG
+    if not {CONFIG, WEIGHTS} <= set(files):
         raise FormatError(
             f"{folder} contains {', '.join(sorted(files)) or 'no files'}",
-            expected=f"{_CONFIG} and {_WEIGHTS}",
+            expected=f"{CONFIG} and {WEIGHTS}",
             fix="pass a folder that anytime.models.save wrote",
             path=folder,
         )
-    architecture, config = _read_config(files[_CONFIG], Path(folder) / _CONFIG)
-    if classes is not None and config.classes != classes:
+    document = json_from(files[CONFIG], path, expected=_SAVED, fix=_SAVE_AGAIN)
+    version = document.pop("version", None) if isinstance(document, dict) else None
+    if version != 1:
+        again = {} if version != 2 else {"fix": "use anytime.load(folder), with build= for a model of your own"}
+        raise _unreadable(path, f"has version {version!r}"[:100], expected="version 1, a network of this library", **again)
+    network = on_meta(document, path)
+    config: Any = network.config
+    if classes not in (None, config.classes):
         raise FormatError(
             f"{folder} contains a network for {config.classes} classes",
             expected=f"a network for {classes} classes",
             fix="load the network that was trained on this data, or create a new one",
             path=folder,
         )
+    weights = tensors_from_bytes(files[WEIGHTS], path=Path(folder) / WEIGHTS)
+    return take(network, weights, path=Path(folder) / WEIGHTS)
+
+
+def describe(model: nn.Module) -> dict[str, Any] | None:
+    """The architecture and the config of a network of this library; None for another model."""
+    for name, architecture in _ARCHITECTURES.items():
+        if type(model) is architecture.network:
+            settings: Any = model.config
+            return {"architecture": name, "config": asdict(settings)}
+    return None
+
+
+def on_meta(description: Any, path: Path) -> MultiExit:
+    """The network of a description on torch's meta device, without memory; `path` is its file, for errors."""
+    architecture, config = _read_config(description, path)
     try:
         with torch.device("meta"):
             network: MultiExit = architecture.network(config)
     except (RuntimeError, OptionError, InputError) as error:  # sizes that overflow, exits at places that do not exist
-        raise _unreadable(Path(folder) / _CONFIG, f"describes a network that cannot be built: {error}") from error
-    path = Path(folder) / _WEIGHTS
-    weights = tensors_from_bytes(files[_WEIGHTS], path=path)
-    try:
-        _check_fit(network, weights)
-    except InputError as error:
-        raise FormatError(
-            f"{path} does not fit {_CONFIG}: {error.got}", expected=error.expected, fix="save the network again", path=path
-        ) from error
+        raise _unreadable(path, f"describes a network that cannot be built: {error}") from error
+    return network
+
+
+def take(network: MultiExit, weights: Mapping[str, Tensor], *, path: Path) -> MultiExit:
+    """A network on the meta device with these weights, in eval mode; `path` is their file, for errors."""
+    check_stored(network, weights, {}, path=path, made_by=CONFIG)
     network.load_state_dict(weights, assign=True)
     return network.eval()
+
+
+def input_specs_of(model: nn.Module) -> tuple[InputSpec, ...]:
+    """What a model takes, if that is known: from its config, or from the example that its exits were attached with."""
+    config: Any = getattr(model, "config", None)
+    match config:
+        case mlp.MLPConfig():
+            return (InputSpec("", torch.float32, (config.inputs,)),)
+        case encoder.EncoderConfig():
+            token = 1 if config.pad != 1 else 2
+            return (InputSpec("", torch.int64, (min(_TOKENS, config.max_length),), fill=token),)
+        case resnet.ResNetConfig():
+            return (InputSpec("", torch.float32, (config.channels, config.image_size, config.image_size)),)
+        case msdnet.MSDNetConfig() | imta.IMTAConfig() | dvit.DViTConfig():
+            return (InputSpec("", torch.float32, (3, config.image_size, config.image_size)),)
+    return getattr(model, "input_specs", ())
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -152,7 +192,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         )
     counts = {name: count for name, count in model.state_dict().items() if name.endswith(_COUNT)}
     whole = {**counts, **bare}
-    _check_fit(model, whole)
+    check_weights(model, whole)
     model.load_state_dict(whole)
 
 
@@ -162,54 +202,24 @@ def _bare(name: str) -> str:
     return name
 
 
-def _check_fit(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    own: Mapping[str, Tensor] = model.state_dict()
-    missing = [name for name in own if name not in weights]
-    unknown = [name for name in weights if name not in own]
-    if missing or unknown:
-        parts = [f"{len(odd)} {what}: {_some(odd)}" for what, odd in (("missing", missing), ("unknown", unknown)) if odd]
-        raise InputError(
-            f"the names of the weights do not fit a {type(model).__name__}; " + "; ".join(parts),
-            expected=f"its {len(own)} names",
-            fix="create the network with the settings that the weights were trained with",
-        )
-    for name, tensor in weights.items():
-        if tensor.shape != own[name].shape:
-            raise ShapeError(
-                f"{name} has shape {tuple(tensor.shape)}",
-                expected=f"shape {tuple(own[name].shape)}",
-                fix="create the network with the settings that the weights were trained with, including classes",
-            )
-        if tensor.is_floating_point() != own[name].is_floating_point():
-            raise DtypeError(
-                f"{name} has dtype {tensor.dtype}", expected=f"{own[name].dtype}", fix="convert it, e.g. with .float()"
-            )
-
-
-def _read_config(data: bytes, path: Path) -> tuple[_Architecture, Any]:
-    document = json_from(data, path, expected=_SAVED, fix=_SAVE_AGAIN)
+def _read_config(document: Any, path: Path) -> tuple[_Architecture, Any]:
     try:
         with parsing(path, expected=_SAVED, fix=_SAVE_AGAIN, kind=FormatError, what="does not describe a network"):
-            version, name, settings = (document.pop(key) for key in ("version", "architecture", "config"))
-            if version != 1 or document:
-                odd = f"has version {version!r}" if version != 1 else f"has the unknown entries {_some(list(document))}"
-                raise _unreadable(path, odd, expected="version 1")
+            name, settings, odd = document["architecture"], document["config"], set(document) - {"architecture", "config"}
+            if odd:
+                raise _unreadable(path, f"has the unknown entries {', '.join(sorted(odd))}"[:200])
             if name not in _ARCHITECTURES:
-                raise _unreadable(path, f"has the architecture {name!r}", expected=f"one of {', '.join(_ARCHITECTURES)}")
+                raise _unreadable(path, f"has the architecture {name!r}"[:200], expected=f"one of {', '.join(_ARCHITECTURES)}")
             return _ARCHITECTURES[name], _ARCHITECTURES[name].config(**settings)
     except OptionError as error:
         raise _unreadable(path, f"has an invalid setting: {error.got}", expected=error.expected) from error
 
 
-def _unreadable(path: Path, got: str, *, expected: str = _SAVED) -> FormatError:
-    return FormatError(f"{path} {got}", expected=expected, fix=_SAVE_AGAIN, path=path)
+def _unreadable(path: Path, got: str, *, expected: str = _SAVED, fix: str = _SAVE_AGAIN) -> FormatError:
+    return FormatError(f"{path} {got}", expected=expected, fix=fix, path=path)
 
 
 def _unknown(what: str, name: object, known: list[str] | tuple[str, ...]) -> OptionError:
     close = get_close_matches(str(name), known, n=3, cutoff=0.5)
     fix = f"did you mean {' or '.join(map(repr, close))}?" if close else "pass one of those"
     return OptionError(f"there is no {what} {name!r}", expected=f"one of {', '.join(known)}", fix=fix)
-
-
-def _some(items: list[str], most: int = 5) -> str:
-    return ", ".join(items[:most]) + (f" and {len(items) - most} more" if len(items) > most else "")

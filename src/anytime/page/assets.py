@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from anytime.display.palette import variables
 from anytime.report.pages.page import as_json
-from anytime.report.svg.palette import variables
 
 MODULES = ("dom", "draw", "events", "server", "recorded", "think", "load", "model", "main")
 """The modules, each after those that it imports."""

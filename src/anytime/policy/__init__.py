@@ -10,6 +10,7 @@ from anytime.policy.budget import (
     fraction_thresholds,
 )
 from anytime.policy.compact import RunningBatch, run_batch
+from anytime.policy.plain import PlainPolicy
 from anytime.policy.risk import RiskControl, betting_bound, exit_losses, fit_risk_control, hoeffding_bentkus
 from anytime.policy.stopping import Confidence, DecisionWindow, Entropy, FittedPolicy, Margin, Patience, Policy, Stopped
 from anytime.policy.window import WindowPolicy, fit_window_policy
@@ -24,6 +25,7 @@ __all__ = [
     "FittedPolicy",
     "Margin",
     "Patience",
+    "PlainPolicy",
     "Policy",
     "RiskControl",
     "RunningBatch",

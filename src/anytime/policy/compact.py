@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import check_number
+from anytime.checks import Inputs, check_number, tensors_of
 from anytime.combine import Prediction, Rule, State
 from anytime.errors import OptionError
 from anytime.models import Carry, StagedModel, is_staged
@@ -64,13 +64,13 @@ class RunningBatch:
 
 @torch.no_grad()
 def run_batch(
-    model: StagedModel, x: Tensor, rule: Rule[S], policy: Policy | FittedPolicy, *, compact_when: float = BREAK_EVEN
+    model: StagedModel, x: Inputs, rule: Rule[S], policy: Policy | FittedPolicy, *, compact_when: float = BREAK_EVEN
 ) -> Stopped:
     """Answer a batch, each input at the exit where the policy stops it; no later stage is computed.
 
     Args:
         model: A model that runs stage by stage (`anytime.models.is_staged`), in eval mode.
-        x: Inputs with the batch first.
+        x: A tensor, or a tuple or dict of tensors, with the batch first.
         rule: Combines the exits.
         policy: When to stop.
         compact_when: Drop stopped rows when at most this fraction of the running batch goes on: 0 never drops any, 1 drops each
@@ -86,9 +86,9 @@ def run_batch(
     """
     _check(model, compact_when)
     exits, state = model.num_exits, rule.start(model.num_exits)
-    carry: Carry = (x,)
+    carry: Carry = tensors_of(x, getattr(model, "input_names", ()))
     decide = policy.policy if isinstance(policy, FittedPolicy) else policy
-    batch = RunningBatch(decide, len(x), exits, x.device, compact_when=compact_when)
+    batch = RunningBatch(decide, len(carry[0]), exits, carry[0].device, compact_when=compact_when)
     for exit in range(exits):
         carry, logits = model.stage(exit, carry)
         state, prediction = rule.step(state, logits)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import as_tensor, check_choice, check_costs, check_labels, check_number
+from anytime.combine import Rule, parse_rule
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.metrics import brier
 from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_log_odds, check_prediction
@@ -41,7 +42,7 @@ _BISECTIONS = 50
 
 
 @dataclass(frozen=True)
-class RiskControl(FittedPolicy, kind="risk-control"):
+class RiskControl(FittedPolicy, kind="risk-control", version=2, oldest=1):
     """An exit threshold, how it was chosen, and its guarantee.
 
     Attributes:
@@ -59,6 +60,7 @@ class RiskControl(FittedPolicy, kind="risk-control"):
         mean_exits: The mean exit, counted from 1, at each.
         mean_exit: The mean exit at λ.
         mean_cost: The mean cost at λ, or None without costs.
+        text: The rule whose predictions it was fitted on, as text, if known.
     """
 
     loss: str
@@ -75,6 +77,7 @@ class RiskControl(FittedPolicy, kind="risk-control"):
     mean_exits: tuple[float, ...]
     mean_exit: float
     mean_cost: float | None
+    text: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,6 +89,12 @@ class RiskControl(FittedPolicy, kind="risk-control"):
                 expected="one entry per λ of the grid",
                 fix="fit it again",
             )
+        _ = self.rule  # refuses a text that cannot be parsed
+
+    @property
+    def rule(self) -> Rule[Any] | None:
+        """The rule whose predictions it was fitted on, if known; a `Runner` uses it by default and refuses another."""
+        return None if self.text is None else parse_rule(self.text)
 
     @property
     def policy(self) -> Policy:
@@ -97,7 +106,8 @@ class RiskControl(FittedPolicy, kind="risk-control"):
         """What holds for future inputs from the same source, in one sentence."""
         if not self.passed:
             return f"No threshold passed on {self.rows} rows: every input runs to the last exit, which loses nothing."
-        risk = f"the mean {self.loss} loss is at most {self.epsilon:g}"
+        what = "the accuracy lost by stopping early" if self.loss == "gap" else f"the mean {self.loss} loss"
+        risk = f"{what} is at most {self.epsilon:g}"
         match self.method:
             case "naive":
                 return f"No guarantee: on the {self.rows} calibration rows {risk}."

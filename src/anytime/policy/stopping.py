@@ -18,7 +18,7 @@ from torch import Tensor
 
 from anytime.checks import check_choice, check_count, check_log_probs
 from anytime.combine import Prediction
-from anytime.combine.base import CERTAIN
+from anytime.combine.prediction import CERTAIN
 from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anytime.report.folder import write_folder
+from anytime.evaluation.figures import figures
+from anytime.report.folder import write_folder, write_report
 from anytime.report.pages.card import card
-from anytime.report.pages.figures import figures
 from anytime.report.pages.page import render
 from anytime.report.pages.verdict import verdict
 
-__all__ = ["card", "figures", "render", "verdict", "write_folder"]
+__all__ = ["card", "figures", "render", "verdict", "write_folder", "write_report"]

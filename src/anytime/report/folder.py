@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.report.pages.measures import MEASURES
+from anytime.errors import DtypeError
+from anytime.evaluation.measures import MEASURES
+from anytime.installed import environment
+from anytime.outputs import check_folder
 from anytime.report.pages.page import render
 from anytime.safe_text import csv_cell
 
@@ -68,6 +71,37 @@ def write_folder(
     return Path(folder) / "report.html"
 
 
+def write_report(found: Evaluation | Guarantees, folder: str | Path, *, title: str = "Evaluation") -> Path:
+    """Write the report of an evaluation into a folder, as `anytime evaluate --out` does, and return the path of `report.html`.
+
+    Args:
+        found: The result of `evaluate` or of `measure_guarantees`.
+        folder: The folder; created if it does not exist. Only an earlier report in it is replaced.
+        title: The title of the report, such as the model's name.
+
+    Example:
+        >>> import tempfile, anytime
+        >>> found = anytime.evaluate(anytime.samples.cifar100_msdnet(), rules=["latest", "product"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sorted(path.name for path in anytime.write_report(found, f"{folder}/report").parent.iterdir())
+        ['config.yaml', 'environment.json', 'manifest.json', 'metrics.json', 'per_exit.csv', 'report.html']
+    """
+    from anytime.evaluation import Evaluation, Guarantees
+
+    if not isinstance(found, Evaluation | Guarantees):
+        raise DtypeError(
+            f"found is a {type(found).__name__}",
+            expected="the result of anytime.evaluate or of anytime.evaluation.measure_guarantees",
+            fix="evaluate the logits first: anytime.write_report(anytime.evaluate(logits, labels), 'report')",
+        )
+    check_folder(folder, kind="evaluate")
+    guarantees = found if isinstance(found, Guarantees) else None
+    evaluation = found.evaluation if isinstance(found, Guarantees) else found
+    return write_folder(
+        folder, evaluation, source="logits in memory", environment=environment(), title=title, guarantees=guarantees
+    )
+
+
 def document(evaluation: Evaluation, guarantees: Guarantees | None = None) -> dict[str, Any]:
     """The document that `anytime evaluate --json` prints."""
     found = evaluation.to_json()
@@ -88,9 +122,10 @@ def per_exit(evaluation: Evaluation) -> str:
     """One row per rule and exit, one column per metric, as CSV; cells without a value are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["rule", "exit", "cost", *MEASURES])
+    measures = {name: each for name, each in MEASURES.items() if evaluation.positions is not None or not each.dense}
+    writer.writerow(["rule", "exit", "cost", *measures])
     for rule, metrics in evaluation.rules.items():
-        columns = [measure.values(metrics) or ("",) * evaluation.exits for measure in MEASURES.values()]
+        columns = [measure.values(metrics) or ("",) * evaluation.exits for measure in measures.values()]
         for exit, cost in enumerate(evaluation.costs):
             writer.writerow([csv_cell(rule), exit + 1, cost, *(column[exit] for column in columns)])
     return out.getvalue()

@@ -7,23 +7,10 @@ from dataclasses import replace
 from html import escape
 from itertools import groupby
 
-from anytime.report.pages.figure import exit_axis
-from anytime.report.svg.chart import (
-    HEIGHT,
-    LEGEND_LINE,
-    MARKERS,
-    WIDTH,
-    Axis,
-    Chart,
-    Look,
-    Series,
-    draw,
-    look,
-    path,
-    place,
-    style_sheet,
-)
-from anytime.report.svg.scale import Scale, linear, symlog
+from anytime.display.chart import Axis, Chart, Look, Series, look
+from anytime.display.figure import exit_axis
+from anytime.display.scale import Scale, linear, symlog
+from anytime.report.svg.chart import HEIGHT, LEGEND_LINE, MARKERS, WIDTH, draw, path, place, style_sheet
 from anytime.reproduce.finding import Finding
 from anytime.reproduce.plots import Band, ClassMap, Line, Plot
 

@@ -51,7 +51,7 @@ ZTW = Need("ztw", ("cifar100",), recipe="cifar100-ztw")
 FINETUNED = Need("msdnet-finetuned", recipe="cifar100-msdnet-finetuned")
 L2W = Need("l2w", recipe="cifar100-l2w")
 DVIT = Need("dvit", recipe="cifar100-dvit")
-_TEXTS = ("imdb", "sst2", "trec", "banking77", "clinc150")
+_TEXTS = ("imdb", "sst2", "agnews", "trec", "banking77", "clinc150")
 TEXT = Need("minilm", _TEXTS, recipe="trec-minilm")
 SINGLE_HEAD = Need("minilm-single", _TEXTS)
 _SOME = {"clinc150": (2, 3, 5, 10, 20, 50, 100), "banking77": (3, 5, 10)}

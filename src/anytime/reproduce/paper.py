@@ -22,6 +22,7 @@ DATA = {
     "tiny-imagenet": "Tiny-ImageNet",
     "imdb": "IMDB",
     "sst2": "SST-2",
+    "agnews": "AG News",
     "trec": "TREC",
     "banking77": "Banking77",
     "clinc150": "CLINC150",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anytime.arrays import open_npz
-from anytime.artifacts import open_bundle, tensors_from_bytes
+from anytime.artifacts import open_bundle
 from anytime.calibrate.measure import measure
 from anytime.checks import check_labels, check_logits
 from anytime.combine import Latest
@@ -26,18 +26,16 @@ from anytime.evaluation import evaluate, open_logits
 from anytime.metrics import RuleMetrics
 from anytime.models import measure_cost
 from anytime.models.base import MultiExit
-from anytime.models.zoo import create, load_weights
-from anytime.reading import parsing, read_file, read_json
+from anytime.models.published import CONFIG_EXPECTED, PUBLISH_AGAIN, WEIGHTS, load_published, published_network, read_config
+from anytime.reading import parsing, read_json
 from anytime.reproduce.needs import Need
 
 Split = Literal["test", "val"]
 _OUTSIDE, _EPOCHS = "oos-sample.npz", "epochs.json"
-_WEIGHTS = "weights-"
 Logits = tuple[Tensor, Tensor]
 """`(exits, rows, classes)` in float32, and labels."""
 
 _IMAGE = (3, 32, 32)
-_CLASSES = {"cifar10": 10, "cifar100": 100}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +108,11 @@ class Run:
 
     def accuracy(self, split: Split = "test") -> tuple[float, ...]:
         """The accuracy of `latest` per exit, also of a network with a single exit."""
-        return tuple(self._document(split)["rules"]["latest"]["accuracy"])
+        rules = self._document(split)["rules"]
+        try:
+            return tuple(float(value) for value in rules["latest"]["accuracy"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise self.lacks(f"accuracy of latest in {split}-metrics.json") from error
 
     def rows(self, split: Split = "test") -> int:
         """Number of rows behind `metrics`."""
@@ -143,25 +145,18 @@ class Run:
     @property
     def has_weights(self) -> bool:
         """Whether `load` can give the network."""
-        return self.folder is not None and any(name.startswith(_WEIGHTS) for name in self.files)
+        return self.folder is not None and any(name.startswith(WEIGHTS) for name in self.files)
 
     def load(self) -> MultiExit:
         """The network, in eval mode."""
-        weights: dict[str, Tensor] = {}
-        for name, path in self.files.items():
-            if name.startswith(_WEIGHTS):
-                parts = tensors_from_bytes(read_file(path), path=path)
-                weights |= {key: part.float() if part.is_floating_point() else part for key, part in parts.items()}
-        if not weights:
-            raise self.lacks(f"{_WEIGHTS}*.safetensors")
-        network = self._network()
-        load_weights(network, weights)
-        return network.eval()
+        if self.folder is None or not self.has_weights:
+            raise self.lacks(f"{WEIGHTS}*.safetensors")
+        return load_published(self.folder)
 
     def _network(self) -> MultiExit:
-        if self.model is None or self.data not in _CLASSES:
+        if self.model is None:
             raise self.lacks("model for CIFAR in config.json")
-        return create(self.model, classes=_CLASSES[self.data])
+        return published_network({"model": self.model, "data": self.data}, self.folder or Path(self.name))
 
     def _document(self, split: Split) -> Mapping[str, Any]:
         if self.folder is None:
@@ -329,20 +324,13 @@ def data_of(config: Mapping[str, Any]) -> str:
     return data if classes is None else f"{data}-{int(classes)}"
 
 
-def is_published(folder: str | Path) -> bool:
-    """Whether a folder is a published run with its weights."""
-    return any(Path(folder).glob(f"{_WEIGHTS}*.safetensors"))
-
-
 def read_run(folder: str | Path) -> Run:
     """A run that `results/publish.py` wrote."""
     folder = Path(folder).resolve()
-    path = folder / "config.json"
-    expected, fix = "JSON with data, model and a recipe with objective and seed", "publish the run again, or move its folder"
-    config = read_json(path, expected=expected, fix=fix)
-    with parsing(path, expected=expected, fix=fix, kind=FormatError, what="cannot be read as the settings of a run"):
-        seed = int(config["recipe"]["seed"])
-        return Run(folder.name, network_of(config), data_of(config), seed, folder, str(config["model"]))
+    config = read_config(folder)
+    what = "cannot be read as the settings of a run"
+    with parsing(folder / "config.json", expected=CONFIG_EXPECTED, fix=PUBLISH_AGAIN, kind=FormatError, what=what):
+        return Run(folder.name, network_of(config), data_of(config), config["recipe"]["seed"], folder, config["model"])
 
 
 def _is_evaluation(document: object) -> bool:

@@ -6,6 +6,7 @@ from anytime.run.budget import Budget
 from anytime.run.executor import LoadStatus
 from anytime.run.options import RunOptions
 from anytime.run.runner import Runner
+from anytime.run.saved import Opened, load, open_folder, save
 from anytime.run.task import Task
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.profile import Profile, profile_model
@@ -15,11 +16,15 @@ __all__ = [
     "Budget",
     "Forecast",
     "LoadStatus",
+    "Opened",
     "Profile",
     "Reason",
     "RunOptions",
     "Runner",
     "StageReport",
     "Task",
+    "load",
+    "open_folder",
     "profile_model",
+    "save",
 ]

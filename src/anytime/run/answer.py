@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from anytime.checks import check_count
 from anytime.combine import Interval, Prediction
+from anytime.display.table import Displayed, Table
 from anytime.errors import ShapeError, StateError
+from anytime.run.answer_figures import answer_table, plot_answer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Reason = Literal["finished", "deadline", "forecast", "exits", "macs", "confidence", "interrupted", "policy"]
 """Why a request stopped: all exits were computed; the deadline passed; the next stage was not expected to end in time; the
 budget's exits or MACs are used up; its confidence was reached; it was interrupted; the policy stopped it."""
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer(Displayed):
     """The answer to a batch of inputs. Every tensor has the batch first.
+
+    Of a model with dense logits (`Runner(model, class_dim=1)`) log-probabilities are `(batch, classes, height, width)`, and
+    what is `(batch,)` below is `(batch, height, width)`.
 
     Attributes:
         prediction: The rule's output: log-probabilities, or for regression an interval, and `fell_back`.
@@ -43,8 +52,33 @@ class Answer:
     deadline_met: bool | None
     reason: Reason | None
     macs: float | Tensor | None = None
-    make_set: Callable[[], Tensor] | None = field(default=None, repr=False)
-    outputs: tuple[Any, ...] = field(default=(), repr=False)
+    make_set: Callable[[], Tensor] | None = None
+    outputs: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        parts = {"inputs": len(self.fell_back)} if self.fell_back.numel() > 1 else self._single()
+        exit = self.exit if isinstance(self.exit, int) else f"{int(self.exit.min())} to {int(self.exit.max())}"
+        met = {} if self.deadline_met is None else {"deadline_met": self.deadline_met}
+        parts |= {"exit": f"{exit} of {self.exits}", "elapsed": f"{1e3 * self.elapsed:.3g} ms", **met, "reason": self.reason}
+        return f"Answer({', '.join(f'{name}={value}' for name, value in parts.items())})"
+
+    def table(self, rows: int = 10) -> Table:
+        """The answer for each of the first inputs.
+
+        Args:
+            rows: The largest number of inputs.
+        """
+        return answer_table(self, check_count(rows, "rows"))
+
+    def plot(self, row: int = 0, *, ax: Axes | None = None) -> Axes:
+        """Draw the answer for an input with matplotlib (extra `plot`): its most probable classes, or of an image its labels.
+
+        Args:
+            row: The input, counted from 0.
+            ax: Axes to draw into; new ones by default.
+        """
+        most = len(self.fell_back) - 1
+        return plot_answer(self, check_count(row, "row", low=0, most=most, fix="pass the index of an input: row=0"), ax)
 
     @cached_property
     def prediction_set(self) -> Tensor | None:
@@ -54,6 +88,11 @@ class Answer:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: with the prediction set, and without the runner that makes it."""
         return {**self.__dict__, "prediction_set": self.prediction_set, "make_set": None}
+
+    @property
+    def last_exit(self) -> int:
+        """The exit, of a batch with a policy the largest one."""
+        return self.exit if isinstance(self.exit, int) else int(self.exit.max())
 
     @property
     def log_probs(self) -> Tensor:
@@ -74,8 +113,9 @@ class Answer:
     def label(self) -> int:
         """The most probable class of a single input."""
         labels = self.labels
-        if len(labels) != 1:
-            raise ShapeError(f"label of an answer to {len(labels)} inputs", expected="one input", fix="use answer.labels")
+        if labels.numel() != 1:
+            what = f"{len(labels)} inputs" if labels.ndim == 1 else f"{labels.numel():,} positions"
+            raise ShapeError(f"label of an answer to {what}", expected="one input", fix="use answer.labels")
         return int(labels)
 
     @property
@@ -102,6 +142,11 @@ class Answer:
     def upper(self) -> Tensor:
         """The upper bounds of regression intervals, `(batch,)`."""
         return self._interval.upper
+
+    def _single(self) -> dict[str, Any]:
+        if isinstance(self.prediction, Interval):
+            return {"lower": f"{float(self.lower):.4g}", "upper": f"{float(self.upper):.4g}"}
+        return {"label": self.label, "confidence": f"{float(self.confidence):.3f}"}
 
     @property
     def _distribution(self) -> Prediction:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import check_costs
+from anytime.checks import Inputs, check_costs, check_count
 from anytime.combine import Intersection, Rule, parse_rule
 from anytime.errors import OptionError
 from anytime.models import MultiExit, measure_cost
@@ -24,8 +24,8 @@ from anytime.run.timing.profile import Profile
 
 
 def make_combiner(
-    rule: Rule[Any] | Intersection, engine: Engine, probabilities: bool
-) -> tuple[Callable[[Tensor], Any], Combiner]:
+    rule: Rule[Any] | Intersection, engine: Engine, probabilities: bool, class_dim: int | None = None
+) -> tuple[Callable[[Inputs], Any], Combiner]:
     """How to start a run, and what combines its outputs."""
     if isinstance(engine, ExportedModel):
         return engine.begin, AsGiven()
@@ -34,7 +34,32 @@ def make_combiner(
     if isinstance(engine, OnnxRuntimeEngine) and not probabilities:
         combiner = by_graph(rule, engine.num_exits, engine.classes)
         return engine.begin_arrays if isinstance(combiner, ByGraph) else engine.begin, combiner
-    return engine.begin, ByRule(rule, probabilities=probabilities)
+    return engine.begin, ByRule(rule, probabilities=probabilities, class_dim=class_dim)
+
+
+def check_dense(class_dim: Any, engine: str | Engine, *, rule: Any, policy: Any, sets: Any, on_too_short: str) -> int | None:
+    """The dimension of the classes in the dense logits of an exit; None for plain ones."""
+    if class_dim is None:
+        return None
+    name = engine if isinstance(engine, str) else engine.name
+    refused = {
+        f"the engine {name!r}": name != "eager",
+        "a regression": isinstance(rule, Intersection),
+        "a policy": policy is not None,
+        "prediction sets": sets is not None,
+        "on_too_short='prior'": on_too_short == "prior",
+    }
+    for what, given in refused.items():
+        if given:
+            raise OptionError(
+                f"class_dim is {class_dim!r}, with {what}",
+                expected="a classifier of positions in the eager engine, without policy, prediction sets or prior",
+                fix="omit the engine, which is eager by default" if name != "eager" else f"omit {what}",
+            )
+    check = check_count(class_dim, "class_dim", low=-(1 << 10), fix="pass class_dim=1 for (batch, classes, height, width)")
+    if check == 0:
+        raise OptionError("class_dim is 0, the dimension of the batch", expected="that of the classes", fix="pass class_dim=1")
+    return check
 
 
 def count_exits(model: Any, engine: str | Engine) -> int:
@@ -101,6 +126,13 @@ def check_policy(policy: Any, rule: Any) -> Policy | FittedPolicy | None:
             expected="a classification, whose probabilities it reads",
             fix="omit policy; Budget(exits=...) limits the exits of a regression",
         )
+    fitted_for = getattr(policy, "rule", None)
+    if fitted_for is not None and fitted_for != rule:
+        raise OptionError(
+            f"the rule is {rule!r}",
+            expected=f"{fitted_for!r}, for which the policy was fitted",
+            fix="omit rule and calibration, or fit the policy for this rule: fit_stopping(model, data, rule=...)",
+        )
     return policy
 
 
@@ -138,7 +170,7 @@ def make_macs(macs: Any, profile: Profile | None, exits: int) -> tuple[float, ..
     return None if given is None else tuple(check_costs(given, exits=exits).tolist())
 
 
-def measure_macs(model: Any, example: Tensor) -> tuple[float, ...]:
+def measure_macs(model: Any, example: Any) -> tuple[float, ...]:
     """MACs per input up to each exit, counted in a forward pass."""
     if not isinstance(model, MultiExit):
         raise OptionError(

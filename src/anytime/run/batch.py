@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from anytime.checks import join_inputs
 from anytime.combine import Prediction
-from anytime.run.combining import ByRule
+from anytime.run.combining import ByRule, confidences
 from anytime.run.engines.base import Stages
 from anytime.run.engines.running import Joinable
 from anytime.run.setup import RunSetup
@@ -155,7 +156,7 @@ class Batch:
         if len(live) == 1:
             return live[0].open(), live
         if live[0].exit == 0:
-            return self._setup.begin(torch.cat([task.inputs for task in live])), live
+            return self._setup.begin(join_inputs(_join, [task.inputs for task in live])), live
         runs: list[Any] = [task.run for task in live]
         return runs[0].join(runs[1:]), live
 
@@ -163,7 +164,7 @@ class Batch:
         prediction = None
         if (contended or task.needs_prediction()) and isinstance(self._setup.combiner, ByRule) and self._setup.policy is None:
             prediction = self._setup.predict([*task.outputs, output])
-        confidence = None if prediction is None else prediction.confidence.tolist()
+        confidence = None if prediction is None else confidences(prediction)
         if task.exit == 0 and isinstance(run, Joinable):
             task.group = (task.group, run.kind) if self._setup.merges else object()
         (self.tasks if task.take(output, prediction, confidence, run, now) else ended).append(task)
@@ -177,7 +178,7 @@ class Batch:
             prediction = setup.predict_or_none([*before, output])
         elif isinstance(output, Prediction):
             prediction = output
-        confidence = None if prediction is None else prediction.confidence.tolist()
+        confidence = None if prediction is None else confidences(prediction)
         joint: Any = JointRun(run, order)
         together = object()  # not the run, which refers to its requests: they would be a reference cycle
         if setup.policy is not None:  # each request drops rows of its own

@@ -17,6 +17,7 @@ from anytime.calibrate import Temperature
 from anytime.checks import check_logits, check_probabilities, check_scale
 from anytime.combine import Intersection, Interval, IntervalState, Prediction, Rule, State, parse_rule
 from anytime.combine.advice import default_rule
+from anytime.combine.dense import Layout
 from anytime.combine.named import as_rule
 from anytime.conformal import ConformalSets
 from anytime.errors import InputError, OptionError, ShapeError
@@ -31,13 +32,14 @@ class ByRule:
     Args:
         rule: The rule.
         probabilities: Whether the exits yield probabilities or log-probabilities; otherwise these are refused.
+        class_dim: The dimension of the classes in the dense logits of an exit; None for `(batch, classes)`.
 
     Attributes:
         why: What evaluates the rule, and why.
     """
 
-    def __init__(self, rule: Rule[Any], *, probabilities: bool = False) -> None:
-        self.rule, self.probabilities = rule, probabilities
+    def __init__(self, rule: Rule[Any], *, probabilities: bool = False, class_dim: int | None = None) -> None:
+        self.rule, self.probabilities, self.class_dim = rule, probabilities, class_dim
         self.unchecked = not probabilities
         self.why = "torch"
 
@@ -47,8 +49,8 @@ class ByRule:
         return state
 
     def step(self, state: Any, logits: Tensor) -> tuple[State, Prediction]:
-        """Take the logits of the next exit, `(batch, classes)`."""
-        return self.rule.step(state, logits, probabilities=self.probabilities)
+        """Take the logits of the next exit, `(batch, classes)` or dense."""
+        return self.rule.step(state, logits, probabilities=self.probabilities, class_dim=self.class_dim)
 
     def after(self, logits: Sequence[Tensor], exits: int) -> Prediction:
         """The answer after these of `exits` exits, equal to stepping over them."""
@@ -60,13 +62,23 @@ class ByRule:
                 expected="the same shape (batch, classes) at every exit",
                 fix="give all classifiers of the model the same number of classes",
             ) from error
+        layout = None if self.class_dim is None else Layout.of(given.shape[1:], self.class_dim, lead=0)
+        if layout is not None:
+            given = layout.flatten(given)
+        elif given.ndim > 3:
+            raise ShapeError(
+                f"exits returned logits of shape {tuple(given.shape[1:])}",
+                expected="(batch, classes), or dense logits whose dimension of the classes is known",
+                fix="name it: Runner(model, class_dim=1) for (batch, classes, height, width)",
+            )
         # Finite logits have a finite sum; the full check reports what is wrong, and where.
         if given.dtype not in _FLOATS or given.ndim != 3 or not math.isfinite(given.sum()):
-            given = check_logits(given)
+            given = check_logits(given, place=None if layout is None else layout.place)
         if self.unchecked:
             check_scale(given, log_probs=not self.rule.reads_scale)
             self.unchecked = False
-        return self.rule.after(check_probabilities(given) if self.probabilities else given, exits)
+        answer = self.rule.after(check_probabilities(given) if self.probabilities else given, exits)
+        return answer if layout is None else layout.shaped(answer)
 
 
 class AsGiven:
@@ -117,6 +129,13 @@ Combiner = ByRule | AsGiven | ByIntersection
 """The interface that the runner uses: `start`, `step` and `after`."""
 
 
+def confidences(prediction: Prediction) -> list[float]:
+    """The confidence of each input; of a dense prediction, the mean over the input's positions."""
+    found = prediction.confidence
+    each: list[float] = (found if found.ndim == 1 else found.flatten(1).mean(1)).tolist()
+    return each
+
+
 def _check_given(prediction: Prediction) -> Prediction:
     if math.isfinite(prediction.log_probs.amax(-1).sum()):  # the largest log-probability is never -inf
         return prediction
@@ -129,14 +148,15 @@ def _check_given(prediction: Prediction) -> Prediction:
 
 
 def choose_rule(
-    rule: Any, calibration: Any, classes: int | None = None
+    rule: Any, calibration: Any, classes: int | None = None, policy: Any = None
 ) -> tuple[Rule[Any] | Intersection, ConformalSets | None]:
     """The rule and the prediction sets to use, from the arguments and what was fitted.
 
     Args:
-        rule: A rule, its text, or None for the rule of the calibration, or else the default.
+        rule: A rule, its text, or None for the rule of the calibration, or else of the policy, or else the default.
         calibration: None, or one or several fitted objects: temperatures, any fitted rule, `ConformalSets`.
         classes: The number of classes, if known.
+        policy: A policy, whose rule is used if no other was given.
     """
     chosen = parse_rule(rule) if isinstance(rule, str) else rule
     sets: ConformalSets | None = None
@@ -154,7 +174,8 @@ def choose_rule(
             chosen = fitted.rule_for(chosen)
         elif fitted.rule is not None:
             chosen = _same(chosen, as_rule(fitted))
-    chosen = default_rule(classes) if chosen is None else chosen
+    if chosen is None:
+        chosen = getattr(policy, "rule", None) or default_rule(classes)
     if not isinstance(chosen, Rule | Intersection):
         raise OptionError(
             f"rule is {chosen!r}",

@@ -20,15 +20,19 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
-from torch import Tensor
 
+from anytime.checks import Inputs, check_inputs, count_rows, repeat_rows
 from anytime.combine import Intersection, Rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
 from anytime.models import IntervalMLP
+from anytime.models.attach.exits import Head
+from anytime.models.input_spec import make_inputs
+from anytime.models.stored.networks import Build
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.answer import Answer
 from anytime.run.arguments import (
+    check_dense,
     check_policy,
     check_profile,
     count_classes,
@@ -44,12 +48,12 @@ from anytime.run.budget import Budget, Duration, make_budget
 from anytime.run.combining import ByRule, choose_rule
 from anytime.run.engines import Engine, make_engine
 from anytime.run.engines.choose import run_all
-from anytime.run.engines.running import check_inputs
 from anytime.run.event_loops import mailbox
 from anytime.run.executor import Executor, LoadStatus
-from anytime.run.export.loading import ExportedModel, load_exported
+from anytime.run.export.loading import ExportedModel
 from anytime.run.forks import renew_in_children
 from anytime.run.options import RunOptions
+from anytime.run.saved.reading import open_folder
 from anytime.run.setup import RunSetup, limit_exits
 from anytime.run.task import Mode, Task, overloaded
 from anytime.run.timing.forecast import Forecast
@@ -65,6 +69,9 @@ _PATIENCE = 2.0
 
 class Runner:
     """Runs a model with exits within budgets. Close it, or use it in a `with` statement, to end its threads.
+
+    A runner that is pickled, copied or passed to a process that is spawned opens again there: with the same model, rule and
+    arguments, the stage times so far, an engine of its own and no requests.
 
     While it is open, torch's thread count is 1 for the whole process; see `RunOptions.threads`. The model's training mode is
     never changed: stages run in eval mode. Threads are started by the first request with a time budget. Any number of threads
@@ -84,6 +91,8 @@ class Runner:
         probabilities: Whether the exits yield probabilities or log-probabilities. Otherwise these are refused: rules that read
             the sign and size of a logit, such as the ReLU product, collapse on them.
         seed: The seed of randomised prediction sets.
+        class_dim: For a model of pixels or tokens, the dimension of the classes in the logits of an exit: 1 for
+            `(batch, classes, height, width)`. The eager engine runs it, without policy or prediction sets.
         options: Scheduling: threads, batches, what to do if a deadline is too short.
 
     Attributes:
@@ -107,14 +116,17 @@ class Runner:
         policy: Policy | FittedPolicy | None = None,
         profile: Profile | str | Path | None = None,
         macs: Sequence[float] | None = None,
-        example: Tensor | None = None,
+        example: Inputs | None = None,
         probabilities: bool = False,
         seed: int = 0,
+        class_dim: int | None = None,
         options: RunOptions | None = None,
     ) -> None:
         if not isinstance(options, RunOptions | None):
             raise OptionError(f"options is {options!r}", expected="an anytime.RunOptions", fix="pass RunOptions(...)")
         self._options = options = options or RunOptions()
+        self._arguments = {"rule": rule, "engine": engine, "calibration": calibration, "policy": policy, "macs": macs}
+        self._arguments |= {"probabilities": probabilities, "seed": seed}
         if isinstance(model, ExportedModel):
             rule, engine = rule_inside(model, rule, calibration), cast(Engine, model)
             macs = model.macs if macs is None else macs
@@ -122,8 +134,11 @@ class Runner:
         if rule is None and calibration is None and isinstance(model, IntervalMLP):
             rule = Intersection()
         own = count_classes(model)
-        self._rule, self._sets = choose_rule(rule, calibration, own)
+        self._rule, self._sets = choose_rule(rule, calibration, own, policy)
         self._policy = check_policy(policy, self._rule)
+        self._class_dim = check_dense(
+            class_dim, engine, rule=self._rule, policy=policy, sets=self._sets, on_too_short=options.on_too_short
+        )
         self._rule.start(self._exits)  # refuses a number of exits that it was not fitted for
         self._profile = check_profile(profile)
         for fitted in (self._sets, self._profile, self._policy if isinstance(self._policy, FittedPolicy) else None):
@@ -138,6 +153,7 @@ class Runner:
         self._clock = options.clock
         self._generator, self._seed = torch.Generator().manual_seed(seed), seed
         self._engine, self._probabilities = engine, probabilities
+        self._example: Inputs | None = None
         self._setup: RunSetup | None = None
         self._making = threading.Lock()
         self._executor = Executor(
@@ -156,23 +172,41 @@ class Runner:
             self._ready(example)
 
     @classmethod
-    def load(cls, folder: str | Path, *, trusted: bool = False, options: RunOptions | None = None, **arguments: Any) -> Self:
-        """A runner for exported stages, see `anytime.run.export`; the rule is inside them.
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        build: Build | Sequence[Build] | None = None,
+        head: Head | None = None,
+        trusted: bool = False,
+        options: RunOptions | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """A runner for any folder that this library wrote, with the rule, calibration, policy and profile saved in it.
 
         Args:
-            folder: The folder with `exported.json`.
+            folder: A folder of `anytime.save`, `anytime train` or `anytime export`, or a published run. Exported stages have
+                their rule inside.
+            build: For a model of your own, the function that makes it; see `anytime.load`.
+            head: The function that made the heads, if one was passed to `attach_exits`.
             trusted: Whether to read `.pt2` files, which can run any code while they are read; ONNX files need no trust.
             options: Scheduling.
-            arguments: Further arguments of the class.
+            arguments: Further arguments of the class, which replace what was saved. With another rule, what was fitted for the
+                saved one is left out.
         """
         threads = (options or RunOptions()).threads or torch.get_num_threads()
-        return cls(load_exported(folder, threads=threads, trusted=trusted), options=options, **arguments)
+        opened = open_folder(folder, build=build, head=head, threads=threads, trusted=trusted)
+        arguments = opened.runner_arguments(**arguments)
+        if arguments.get("engine", "eager") != "eager" and opened.inputs:
+            arguments.setdefault("example", make_inputs(opened.inputs, 1))
+        return cls(opened.model, options=options, **arguments)
 
     def predict(self, x: Any, *, deadline: Duration | None = None, budget: Budget | None = None) -> Answer:
         """The best answer within a budget.
 
         Args:
-            x: Inputs with the batch first; the deadline applies to the whole batch.
+            x: A tensor, or a tuple or dict of tensors as the model takes them, with the batch first; the deadline applies to
+                the whole batch.
             deadline: A duration from now on: `"5ms"`, a timedelta, or seconds. The answer is returned by then even if a stage
                 is running, whose result is then dropped.
             budget: Further limits.
@@ -320,11 +354,12 @@ class Runner:
         if getattr(setup.engine, "in_python", True):
             most = most_slots(setup.engine, self._options.workers, self._threads.wanted)
             self._executor.queue.slots = measure_slots(lambda: run_all(setup.engine, inputs), most)
-        sizes = [len(inputs)]
-        while setup.joins and len(inputs) == 1 and 2 * sizes[-1] <= self._options.largest_batch:
+        rows = count_rows(inputs)
+        sizes = [rows]
+        while setup.joins and rows == 1 and 2 * sizes[-1] <= self._options.largest_batch:
             sizes.append(2 * sizes[-1])
         for size in sizes:
-            batch = inputs if size == len(inputs) else inputs.expand(size, *inputs.shape[1:]).contiguous()
+            batch = repeat_rows(inputs, size)
             run_all(setup.engine, batch)  # the first run is slow, and is not measured
             for _ in range(_WARM_UP):
                 self.predict(batch)
@@ -367,6 +402,18 @@ class Runner:
         by = f", rule evaluated by {combiner.why}" if isinstance(combiner, ByRule) else ""
         return f"Runner(rule={self._rule!r}{by}, exits={self._exits}, engine={engine.name!r}{why})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the model and the arguments, from which the copy makes its own engine and threads."""
+        if not isinstance(self._engine, str | ExportedModel):
+            raise StateError(
+                f"a runner with an engine object, a {type(self._engine).__name__}, cannot be pickled or copied",
+                expected="an engine by name, which the copy makes for itself",
+                fix="pass engine='auto' or another name, or make the Runner in the other process",
+            )
+        options = replace(self._options, forecast=self._forecast)
+        more = {"profile": self._profile, "example": self._example, "options": options}
+        return _reopen, (type(self), self._model, {**self._arguments, **more})
+
     def __enter__(self) -> Self:
         return self
 
@@ -405,15 +452,15 @@ class Runner:
             owner=self,
         )
 
-    def _ready(self, example: Tensor | None) -> RunSetup:
+    def _ready(self, example: Inputs | None) -> RunSetup:
         """What all requests share; made by the first of them if the engine needs inputs."""
         with self._making:
             if self._setup is None:
                 self._setup = self._executor.queue.setup = self._make_setup(example)
             return self._setup
 
-    def _make_setup(self, example: Tensor | None) -> RunSetup:
-        engine, threads = self._engine, self._threads.wanted
+    def _make_setup(self, example: Inputs | None) -> RunSetup:
+        engine, threads, self._example = self._engine, self._threads.wanted, example
         if isinstance(engine, str):
             engine = make_engine(self._model, engine, example=example, threads=threads)
         if self._profile is not None:
@@ -421,7 +468,7 @@ class Runner:
             self._profile.seed(self._forecast)
         self._executor.queue.slots = count_slots(engine, self._options.workers, threads)
         policy = self._policy.policy if isinstance(self._policy, FittedPolicy) else self._policy
-        begin, combiner = make_combiner(self._rule, engine, self._probabilities)
+        begin, combiner = make_combiner(self._rule, engine, self._probabilities, self._class_dim)
         return RunSetup(
             engine,
             begin,
@@ -441,6 +488,10 @@ class Runner:
         self._generator = torch.Generator().manual_seed(self._seed)
         if self._setup is not None:
             self._setup = self._executor.queue.setup = replace(self._setup, generator=self._generator)
+
+
+def _reopen(kind: type[Runner], model: Any, arguments: dict[str, Any]) -> Runner:
+    return kind(model, **arguments)
 
 
 def _end(executor: Executor, threads: TorchThreads, *, patience: float | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytime.checks import Inputs
 from anytime.combine import Prediction
 from anytime.conformal import ConformalSets
 from anytime.errors import AnytimeError, OptionError
@@ -27,7 +28,7 @@ class RunSetup:
     """What all requests of a runner share. `begin` is the engine's, or one whose logits are in the combiner's format."""
 
     engine: Engine
-    begin: Callable[[Tensor], Stages]
+    begin: Callable[[Inputs], Stages]
     combiner: Combiner
     forecast: Forecast
     clock: Clock

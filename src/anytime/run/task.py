@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 
+from anytime.checks import Inputs, count_rows
 from anytime.combine import Prediction
 from anytime.errors import DeadlineTooShort, Overloaded, StateError
 from anytime.models.modes import Modes
@@ -64,7 +65,7 @@ class Task:
     def __init__(
         self,
         setup: RunSetup,
-        x: Tensor,
+        x: Inputs,
         budget: Budget,
         *,
         executor: Executor,
@@ -78,12 +79,12 @@ class Task:
         deadline = budget.deadline(began)
         self.deadline = math.inf if deadline is None else deadline
         self.exit, self.last, self.least, self.confidence = 0, last, budget.min_exits or 1, 0.0
-        self.rows = self._batch = len(x)
+        self.rows = self._batch = count_rows(x)
         self.mode, self._macs = mode, macs
         self.notify: Callable[[], None] | None = None  # called when it is settled, in any thread
         self.on_exit: Callable[[], None] | None = None  # called after each exit, likewise
         self._owner = owner  # keeps a runner without other references alive until its task ends
-        self._x: Tensor | None = x
+        self._x: Inputs | None = x
         self._outputs: list[Any] = []
         self._predictions: list[Any] = []
         self._policy_state: tuple[RunningBatch, Any] | None = None
@@ -97,7 +98,7 @@ class Task:
         self.dispatch = None if budget.time is None else setup.forecast.dispatch(mode, setup.grace, budget.time / 2)
         self.modes = Modes.now()
         # Not the task itself: a reference cycle would keep the runner alive until the next garbage collection.
-        self.group: object = (x.shape[1:], x.dtype, x.device, self.modes) if setup.joins else object()
+        self.group: object = (_structure(x), self.modes) if setup.joins else object()
         self.run: Any = None  # what its next stage runs on
         self.ended = began
         self.waited = False  # whether it waited for its next stage; that time is not the stage's
@@ -283,7 +284,7 @@ class Task:
         return run
 
     @property
-    def inputs(self) -> Tensor:
+    def inputs(self) -> Inputs:
         """Its inputs, before the first stage."""
         assert self._x is not None
         return self._x
@@ -441,6 +442,13 @@ class Task:
         """The seconds in which the fewest exits of an answer can be reached on a machine without other load."""
         assert self.dispatch is not None
         return sum(self._setup.forecast.shortest(stage, self._batch) for stage in range(1, self.least + 1))
+
+
+def _structure(x: Inputs) -> object:
+    """Equal for inputs that fit into one batch: the same names or number of tensors, and all sizes but the batch equal."""
+    if isinstance(x, Tensor):
+        return x.shape[1:], x.dtype, x.device
+    return frozenset((name, _structure(x[name])) for name in x) if isinstance(x, Mapping) else tuple(map(_structure, x))
 
 
 def overloaded(budget: Budget, retry_after: float) -> Overloaded:

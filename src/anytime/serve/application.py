@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from anytime import __version__
+from anytime.checks import Inputs
 from anytime.errors import AnytimeError
 from anytime.run import Answer
 from anytime.serve import oip, people, schema
@@ -30,7 +31,7 @@ from anytime.serve.metrics import Metrics
 from anytime.serve.page import PUBLIC, Page
 from anytime.serve.problems import Problem, closing, problem_of
 from anytime.serve.security import Guard
-from anytime.serve.service import INPUT, Service, Wanted, describe
+from anytime.serve.service import Service, Wanted, describe
 from anytime.serve.streams import EVENTS, EventStream, while_connected
 
 T = TypeVar("T")
@@ -141,7 +142,7 @@ class _Routes:
         one = schema.operation
         service = self.service
         outputs = [spec.name for spec in service.outputs]
-        body = schema.infer_body(service.inputs[0], outputs, service.exits, service.longest)
+        body = schema.infer_body(service.inputs, outputs, service.exits, service.longest)
         infer: dict[str, Any] = {"body": {_JSON: body}, "refusals": _RUN}
         people_body: dict[str, Any] = {
             "body": {_JSON: schema.record({"input": {}}), "text/plain": schema.TEXT}
@@ -262,7 +263,7 @@ class _Routes:
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             body = await self.admission.read(request.receive, request.headers, add)
             began = time.perf_counter()
-            given = people.read_input(kind, body, self.service.inputs[0], self.limits.elements)
+            given = people.read_input(kind, body, self.service.inputs, self.limits.elements)
             x = await (self._batch(given) if kind not in people.IMAGES else self._in_thread(self._image, given))
             answer = await while_connected(request.scope, request.receive, self._answer(x, wanted, began))
             how = describe(answer, time.perf_counter() - began, with_set=False)
@@ -270,17 +271,17 @@ class _Routes:
 
     async def _read(
         self, scope: Any, receive: Any, add: Callable[[int], None]
-    ) -> tuple[oip.InferRequest[Wanted], Tensor, float]:
+    ) -> tuple[oip.InferRequest[Wanted], Inputs, float]:
         """The request, its inputs, and when all of it had arrived."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         body = await self.admission.read(receive, headers, add)
         began = time.perf_counter()
         call, data = self.reader(body, headers.get(oip.HEADER_LENGTH))
         self.service.runner.check_load(call.wanted.budget)  # most of an overload is refused here
-        return call, await self._batch(oip.read_inputs(call, data)[INPUT]), began
+        return call, await self._batch(oip.read_inputs(call, data)), began
 
-    async def _batch(self, given: oip.Array) -> Tensor:
-        if isinstance(given, list):  # a tokenizer takes a while
+    async def _batch(self, given: Mapping[str, oip.Array]) -> Inputs:
+        if self.service.texts:  # a tokenizer takes a while
             return await self._in_thread(self.service.batch, given, self.limits.batch)
         return self.service.batch(given, self.limits.batch)
 
@@ -290,7 +291,7 @@ class _Routes:
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.decoders, function, *arguments)
 
-    async def _answer(self, x: Tensor, wanted: Wanted, began: float) -> Answer:
+    async def _answer(self, x: Inputs, wanted: Wanted, began: float) -> Answer:
         answer = await self.service.runner.predict_async(x, budget=wanted.budget, arrived=began)
         self.page.watch.seen(x)
         self.metrics.answer(answer)

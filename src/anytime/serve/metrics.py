@@ -60,7 +60,7 @@ class Metrics:
 
     def answer(self, answer: Answer) -> None:
         """Note an answer."""
-        self._exits[int(answer.exit)].inc()
+        self._exits[answer.last_exit].inc()
         if answer.deadline_met is False:
             self._misses.inc()
         self._collapses.inc(int(answer.fell_back.numpy().sum()))

@@ -49,28 +49,34 @@ def read_query(pairs: Sequence[tuple[str, str]]) -> tuple[dict[str, Any], int]:
     return found, top
 
 
-def read_input(kind: str, body: bytes, spec: TensorSpec, most: int) -> Any:
-    """The body of a request: the bytes of an image, or the array or texts in it.
+def read_input(kind: str, body: bytes, specs: Sequence[TensorSpec], most: int) -> Any:
+    """The body of a request: the bytes of an image, or the arrays or texts in it by the names of the inputs.
 
     Args:
         kind: The media type.
         body: The body.
-        spec: What the model takes.
+        specs: What the model takes.
         most: The largest number of elements.
     """
     if kind in IMAGES:
         return body
-    if kind == "text/plain" and spec.datatype == "BYTES":
+    texts = specs[0].datatype == "BYTES"
+    if kind == "text/plain" and texts:
         try:
-            return [body.decode()]
+            return {specs[0].name: [body.decode()]}
         except UnicodeDecodeError:
             raise _wrong("a text that is not UTF-8", "a text in UTF-8") from None
     if kind == "application/json":
         document = parse_json(body)
         if list(document) != ["input"]:
             raise _wrong("JSON without input, or with more", '{"input": ...}: numbers, a text or a list of texts')
-        return read_numbers(document["input"], spec, most)
-    takes = "a text or JSON" if spec.datatype == "BYTES" else "an image or JSON"
+        if len(specs) == 1:
+            return {specs[0].name: read_numbers(document["input"], specs[0], most)}
+        given, tensors = document["input"], [spec.name for spec in specs]
+        if not isinstance(given, dict) or sorted(given) != sorted(tensors):
+            raise _wrong("an input that does not name each tensor", f"an object with {', '.join(tensors)}")
+        return {spec.name: read_numbers(given[spec.name], spec, most) for spec in specs}
+    takes = "a text or JSON" if texts else "an image or JSON" if len(specs) == 1 else "JSON"
     names = ", ".join(TYPES)
     fix = "state the type: curl -H 'Content-Type: image/png' --data-binary @image.png"
     raise Problem(415, "unknown_type", f"a body of type {kind or 'unknown'!r}", expected=f"{takes}: {names}", fix=fix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -67,28 +67,40 @@ def asked_by_people(exits: int) -> dict[str, Schema]:
     return {"deadline": deadline, "top": {**COUNT, "maximum": 1000}, **asked(exits)}
 
 
-def infer_body(spec: TensorSpec, outputs: Iterable[str], exits: int, longest: float) -> Schema:
+def infer_body(specs: Sequence[TensorSpec], outputs: Iterable[str], exits: int, longest: float) -> Schema:
     """A request for inference.
 
     Args:
-        spec: The model's input.
+        specs: The model's inputs.
         outputs: The names of its outputs.
         exits: Its number of exits.
         longest: The longest deadline, in seconds.
     """
-    example = [1 if size == -1 else size for size in spec.shape]
-    data = ["a text"] if spec.datatype == "BYTES" else [0] * prod(example)
+    tensors = [_input(spec) for spec in specs]
+    every = tensors[0] if len(tensors) == 1 else {"oneOf": tensors}
+    inputs = {**list_of(every), "minItems": len(specs), "maxItems": len(specs)}
+    output = record({"name": {"enum": list(outputs)}}, {"parameters": record({}, {"binary_data": FLAG})})
+    timeout = {**COUNT, "maximum": round(1e6 * longest), "description": "Microseconds from the whole request to its answer."}
+    parameters = record({}, {"timeout": timeout, **asked(exits), "set": FLAG, "binary_data_output": FLAG})
+    whole = record({"inputs": inputs}, {"id": TEXT, "parameters": parameters, "outputs": list_of(output)})
+    return {**whole, "example": {"inputs": [_example(spec) for spec in specs]}}
+
+
+def _input(spec: TensorSpec) -> Schema:
     sizes = [{**COUNT, "const": size} if size > 0 else COUNT for size in spec.shape]
     shape = {"type": "array", "prefixItems": sizes, "minItems": len(sizes), "maxItems": len(sizes)}
     described: dict[str, Schema] = {"name": {"const": spec.name}, "datatype": {"const": spec.datatype}, "shape": shape}
     binary = record({}, {"binary_data_size": {"type": "integer", "minimum": 0}})
-    inputs = {**list_of(record(described, {"data": {"type": "array"}, "parameters": binary})), "minItems": 1, "maxItems": 1}
-    output = record({"name": {"enum": list(outputs)}}, {"parameters": record({}, {"binary_data": FLAG})})
-    timeout = {**COUNT, "maximum": round(1e6 * longest), "description": "Microseconds from the whole request to its answer."}
-    parameters = record({}, {"timeout": timeout, **asked(exits), "set": FLAG, "binary_data_output": FLAG})
-    named = {"name": spec.name, "datatype": spec.datatype, "shape": example, "data": data}
-    whole = record({"inputs": inputs}, {"id": TEXT, "parameters": parameters, "outputs": list_of(output)})
-    return {**whole, "example": {"inputs": [named]}}
+    return record(described, {"data": {"type": "array"}, "parameters": binary})
+
+
+def _example(spec: TensorSpec) -> dict[str, Any]:
+    shape = [1 if size == -1 else size for size in spec.shape]
+    value = {"BYTES": "a text", "BOOL": True}.get(
+        spec.datatype, int("INT" in spec.datatype)
+    )  # a mask of zeros hides all tokens
+    data = [value] * prod(shape)
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": data}
 
 
 _REFUSALS = {

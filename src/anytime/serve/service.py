@@ -20,13 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anytime.checks import Inputs, check_inputs
+from anytime.data.description import Description
 from anytime.data.text import load_tokenizer
 from anytime.errors import AnytimeError, FewClassesWarning, InputError, OptionError
 from anytime.fitted import Fitted
 from anytime.loading.inputs import image_batch
-from anytime.loading.models import Description, Opened, input_shape, input_type, make_example, open_any, reads_texts
-from anytime.run import Answer, Budget, Runner, RunOptions
+from anytime.loading.models import input_specs, make_batch, reads_texts
+from anytime.models.input_spec import InputSpec
+from anytime.run import Answer, Budget, Opened, Runner, RunOptions, open_folder
 from anytime.run.export import ExportedModel
+from anytime.run.export.description import DTYPES
 from anytime.samples import digits_model
 from anytime.serve.oip import TYPES, Array, TensorSpec
 
@@ -75,13 +79,21 @@ class Service:
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The one tensor that a request has."""
+        """The tensors that a request has: one, or those of a model that takes several under their names."""
         model = self.opened.model
+        if isinstance(model, ExportedModel) and len(model.inputs) > 1:
+            return tuple(
+                TensorSpec(name, _TORCH_TYPES[DTYPES[dtype]], tuple(size if isinstance(size, int) else -1 for size in shape))
+                for name, dtype, shape in model.inputs
+            )
         if self.texts:
             return (TensorSpec(INPUT, "BYTES", (-1,)),)
-        dtype = input_type(model) if isinstance(model, ExportedModel) else torch.float32
-        sizes = input_shape(model) if dtype.is_floating_point else (-1,)
-        return (TensorSpec(INPUT, _TORCH_TYPES[dtype], (-1, *sizes)),)
+        specs = input_specs(model)
+        several = len(specs) > 1
+        return tuple(
+            TensorSpec((spec.name or f"x{place}") if several else INPUT, _TORCH_TYPES[_sent_as(spec.dtype)], _sizes(spec))
+            for place, spec in enumerate(specs)
+        )
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
@@ -128,10 +140,23 @@ class Service:
         seconds = self.deadline if timeout is None else timeout / 1e6
         return Wanted(Budget(seconds, exits=most, min_exits=least, confidence=confidence), wants_set)
 
-    def batch(self, given: Array, most: int) -> Tensor:
+    def batch(self, arrays: Mapping[str, Array], most: int) -> Inputs:
         """The inputs of a request as the batch that the model takes; `most` is the largest number of rows."""
-        if len(given) > most:
-            raise _wrong(f"{len(given):,} inputs", f"at most {most:,} per request")
+        rows = max(map(len, arrays.values()))
+        if rows > most:
+            raise _wrong(f"{rows:,} inputs", f"at most {most:,} per request")
+        tensors = {name: self._tensor(given) for name, given in arrays.items()}
+        if list(tensors) == [INPUT]:
+            return tensors[INPUT].to(self._dtypes[0])
+        ordered = {spec.name: tensors[spec.name].to(dtype) for spec, dtype in zip(self.inputs, self._dtypes, strict=True)}
+        by_name = bool(input_specs(self.opened.model)[0].name)
+        return check_inputs(ordered if by_name else tuple(ordered.values()), "inputs")
+
+    @cached_property
+    def _dtypes(self) -> tuple[torch.dtype, ...]:
+        return tuple(spec.dtype for spec in input_specs(self.opened.model))
+
+    def _tensor(self, given: Array) -> Tensor:
         if isinstance(given, list):
             tokenizer, length = self._tokenizer
             ids, lengths = tokenizer.encode(given, length=length)
@@ -141,6 +166,8 @@ class Service:
 
     def image(self, data: bytes, pixels: int) -> Tensor:
         """An image file as a batch of one."""
+        if len(self.inputs) > 1:
+            raise _wrong("an image", f"the tensors {', '.join(spec.name for spec in self.inputs)}")
         return image_batch(io.BytesIO(data), "the image", self.opened, most=pixels)[0]
 
     def word(self, label: int) -> str:
@@ -164,6 +191,16 @@ class Service:
         return load_tokenizer(self.opened.folder)
 
 
+def _sent_as(dtype: torch.dtype) -> torch.dtype:
+    """The type in a request: NumPy has no bfloat16."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+def _sizes(spec: InputSpec) -> tuple[int, ...]:
+    """The sizes of a tensor: sequences of integers, such as tokens, have any length."""
+    return (-1, *(spec.shape if spec.dtype.is_floating_point else (-1,) * len(spec.shape)))
+
+
 def describe(answer: Answer, seconds: float, *, with_set: bool) -> dict[str, Any]:
     """The parameters of a response: how the answer came about.
 
@@ -173,7 +210,7 @@ def describe(answer: Answer, seconds: float, *, with_set: bool) -> dict[str, Any
         with_set: Whether to add the classes of the prediction set: `"3,5"`, and for several inputs `"3,5;1"`.
     """
     found: dict[str, Any] = {
-        "exit": int(answer.exit),
+        "exit": answer.last_exit,
         "exits_total": answer.exits,
         "elapsed_us": round(1e6 * seconds),
         "deadline_met": answer.deadline_met is not False,
@@ -199,21 +236,23 @@ def open_service(
     engine: str = "auto",
     profile: Path | None = None,
     options: RunOptions | None = None,
+    build: Any = None,
     trust: bool = False,
 ) -> Service:
     """Open a model, build its engine and measure its stages.
 
     Args:
-        folder: As `anytime.loading.models.open_any` takes it; None for the sample model, with its prediction sets.
+        folder: As `anytime.run.open_folder` takes it; None for the sample model, with its prediction sets.
         deadline: Seconds, for requests that state none.
         longest: The longest deadline that a request may state.
         name: In addresses; by default that of the folder.
-        rule: How the exits are combined; by default that of the calibration, or as `Runner` chooses.
-        calibration: Fitted objects.
+        rule: How the exits are combined; by default the saved one, that of the calibration, or as `Runner` chooses.
+        calibration: Fitted objects; by default those that were saved.
         data: What the model was trained on, if its folder does not say so.
         engine: What runs the stages.
         profile: Initial stage times.
         options: Scheduling.
+        build: For a model of the operator's own, the function that makes it.
         trust: Whether to load stages that can run code while they are loaded.
     """
     options = options or RunOptions()
@@ -221,15 +260,16 @@ def open_service(
     if folder is None:
         folder, sample_sets = digits_model()
         fitted = fitted or ([sample_sets] if rule is None else [])
-    opened = open_any(folder, data, threads=options.threads or 1, trust=trust)
+    opened = open_folder(folder, data, build=build, threads=options.threads or 1, trusted=trust)
     for each in fitted:
         each.check_fits(opened.model.num_exits, opened.classes)
-    example = make_example(opened.model, input_shape(opened.model), 1)
+    example = make_batch(opened.model, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FewClassesWarning)  # the operator has chosen the rule
-        runner = Runner(
-            opened.model, rule, engine, calibration=tuple(fitted) or None, profile=profile, example=example, options=options
-        )
+        chosen = {"rule": rule, "calibration": tuple(fitted) or None, "profile": profile}
+        given = {argument: value for argument, value in chosen.items() if value is not None}
+        arguments = opened.runner_arguments(engine=engine, example=example, **given)
+        runner = Runner(opened.model, options=options, **arguments)
     try:
         runner.warm_up(example)
         sets = runner.predict(example).prediction_set is not None

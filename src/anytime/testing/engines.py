@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import Inputs, count_rows, map_inputs
 from anytime.errors import InputError, StateError
 from anytime.models.base import ExitModel
 from anytime.testing.laws import check_close, check_equal, check_raises, fail, run_laws
 from anytime.testing.models import check_example, left_as_found, watched
 
 
-def check_engine(engine: Any, model: ExitModel, example_input: Tensor, *, tolerance: float = 1e-4) -> None:
+def check_engine(engine: Any, model: ExitModel, example_input: Inputs, *, tolerance: float = 1e-4) -> None:
     """Run every law on an engine; raise `CheckError` at the first that does not hold.
 
     Args:
@@ -38,26 +39,27 @@ def check_engine(engine: Any, model: ExitModel, example_input: Tensor, *, tolera
         run_laws(LAWS, engine, model, example_input, tolerance)
 
 
-def gives_the_logits_of_the_model(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def gives_the_logits_of_the_model(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """Each stage gives the model's logits, float32 on the CPU without gradients, for one row and for several."""
     if not isinstance(engine.name, str) or engine.num_exits != model.num_exits:
         fail(f"name is {engine.name!r} and num_exits {engine.num_exits}, the model has {model.num_exits} exits")
-    for rows in sorted({1, 2, len(x)}):
-        stages = engine.begin(x[:rows])
+    for rows in sorted({1, 2, count_rows(x)}):
+        some = _part(x, slice(rows))
+        stages = engine.begin(some)
         found = [stages.advance() for _ in range(engine.num_exits)]
         if any(now.dtype != torch.float32 or now.device.type != "cpu" or now.requires_grad for now in found):
             fail("logits are not float32 tensors on the CPU without gradients")
-        _compare(found, list(model.exits(x[:rows])), tolerance, f"with {rows} rows")
+        _compare(found, list(model.exits(some)), tolerance, f"with {rows} rows")
 
 
-def keeps_rows_in_the_order_given(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def keeps_rows_in_the_order_given(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """`keep` goes on with some rows only, given as indices or as a mask, before any stage."""
     expected = list(model.exits(x))
     for first in range(engine.num_exits):
         stages = engine.begin(x)
         for _ in range(first):
             stages.advance()
-        kept = torch.arange(len(x)).flip(0)[: max(2, len(x) - 2)]
+        kept = torch.arange(count_rows(x)).flip(0)[: max(2, count_rows(x) - 2)]
         stages.keep(kept)
         _compare([stages.advance()], [expected[first][kept]], tolerance, f"with rows {kept.tolist()}")
         mask = torch.arange(len(kept)) == len(kept) - 1
@@ -66,9 +68,9 @@ def keeps_rows_in_the_order_given(engine: Any, model: ExitModel, x: Tensor, tole
         _compare(later, [now[kept[mask]] for now in expected[first + 1 :]], tolerance, "with a mask of one row")
 
 
-def runs_do_not_disturb_each_other(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def runs_do_not_disturb_each_other(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """Several runs may be open at once, and logits do not change after they were returned."""
-    batches = [x, x[:2].flip(0), x[-1:], x]
+    batches = [x, *_other_rows(x), x]
     runs = [engine.begin(batch) for batch in batches]
     found: list[list[Tensor]] = [[] for _ in runs]
     copies: list[list[Tensor]] = [[] for _ in runs]
@@ -82,11 +84,11 @@ def runs_do_not_disturb_each_other(engine: Any, model: ExitModel, x: Tensor, tol
         _compare(given, list(model.exits(batch)), tolerance, "with several runs open")
 
 
-def joins_and_splits_runs(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def joins_and_splits_runs(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """If `engine.joins`, runs of equal `kind` at the same exit share a batch and part again, with the same logits."""
     if not getattr(engine, "joins", False):
         return
-    batches = [x, x.flip(0), x[:1]]
+    batches = [x, *_other_rows(x)]
     expected = [list(model.exits(batch)) for batch in batches]
     for first in range(1, engine.num_exits):
         begun = [engine.begin(batch) for batch in batches]
@@ -96,7 +98,7 @@ def joins_and_splits_runs(engine: Any, model: ExitModel, x: Tensor, tolerance: f
         runs, wanted = [begun[number] for number in alike], [expected[number] for number in alike]
         joint = runs[0].join(runs[1:])
         _compare([joint.advance()], [torch.cat([each[first] for each in wanted])], tolerance, "of joined runs")
-        parts = joint.split([len(batches[number]) for number in alike])
+        parts = joint.split([count_rows(batches[number]) for number in alike])
         for part, each in zip(parts, wanted, strict=True):
             _compare([part.advance() for _ in each[first + 1 :]], each[first + 1 :], tolerance, "after a split")
         # If a joint stage fails, each run goes on alone.
@@ -105,7 +107,7 @@ def joins_and_splits_runs(engine: Any, model: ExitModel, x: Tensor, tolerance: f
             run.close()
 
 
-def computes_only_what_is_requested(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def computes_only_what_is_requested(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """`begin` computes nothing, and each stage runs only when it is requested."""
     if not isinstance(model, nn.Module):
         return
@@ -124,7 +126,7 @@ def computes_only_what_is_requested(engine: Any, model: ExitModel, x: Tensor, to
         fail(f"{first} submodules ran for the first exit, {len(calls[-1]) - first} in the model itself")
 
 
-def ends_once(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def ends_once(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """`advance` raises `StateError` after the last stage and after `close`, which may be called twice."""
     stages = engine.begin(x)
     for _ in range(engine.num_exits):
@@ -137,11 +139,12 @@ def ends_once(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> Non
     check_raises(StateError, stages.advance, "a stage after close()")
 
 
-def refuses_wrong_inputs(engine: Any, model: ExitModel, x: Tensor, tolerance: float) -> None:
+def refuses_wrong_inputs(engine: Any, model: ExitModel, x: Inputs, tolerance: float) -> None:
     """An empty batch, rows outside of the batch, no rows and rows that are not integers raise `InputError`."""
-    check_raises(InputError, lambda: engine.begin(x[:0]), "an empty batch")
+    check_raises(InputError, lambda: engine.begin(_part(x, slice(0))), "an empty batch")
     stages = engine.begin(x)
-    for rows in ([len(x)], [-1], [[0]], [0.0], [True] * (len(x) + 1)):
+    count = count_rows(x)
+    for rows in ([count], [-1], [[0]], [0.0], [True] * (count + 1)):
         check_raises(InputError, partial(stages.keep, torch.tensor(rows)), f"rows {rows}")
     check_raises(InputError, lambda: stages.keep(torch.zeros(0, dtype=torch.int64)), "no rows")
     stages.close()
@@ -156,6 +159,15 @@ LAWS = (
     ends_once,
     refuses_wrong_inputs,
 )
+
+
+def _part(x: Inputs, rows: slice) -> Inputs:
+    return map_inputs(lambda each: each[rows], x)
+
+
+def _other_rows(x: Inputs) -> list[Inputs]:
+    """The first two rows in reverse order, and the last row."""
+    return [map_inputs(lambda each: each[:2].flip(0), x), _part(x, slice(-1, None))]
 
 
 def _compare(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, what: str) -> None:

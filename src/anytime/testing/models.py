@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import check_count
+from anytime.checks import Inputs, check_count, count_rows, tensors_of
 from anytime.errors import CheckError, OptionError, ShapeError
 from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 
@@ -76,11 +76,13 @@ def _check_arguments(model: ExitModel, x: Tensor) -> None:
     check_example(x)
 
 
-def check_example(x: Tensor) -> None:
+def check_example(x: Inputs) -> None:
     """Refuse an example that is not a batch of at least two different rows."""
-    if x.ndim < 2 or x.shape[0] < 2 or torch.equal(x[0], x[-1]):
+    tensors = tensors_of(x)
+    alone = len(tensors) == 1 and tensors[0].ndim < 2
+    if alone or count_rows(x) < 2 or all(torch.equal(each[0], each[-1]) for each in tensors):
         raise ShapeError(
-            f"the example has shape {tuple(x.shape)}",
+            f"the example has shape {', '.join(str(tuple(each.shape)) for each in tensors)}",
             expected="a batch whose first and last row differ",
             fix="pass at least two rows, e.g. torch.randn(2, 3, 32, 32)",
         )

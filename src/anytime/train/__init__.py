@@ -4,9 +4,10 @@ from anytime.errors import DivergedError
 from anytime.train.config import L2W, Distillation, Hardware, TrainConfig
 from anytime.train.data.logits import ExitEvaluation, exit_accuracy
 from anytime.train.log import EpochLog
-from anytime.train.loop import FitOptions, Outcome, fit
+from anytime.train.loop import Outcome, fit
 from anytime.train.objectives.losses import distil_from_exit, distillation, joint_cross_entropy, on_logits, product_likelihood
 from anytime.train.objectives.plan import phases
+from anytime.train.options import FitOptions
 from anytime.train.schedule import learning_rate
 
 __all__ = [

@@ -7,7 +7,6 @@ and JSON, never pickles.
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
-from anytime.data.base import ImageData
-from anytime.data.text import TokenData
 from anytime.errors import FormatError, OptionError
 from anytime.models import load_weights
 from anytime.reading import json_from, parsing
@@ -56,7 +53,7 @@ def save(folder: Path, training: TrainStep, state: TrainState, losses: Tensor | 
         "step": state.step,
         "seconds": state.seconds,
         "config": training.config.to_json(),
-        "data": _identity(training.data),
+        "data": training.identity(),
     }
     extra = {"losses": training.losses if losses is None else losses, **_random_state(training.hardware.device)}
     optimizer = {_PREFIX + name: values for name, values in training.optimizer_state().items()}
@@ -75,7 +72,7 @@ def load(folder: Path, training: TrainStep) -> TrainState:
     """Restore a checkpoint into `training`; one of another recipe or of other data is refused."""
     files = read_bundle(folder)
     document = _document(files, folder)
-    for what, now in (("config", training.config.to_json()), ("data", _identity(training.data))):
+    for what, now in (("config", training.config.to_json()), ("data", training.identity())):
         _check_same("recipe" if what == "config" else what, document[what], now)
     weights = tensors_from_bytes(files[_MODEL], path=folder / _MODEL)
     stored = tensors_from_bytes(files[_OPTIMIZER], path=folder / _OPTIMIZER)
@@ -115,14 +112,6 @@ def _check_same(what: str, stored: dict[str, Any], now: dict[str, Any]) -> None:
             expected=f"the {what} of the run to continue",
             fix="give the same settings, or start a new run in another folder",
         )
-
-
-def _identity(data: ImageData | TokenData) -> dict[str, Any]:
-    identity = {"name": data.name, "images": len(data), "rows_crc32": zlib.crc32(data.rows.cpu().numpy().tobytes())}
-    if not isinstance(data, TokenData):
-        return identity
-    # Another vocabulary or another length gives other rows for the same texts.
-    return {**identity, "length": data.length, "ids_crc32": zlib.crc32(data.ids.cpu().numpy().tobytes())}
 
 
 def _random_state(device: str) -> dict[str, Tensor]:

@@ -102,6 +102,8 @@ class TrainConfig:
         l2w: Settings of `l2w`.
         augment: Whether training images are randomly cropped (padding 4) and mirrored; texts are not changed.
         seed: Seed of the order, the crops and dropout. The network's initial weights are the caller's.
+        clip_norm: Scale gradients down to this norm over all parameters; None to leave them as they are.
+        steps_per_epoch: Steps of an epoch for batches from a loader; None for as many as it has.
     """
 
     epochs: int = 300
@@ -124,12 +126,16 @@ class TrainConfig:
     l2w: L2W = field(default_factory=L2W)
     augment: bool = True
     seed: int = 0
+    clip_norm: float | None = None
+    steps_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch"):
             check_count(getattr(self, name), name, most=_EXACT_IN_FLOAT64)
+        if self.steps_per_epoch is not None:
+            check_count(self.steps_per_epoch, "steps_per_epoch", most=_EXACT_IN_FLOAT64)
         check_seed(self.seed)
-        for name in ("lr", "head_rate"):
+        for name in ("lr", "head_rate", *(() if self.clip_norm is None else ("clip_norm",))):
             check_number(getattr(self, name), name, above=0)
         check_number(self.weight_decay, "weight_decay", low=0)
         for name, most in (("momentum", 1), ("warmup", self.epochs), ("product_from", 1)):

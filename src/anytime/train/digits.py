@@ -19,7 +19,8 @@ from anytime.train.config import TrainConfig
 from anytime.train.data.logits import ExitEvaluation
 from anytime.train.data.named import doubled
 from anytime.train.log import EpochLog
-from anytime.train.loop import FitOptions, fit
+from anytime.train.loop import fit
+from anytime.train.options import FitOptions
 
 NETWORK = MSDNetConfig(
     classes=10,

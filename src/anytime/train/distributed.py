@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from anytime.errors import AnytimeError, MissingExtraError, OptionError
 from anytime.safe_text import print_safely as print
 from anytime.train.config import Hardware, TrainConfig
+from anytime.train.stopping import ctrl_c_ignored
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 _SECONDS_TO_REPORT = 10.0
@@ -259,7 +259,7 @@ def _other_ranks(
     context = multiprocessing.get_context("spawn")
     others: list[tuple[Any, Any]] = []
     try:
-        with _ctrl_c_ignored():  # the new processes inherit this: a terminal sends Ctrl-C to all, and rank 0 decides
+        with ctrl_c_ignored():  # the new processes inherit this: a terminal sends Ctrl-C to all, and rank 0 decides
             for rank in range(1, processes):
                 here, there = context.Pipe()
                 work = (rank, dict(os.environ), there, device, function, arguments)
@@ -322,15 +322,3 @@ def _failure(others: list[tuple[Any, Any]]) -> AnytimeError:
 
 def _is_lost_connection(error: RuntimeError) -> bool:
     return isinstance(error, distributed.DistError) or "gloo" in str(error)
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,14 +1,11 @@
-"""The log of a run, one CSV line per epoch, and a progress bar on a terminal."""
+"""The log of a run, one CSV line per epoch."""
 
 from __future__ import annotations
 
 import csv
 import io
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from anytime.artifacts import write_text
 from anytime.errors import FormatError
@@ -28,6 +25,16 @@ class EpochLog:
     val_accuracy: tuple[float, ...] | None
     images_per_second: float
     seconds: float
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name, for loggers: `loss/exit_1`, and `val_accuracy/exit_1` if it was measured."""
+        return {
+            "epoch": self.epoch,
+            "lr": self.lr,
+            **{f"loss/exit_{exit}": loss for exit, loss in enumerate(self.losses, 1)},
+            **{f"val_accuracy/exit_{exit}": value for exit, value in enumerate(self.val_accuracy or (), 1)},
+            "images_per_second": self.images_per_second,
+        }
 
     def columns(self) -> dict[str, str]:
         """Names and values of the CSV line; accuracies that were not measured are empty."""
@@ -89,51 +96,3 @@ def read_log(path: Path) -> list[dict[str, str]]:
             if not good or int(line["epoch"]) < 0 or int(line["step"]) < 0:
                 raise ValueError(f"the line of step {line['step'][:20]} has a value that is not a number")
         return lines
-
-
-class Progress:
-    """`step 1200/52500  █░░░░░  2 %  17,012 inputs/s  4 min left`, rewritten in place; silent unless stderr is a terminal."""
-
-    def __init__(self, steps: int, batch: int, *, stream: TextIO | None = None) -> None:
-        self.steps, self.batch = steps, batch
-        self.stream = stream or sys.stderr
-        self._first: tuple[int, float] | None = None
-        self._shown = 0.0
-
-    def show(self, step: int) -> None:
-        """Show that `step` steps are done, at most four times per second."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (step, now)
-        if not self.stream.isatty() or now - self._shown < 0.25:
-            return
-        self._shown = now
-        done, since = step - self._first[0], now - self._first[1]
-        rate = done / since if done and since > 0 else 0.0
-        done_fraction = step / self.steps
-        speed = f"  {rate * self.batch:,.0f} inputs/s  {_left((self.steps - step) / rate)}" if rate else ""
-        self.stream.write(f"\r\x1b[Kstep {step}/{self.steps}  {_bar(done_fraction)}  {100 * done_fraction:.0f} %{speed}")
-        self.stream.flush()
-
-    def clear(self) -> None:
-        """Erase the line."""
-        if self.stream.isatty() and self._shown:
-            self.stream.write("\r\x1b[K")
-            self.stream.flush()
-
-
-def _bar(fraction: float, width: int = 24) -> str:
-    filled = round(fraction * width)
-    return "█" * filled + "░" * (width - filled)
-
-
-def _left(seconds: float) -> str:
-    """The remaining time in words.
-
-    >>> _left(20), _left(250), _left(4000)
-    ('under 1 min left', '4 min left', '1 h 07 min left')
-    """
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours:
-        return f"{hours} h {minutes:02} min left"
-    return f"{minutes} min left" if minutes else "under 1 min left"

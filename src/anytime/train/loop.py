@@ -5,28 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any, Unpack
 
 import torch
+from torch import nn
 
 from anytime.data.base import ImageData
 from anytime.data.text import TokenData
-from anytime.errors import DivergedError
-from anytime.models.base import MultiExit
+from anytime.errors import DivergedError, OptionError
+from anytime.models.base import ExitModel
+from anytime.progress import Progress
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.batches import Batches, BatchStep
 from anytime.train.data.logits import ExitEvaluation
 from anytime.train.data.named import Rows, measure
+from anytime.train.data.rows import RowsStep
 from anytime.train.data.stream import StreamedStep
 from anytime.train.data.tokens import TokenStep
 from anytime.train.distributed import Ranks
-from anytime.train.log import CsvLog, EpochLog, Progress
+from anytime.train.log import CsvLog, EpochLog
 from anytime.train.objectives.l2w import L2WStep
 from anytime.train.objectives.plan import Phase, learnt_rule, phases
+from anytime.train.options import FitOptions, Settings, settle
 from anytime.train.schedule import learning_rate
-from anytime.train.step import TrainStep
+from anytime.train.step import TrainStep, keeping_modes
 from anytime.train.stopping import Stopping
 
 # Steps between readings of the loss and the clock: reading the loss waits for the device.
@@ -34,35 +39,18 @@ _CHECK_EVERY = 50
 
 
 @dataclass(frozen=True)
-class FitOptions:
-    """Settings of a run that do not affect what is learnt.
-
-    Args:
-        folder: Folder for `log.csv` and `checkpoint/`; None to write neither.
-        resume: Whether to continue from the checkpoint in `folder`, if there is one.
-        checkpoint_every: Epochs between checkpoints. One is also written at the end and when the run is stopped.
-        evaluate_every: Epochs between validations. The last epoch is always validated.
-        seconds: Stop, with a checkpoint, after this many seconds.
-        on_epoch: Called with the log line of each epoch.
-    """
-
-    folder: Path | None = None
-    resume: bool = False
-    checkpoint_every: int = 5
-    evaluate_every: int = 1
-    seconds: float | None = None
-    on_epoch: Callable[[EpochLog], None] = field(default=lambda line: None)
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """How a run ended: after `step` of `steps` steps and `seconds`; `stopped` says why, if it ended early."""
+    """How a run ended: after `step` of `steps` steps and `seconds`; `stopped` says why, if it ended early.
+
+    `history` has the log line of each epoch of this call.
+    """
 
     step: int
     steps: int
     seconds: float
     images_per_second: float
     stopped: str | None
+    history: tuple[EpochLog, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -71,41 +59,82 @@ class Outcome:
 
 
 def fit(
-    model: MultiExit,
-    data: Rows,
-    config: TrainConfig,
+    model: nn.Module,
+    data: Any,
+    config: TrainConfig | None = None,
     *,
-    val: Rows | None = None,
+    val: Any = None,
     hardware: Hardware | None = None,
     options: FitOptions | None = None,
     ranks: Ranks | None = None,
+    **settings: Unpack[Settings],
 ) -> Outcome:
-    """Train `model` in place on `data` by a recipe; it ends on the hardware's device, in float32.
+    """Train `model` in place; it ends on the device where it was trained, with the modes it had.
+
+    Only parameters that require a gradient are trained: with `attach_exits(..., frozen=True)`, the heads. Batch norms of frozen
+    modules keep their statistics. Ctrl-C ends the training after the current step, with a checkpoint if there is a folder; the
+    result says so in `stopped`.
 
     Args:
-        model: A network with exits.
-        data: Training images or tokens.
-        config: The recipe.
-        val: Rows to measure accuracy on, without augmentation; nothing is selected by it.
-        hardware: Where and how to compute; a CPU by default.
-        options: Log, checkpoints, validation, time limit.
-        ranks: The process group, if several processes train together.
+        model: A module with exits: of `attach_exits` or `from_outputs`, an ensemble, your own `MultiExit`.
+        data: A DataLoader, a map-style data set, a tuple of tensors `(x, y)`, or anything that can be iterated once per epoch
+            and yields batches: `(x, y)` or a dict with `labels`. Inputs may be a tensor, or a tuple or dict of tensors. Also
+            images and tokens of `anytime.data`, which are trained on from the memory of the device.
+        config: The recipe. By default AdamW for 10 epochs with a learning rate of 0.001 (0.005 for heads on a frozen backbone)
+            that follows a cosine, and the sum of the exits' cross-entropies.
+        val: Data to measure accuracy on after each epoch, under the rule that the objective trains; nothing is selected by it.
+        hardware: Where and how to compute; by default the device of the model, or a GPU if it is on the CPU, where matrix
+            products and convolutions are in bfloat16. Data of `anytime.data` are trained on a CPU by default.
+        options: Log, checkpoints, loggers, time limit.
+        ranks: The process group, if several processes train together on data of `anytime.data`.
+        settings: Any field of `TrainConfig`, `Hardware` and `FitOptions` by name, such as `epochs`, `lr`, `objective`, `seed`,
+            `device`, `folder`, `resume` or `loggers`. They change those of the objects.
+
+    Example:
+        >>> from anytime.models import MLP, MLPConfig
+        >>> x = torch.randn(256, 2)
+        >>> data = x, (x[:, 0] > 0).long()
+        >>> outcome = fit(MLP(MLPConfig(classes=2, exits=3)), data, val=data, epochs=2)
+        >>> outcome.finished, len(outcome.history[-1].val_accuracy)
+        (True, 3)
     """
-    hardware, options = hardware or Hardware(), options or FitOptions()
-    plan = phases(config, exits=model.num_exits, steps_per_epoch=max(1, len(data) // config.batch))
-    training = _step_type(data, config)(model, data, plan[0].objective, config, hardware, ranks)
+    network = check_network(model)
+    ours = isinstance(data, Rows)
+    config, hardware, options = settle(model, config, hardware or (Hardware() if ours else None), options, settings)
+    rows = data if ours else Batches(data, config)
+    steps = max(1, len(data) // config.batch) if ours else len(rows)
+    plan = phases(config, exits=network.num_exits, steps_per_epoch=steps)
     rank_zero = ranks is None or ranks.rank == 0
-    evaluation = measure(training.model, val, graph=hardware.graph) if val is not None and rank_zero else None
-    with _fastest_kernels():
+    with keeping_modes(model), torch.random.fork_rng(_gpus(hardware), enabled=not ours), _fastest_kernels():
+        training = _step_type(rows, config)(network, rows, plan[0].objective, config, hardware, ranks)
+        evaluation = measure(training.model, val, graph=hardware.graph) if val is not None and rank_zero else None
         return _Loop(training, plan, evaluation, options).run()
 
 
-def _step_type(data: Rows, config: TrainConfig) -> Callable[..., TrainStep]:
+def check_network(model: Any) -> Any:
+    """The model, if it is a torch module with exits."""
+    if not isinstance(model, nn.Module) or not isinstance(model, ExitModel):
+        raise OptionError(
+            f"the model is a {type(model).__name__}" + (", without exits" if isinstance(model, nn.Module) else ""),
+            expected="a torch module with num_exits and exits(x)",
+            fix="add exits with anytime.attach_exits; for a module that returns the logits of all exits, wrap it with "
+            "anytime.models.from_outputs",
+        )
+    return model
+
+
+def _gpus(hardware: Hardware) -> list[str]:
+    return [hardware.device] if hardware.device.startswith("cuda") and torch.cuda.is_available() else []
+
+
+def _step_type(data: Any, config: TrainConfig) -> Callable[..., TrainStep]:
+    if isinstance(data, Batches):
+        return BatchStep
     if isinstance(data, TokenData):
         return TokenStep
     if not isinstance(data, ImageData):
         return StreamedStep
-    return L2WStep if config.objective == "l2w" else TrainStep
+    return L2WStep if config.objective == "l2w" else RowsStep
 
 
 class _Loop:
@@ -120,9 +149,11 @@ class _Loop:
         self.per_epoch = training.steps_per_epoch
         self.steps = self.config.epochs * self.per_epoch
         self.phase = plan[0]
-        self.checkpoints = None if options.folder is None else options.folder / "checkpoint"
-        self.log = CsvLog(options.folder / "log.csv" if options.folder is not None and self.rank_zero else None)
+        folder = options.path
+        self.checkpoints = None if folder is None else folder / "checkpoint"
+        self.log = CsvLog(folder / "log.csv" if folder is not None and self.rank_zero else None)
         self.progress = Progress(self.steps, self.config.batch)
+        self.history: list[EpochLog] = []
 
     def run(self) -> Outcome:
         begun = self._resume()
@@ -130,10 +161,10 @@ class _Loop:
         agree = {} if self.ranks is None else {"agree": self.ranks.maximum}
         with Stopping(self.options.seconds, **agree) as stopping:
             while step < self.steps and stopped is None:
-                epoch_start, first = stopping.elapsed, step
+                epoch_start, before = stopping.elapsed, self.training.inputs
                 step = self._epoch(step, stopping)
                 seconds = begun.seconds + stopping.elapsed
-                rate = (step - first) * self.config.batch / (stopping.elapsed - epoch_start)
+                rate = (self.training.inputs - before) / (stopping.elapsed - epoch_start)
                 if step % self.per_epoch == 0:
                     self._end_epoch(step, rate, seconds)
                 stopped = stopping.reason if step < self.steps and stopping.requested() else None
@@ -142,8 +173,8 @@ class _Loop:
                     saved = step
             seconds = stopping.elapsed
         self.progress.clear()
-        images = (step - begun.step) * self.config.batch
-        return Outcome(step, self.steps, begun.seconds + seconds, images / seconds if images else 0.0, stopped)
+        rate = self.training.inputs / seconds if self.training.inputs else 0.0
+        return Outcome(step, self.steps, begun.seconds + seconds, rate, stopped, tuple(self.history))
 
     def _resume(self) -> TrainState:
         state = TrainState()
@@ -162,6 +193,7 @@ class _Loop:
             self.training(step % self.per_epoch, lr)
             step += 1
             if self.rank_zero:
+                self.progress.batch = self.training.batch_size
                 self.progress.show(step)
             check = step % _CHECK_EVERY == 0
             if check:
@@ -197,7 +229,12 @@ class _Loop:
         lr = learning_rate(step - 1, steps_per_epoch=self.per_epoch, config=self.config)
         line = EpochLog(epoch, step, lr, tuple(losses), self._validate(epoch, step), rate, seconds)
         self.log.add(line)
+        self.history.append(line)
         self.progress.clear()
+        for logger in self.options.loggers:
+            logger.log_metrics(line.metrics(), step=step)
+            if callable(getattr(logger, "save", None)):
+                logger.save()
         self.options.on_epoch(line)
 
     def _validate(self, epoch: int, step: int) -> tuple[float, ...] | None:

@@ -41,8 +41,9 @@ from anytime.train.data.logits import exit_accuracy
 from anytime.train.data.named import Rows, Sets, measure, open_sets
 from anytime.train.distributed import Ranks, check_distributed, is_rank_zero, launch
 from anytime.train.log import EpochLog
-from anytime.train.loop import FitOptions, Outcome, fit
+from anytime.train.loop import Outcome, fit
 from anytime.train.objectives.plan import learnt_rule
+from anytime.train.options import FitOptions
 from anytime.train.settings import RunConfig, Source, read_settings, resolve
 from anytime.train.start import MINILM, start_network
 from anytime.train.step import usable_device

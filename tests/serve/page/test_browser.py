@@ -19,6 +19,9 @@ from anytime.page.file import recorded_document
 
 pytestmark = [pytest.mark.xdist_group("browser"), pytest.mark.timeout(900)]
 TOKEN = "correct-horse-battery-staple"
+ATTEMPTS = 50
+ENDED = "^(?!Press|Running|The connection).*[^…]$"
+"""The status of a run that has ended, at whatever exit was in time."""
 VIEWS = ("think", "load", "model")
 HOSTILE = ("<script>window.hacked=1</script>", "<img src=x onerror='window.hacked=1'>", *"23456789")
 
@@ -50,9 +53,15 @@ def says(page: Any, id: str, pattern: str) -> None:
     )
 
 
-def run_one(page: Any, exits: int = 5) -> None:
-    page.click("#go")
-    says(page, "think-status", f"^Exit {exits} of {exits} .*all exits")
+def run_one(page: Any, exits: int = 5, press: str = "#go") -> None:
+    """Press Go until all exits are in time: on a busy machine the server gives an earlier answer, as it should."""
+    for _ in range(ATTEMPTS):
+        page.click(press)
+        says(page, "think-status", ENDED)
+        if "all exits" in page.inner_text("#think-status"):
+            break
+        press = "#go"
+    assert re.match(f"Exit {exits} of {exits} .*all exits", page.inner_text("#think-status"))
 
 
 def test_one_input_with_every_control(demo: Any, open_page: Any, digits: Any, tmp_path: Path) -> None:
@@ -69,8 +78,7 @@ def test_one_input_with_every_control(demo: Any, open_page: Any, digits: Any, tm
     assert "Now: Latest" in page.get_attribute("#trajectory svg", "aria-label")
     assert page.locator("#trajectory .line").nth(1).get_attribute("points").count(",") == 5
 
-    page.click("#worse")  # the largest drop of the label's probability under the latest exit
-    says(page, "think-status", "^Exit 5 of 5")
+    run_one(page, press="#worse")  # the largest drop of the label's probability under the latest exit
     line = page.locator("#trajectory .line").first.get_attribute("points").split()
     heights = [float(point.split(",")[1]) for point in line]
     assert max(later - earlier for place, earlier in enumerate(heights) for later in heights[place:]) > 30
@@ -104,8 +112,7 @@ def test_one_input_with_every_control(demo: Any, open_page: Any, digits: Any, tm
     says(page, "source-note", "MSDNet")
     page.select_option("#example", "5")
     run_one(page, 7)
-    page.click("#worse")
-    says(page, "think-status", "^Exit 7 of 7")
+    run_one(page, 7, press="#worse")
     assert page.locator("#stages thead th").count() == 7
 
 
@@ -116,8 +123,7 @@ def test_a_text_is_typed_for_a_text_model(text_folder: Path, serving: Any, open_
     longest = page.inner_text("#deadline-value")
     page.fill("#text", "what is my card")
     assert page.inner_text("#deadline-value") != longest  # this model's times, not the recorded one's
-    page.click("#go")
-    says(page, "think-status", "all exits")
+    run_one(page, 3)
     assert page.locator("#rules article").first.locator(".bars .name").all_inner_texts()[0] == "intent 0"
 
 
@@ -218,10 +224,10 @@ def test_keyboard_alone(demo: Any, open_page: Any) -> None:
     assert page.inner_text("#deadline-value") != lowest
     focus_reaches("go")
     page.keyboard.press("Enter")
-    says(page, "think-status", "^Exit 5 of 5")
+    says(page, "think-status", ENDED)
     focus_reaches("worse")
     page.keyboard.press("Space")
-    says(page, "think-status", "^Exit 5 of 5")
+    says(page, "think-status", ENDED)
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")
     focus_reaches("tab-think")
@@ -247,7 +253,7 @@ def test_axe_finds_no_serious_fault(scheme: str, demo: Any, file: str, open_page
     page = open_page(demo.url if scheme == "light" else file, color_scheme=scheme)
     page.evaluate(axe)
     page.click("#worse")
-    says(page, "think-status", "^Exit [57] of [57]")
+    says(page, "think-status", ENDED)
     for view in VIEWS:
         page.click(f"#tab-{view}")
         if view == "model" and scheme == "dark":

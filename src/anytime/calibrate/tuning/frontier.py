@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,12 +17,18 @@ from torch import Tensor
 from anytime.calibrate.certify import ChoiceCertificate, Control, certify_choice, check_rows
 from anytime.calibrate.measure import drop_name, measure
 from anytime.calibrate.tuning.family import PENALTIES, members
+from anytime.calibrate.tuning.figures import chain_table, frontier_figure
 from anytime.calibrate.tuning.tuned import TunedRule, unseen
 from anytime.checks import check_fraction, check_number, check_seed, fingerprints
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import FEW_CLASSES
+from anytime.display.plot import plot_chart
+from anytime.display.table import Displayed, Table
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ALLOWANCE = 0.01
 """The mean accuracy that an objective may cost by default."""
@@ -63,7 +69,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Frontier(Fitted, kind="frontier", version=2):
+class Frontier(Displayed, Fitted, kind="frontier", version=2):
     """The result of `tune`; save it to choose again later.
 
     Args:
@@ -127,7 +133,21 @@ class Frontier(Fitted, kind="frontier", version=2):
         """
         return {"accuracy": self.columns["accuracy"][self.names.index("latest")] - ALLOWANCE}
 
-    def table(self) -> list[dict[str, str | float]]:
+    def table(self, least: str = "ece") -> Table:
+        """The rules of `chain`, which trade drops for one metric: `ece`, `nll` or `error`. `records` has the Pareto set."""
+        return chain_table(self, least)
+
+    def plot(self, metric: str = "ece", *, ax: Axes | None = None) -> Axes:
+        """Draw every rule by how often it drops and by a metric, with matplotlib (extra `plot`).
+
+        Args:
+            metric: `ece`, `accuracy` or `nll`.
+            ax: Axes to draw into; new ones by default.
+        """
+        figure = frontier_figure(self, metric)
+        return plot_chart(figure.chart, title=f"{figure.title} and drops", ax=ax)
+
+    def records(self) -> list[dict[str, str | float]]:
         """The Pareto set as one record per rule."""
         return [{"name": one.name, "family": one.family, **one.metrics, "rule": one.text} for one in self.pareto]
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
-
 from anytime.checks import check_choice
 from anytime.errors import MissingExtraError, OptionError
 from anytime.evaluation.compiled.codes import encode_known
@@ -45,7 +43,7 @@ def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask) -> bool:
     values = rows.logits
     exits, samples, classes = values.shape
     known = encode_known(request.combiners, request.log_odds, exits, classes, "float64")
-    device = values.device.type if isinstance(values, Tensor) else "cpu"
+    device = values[:, :0].device.type
     enough = classes >= MANY_CLASSES and exits * samples * classes >= ENOUGH
     if engine == "plain" or (engine == "auto" and not (known and device == "cpu" and enough)):
         return False

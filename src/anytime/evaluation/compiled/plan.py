@@ -157,7 +157,9 @@ class Kernel:
             return
         for first in range(0, len(picked), block):
             part = picked[first : first + block]
-            logits = self.rows.block(part, int(part[0])).contiguous().numpy()
+            start, stop = int(part[0]), int(part[-1]) + 1
+            some = slice(start, stop) if stop - start == len(part) else part  # a slice is read without gathering
+            logits = self.rows.block(some, start).contiguous().numpy()
             logits.flags.writeable = False
             yield logits, np.arange(len(part)), first
 
@@ -187,10 +189,10 @@ def _as_they_are(rows: LogitRows) -> Array | None:
         array = rows.logits.array
         if rows.logits.bfloat16:
             return None
-    else:
-        if rows.logits.dtype not in (torch.float32, torch.float64):
-            return None
+    elif isinstance(rows.logits, Tensor) and rows.logits.dtype in (torch.float32, torch.float64):
         array = rows.logits.numpy()
+    else:
+        return None
     usable = array.dtype in (np.float32, np.float64) and array.dtype.isnative
     if not usable or not array.flags.c_contiguous or not array.flags.aligned:
         return None

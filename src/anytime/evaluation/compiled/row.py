@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anytime.combine.base import CERTAIN
+from anytime.combine.prediction import CERTAIN
 from anytime.evaluation.compiled.numbers import exp, larger, plain, separate, vectorised
 from anytime.evaluation.compiled.sets import NO_SETS, SCORES, place, score, set_size
 

@@ -7,10 +7,11 @@ results, it runs in a thread that waits at each exit.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,12 @@ from anytime.checks import Inputs, check_choice, count_rows, map_inputs, tensors
 from anytime.errors import AttachWarning, OptionError, ShapeError, StateError
 from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
-from anytime.models.attach.places import Location, visit_places
-from anytime.models.attach.probe import Visit, check_example, evaluating, first_tensor, logits_of
+from anytime.models.attach.places import Location, call_of, visit_places
+from anytime.models.attach.probe import Place, Visit, check_example, evaluating, first_tensor, logits_of
 from anytime.models.attach.replayed import ReplayedStages
 from anytime.models.attach.traced import Trace, TracedStages, UntraceableError, traced_through
 from anytime.models.base import Carry, MultiExit
+from anytime.models.input_spec import input_specs
 from anytime.models.modes import without_autocast
 
 Head = Callable[[tuple[int, ...]], nn.Module]
@@ -42,7 +44,7 @@ class AttachedExits(MultiExit):
     Args:
         module: A module that maps its inputs to logits, `(batch, classes)`. It is used, not copied.
         at: The places: names as in `module.named_modules()`, or fractions of the MACs, which select the block whose end is
-            nearest.
+            nearest. `name#2` is the second call of a submodule that runs several times.
         head: Makes the head for a place from the shape of the features of one input; `PooledHead` by default. A head with a
             true attribute `reads_previous` gets the logits of the exit before as its second argument.
         example: A batch, of which at most two rows are used: a tensor, a tuple of tensors, which the module gets by position,
@@ -59,6 +61,7 @@ class AttachedExits(MultiExit):
     Attributes:
         backbone: The module.
         heads: One per place; the last exit is the output of the module.
+        classes: The number of classes.
         exit_names: The places, in the order in which they are passed.
         exit_fractions: The fraction of the module's MACs up to each place.
         method: `trace`, `replay` or `thread`.
@@ -71,6 +74,10 @@ class AttachedExits(MultiExit):
         (('1', '3'), torch.Size([3, 5, 3]))
     """
 
+    announces: ClassVar[bool] = True
+    """Whether to warn of exits far from the requested fractions; a subclass with places of its own need not."""
+
+    @torch.inference_mode(False)  # heads are to be trained
     @without_autocast()  # heads take the dtype of the module, not that of features under autocast
     def __init__(
         self,
@@ -93,20 +100,27 @@ class AttachedExits(MultiExit):
         device = next(module.parameters(), tensors_of(given)[0]).device
         rows = map_inputs(lambda tensor: tensor[:2].to(device), given)
         self.input_names = tuple(rows) if isinstance(rows, Mapping) else ()
+        self.input_specs = input_specs(rows)
+        self.frozen, self.statistics = frozen, statistics
+        self._mask = _find_mask(module, rows)
         self.backbone = module
         seen, visits = visit_places(module, at, rows)
         names = {id(part): name for name, part in reversed(list(module.named_modules(remove_duplicate=False)))}
-        named = {id(module.get_submodule(place)): place for place in at if isinstance(place, str)}
-        self.exit_names = tuple((names | named)[id(visit.module)] for visit in visits)
+        named = {id(module.get_submodule(name)): name for name, _ in (call_of(place) for place in at if isinstance(place, str))}
+        self._calls = tuple(len(seen.of(visit.module)) for visit in visits)  # how often each runs
+        self.exit_names = tuple(
+            (names | named)[id(visit.module)] + (f"#{seen.number(visit) + 1}" if calls > 1 else "")
+            for visit, calls in zip(visits, self._calls, strict=True)
+        )
         self.exit_fractions = tuple(visit.flops / max(1, seen.flops) for visit in visits)
         self.num_exits = len(visits) + 1
         self._overwritten = tuple(visit.overwritten for visit in visits)
         self._fixed = frozen and statistics == "fixed"
         self._warn_of_places(at)
-        known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
+        self.classes = known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
         make = head or (lambda shape: PooledHead(shape, known))
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
-        self._check_heads(visits, known, self._mask(tensors_of(rows)))
+        self._check_heads(visits, known, self._mask_of(rows))
         self._through = tuple(names[id(part)] for part in traced_through(module, [visit.module for visit in visits]))
         self._stages: dict[tuple[bool, ...], TracedStages | str] = {}  # by modes; a text says why there are none
         self._eval_stages: TracedStages | None = None
@@ -125,7 +139,7 @@ class AttachedExits(MultiExit):
             yield from super().exits(x)
             return
         logits: Tensor | None = None
-        mask = self._mask(tensors_of(x, self.input_names))
+        mask = self._mask_of(x)
         with closing(run_paused(self.backbone, self._places(), x)) as outputs:
             for exit, overwritten in enumerate(self._overwritten):
                 features = first_tensor(next(outputs))
@@ -148,7 +162,8 @@ class AttachedExits(MultiExit):
         left, found = stages.run(self.backbone, exit, values)
         if exit == len(self.heads):
             return (), logits_of(found)
-        logits = self._answer(exit, found, previous, self._mask(carry))
+        mask = stages.mask_in(exit, values) if isinstance(stages, ReplayedStages) else None
+        logits = self._answer(exit, found, previous, mask)
         return (*left, logits) if self._reads_previous(exit + 1) else left, logits
 
     def carry_size(self, exit: int) -> int:
@@ -182,27 +197,28 @@ class AttachedExits(MultiExit):
         logits: Tensor = head(*read, **options)
         return logits
 
-    def _mask(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """The attention mask, `(batch, tokens)`, among the inputs, which a carry starts with."""
-        return tensors[self.input_names.index(_MASK)] if _MASK in self.input_names else None
+    def _mask_of(self, x: Inputs) -> Tensor | None:
+        """The attention mask, `(batch, tokens)`, among the inputs."""
+        return None if self._mask is None else tensors_of(x, self.input_names)[self._mask]
 
     def _warn_of_places(self, at: Sequence[Location]) -> None:
         for place in at:
-            if isinstance(place, float):
+            if isinstance(place, float) and self.announces:
                 nearest = min(self.exit_fractions, key=lambda fraction: abs(fraction - place))
                 if abs(nearest - place) > _FAR:
                     warnings.warn(
                         f"the exit requested at {place:g} of the MACs is at {nearest:.2f}, the nearest end of a block; "
                         "name a place to choose another",
                         AttachWarning,
-                        stacklevel=3,
+                        stacklevel=5,  # the caller, outside of the decorators
                     )
 
     def _reads_previous(self, exit: int) -> bool:
         return 0 < exit < len(self.heads) and bool(getattr(self.heads[exit], "reads_previous", False))
 
-    def _places(self) -> list[nn.Module]:
-        return [self.backbone.get_submodule(name) for name in self.exit_names]
+    def _places(self) -> list[Place]:
+        found = zip(map(call_of, self.exit_names), self._calls, strict=True)
+        return [Place(self.backbone.get_submodule(name), call, calls) for (name, call), calls in found]
 
     def _modes(self) -> tuple[bool, ...]:
         """The modes of the traced modules and their children, which forward may depend on."""
@@ -249,7 +265,9 @@ class AttachedExits(MultiExit):
         if method in ("auto", "replay"):
             try:
                 with evaluating(self):
-                    stages = ReplayedStages.found(self.backbone, self.exit_names, rows, expected)
+                    stages = ReplayedStages.found(
+                        self.backbone, [call_of(name) for name in self.exit_names], rows, mask=self._mask
+                    )
                     for name in self._through:  # and not the layers in between, whose train mode is theirs alone
                         self.backbone.get_submodule(name).training = True
                     stages.check_train_mode(self.backbone, rows)
@@ -269,7 +287,7 @@ class AttachedExits(MultiExit):
                 f"the {type(self.backbone).__name__} runs in a thread, without faster engines and export: {why}. "
                 "Pass method='thread' to accept this",
                 AttachWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         make_pausable(self._places())
         return "thread", why
@@ -295,6 +313,14 @@ class AttachedExits(MultiExit):
 
 
 attach_exits = AttachedExits
+
+
+def _find_mask(module: nn.Module, x: Inputs) -> int | None:
+    """The index of the attention mask among several inputs, by their names or those of the arguments of forward."""
+    if isinstance(x, Tensor):
+        return None
+    names = list(x if isinstance(x, Mapping) else inspect.signature(module.forward).parameters)[: len(x)]
+    return names.index(_MASK) if _MASK in names else None
 
 
 def _make_head(make: Head, visit: Visit) -> nn.Module:

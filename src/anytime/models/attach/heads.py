@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anytime.errors import ShapeError
+from anytime.models.layers import token_mean
 
 _GRID = 4
 
@@ -51,9 +52,9 @@ class TokenPool(nn.Module):
         """
         if mask is None:
             return self.pool(x.mT[..., None]).flatten(1)  # type: ignore[no-any-return]
-        real = (mask != 0)[..., None]
-        largest = x.masked_fill(~real, torch.finfo(x.dtype).min).amax(1)
-        mean = (x * real).sum(1) / real.sum(1).clamp(min=1)
+        padding = (mask == 0)[..., None]
+        largest = x.masked_fill(padding, torch.finfo(x.dtype).min).amax(1)
+        mean = token_mean(x.masked_fill(padding, 0), mask != 0)  # what padding holds may be NaN
         return self.pool.mix * largest + (1 - self.pool.mix) * mean
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
 from anytime.checks import Inputs
 from anytime.errors import StateError
-from anytime.models.attach.probe import call
+from anytime.models.attach.probe import Place, call
 from anytime.models.modes import Modes
 
 _this_thread = threading.local()
@@ -27,17 +28,17 @@ class _Stop(BaseException):
     """Ends the forward pass from inside; not an Exception, so that no module handles it."""
 
 
-def make_pausable(places: Sequence[nn.Module]) -> None:
+def make_pausable(places: Iterable[Place]) -> None:
     """Register hooks that wait after the call of a place during `run_paused`, and do nothing otherwise.
 
     Hooks are never removed: another run of the same module may be waiting in one.
     """
     for place in places:
-        if _pause not in place._forward_hooks.values():
-            place.register_forward_hook(_pause)
+        if _pause not in place.module._forward_hooks.values():
+            place.module.register_forward_hook(_pause)
 
 
-def run_paused(module: nn.Module, places: Sequence[nn.Module], x: Inputs) -> Generator[Any]:
+def run_paused(module: nn.Module, places: Sequence[Place], x: Inputs) -> Generator[Any]:
     """Yield the outputs of `places`, in this order, then that of `module`; the module runs only as far as requested."""
     worker = _Worker(module, places, x)
     try:
@@ -56,8 +57,9 @@ def _pause(module: nn.Module, args: Any, output: Any) -> None:
 class _Worker:
     """The thread, and the two semaphores by which it alternates with the caller."""
 
-    def __init__(self, module: nn.Module, places: Sequence[nn.Module], x: Inputs) -> None:
+    def __init__(self, module: nn.Module, places: Sequence[Place], x: Inputs) -> None:
         self._module, self._places, self._x = module, list(places), x
+        self._calls: Counter[int] = Counter()
         self._resume, self._reached = threading.Semaphore(0), threading.Semaphore(0)
         self._found: Any = None
         self._error: BaseException | None = None
@@ -88,12 +90,18 @@ class _Worker:
 
     def reach(self, module: nn.Module, output: Any) -> None:
         """Called in the thread after a place: publish its output, then wait."""
-        if not any(module is place for place in self._places):
+        here = [place for place in self._places if module is place.module]
+        if not here:
             return
-        if self._seen == len(self._places) or module is not self._places[self._seen]:
+        number = self._calls[id(module)]
+        self._calls[id(module)] += 1
+        if number < here[0].calls and not any(number == place.call for place in here):
+            return
+        expected = self._places[self._seen] if self._seen < len(self._places) else None
+        if expected is None or module is not expected.module or number != expected.call:
             raise StateError(
-                f"a {type(module).__name__} with an exit ran twice or in another order than with the example",
-                expected="each submodule with an exit once, in the same order for every input",
+                f"a {type(module).__name__} with an exit ran more often or in another order than with the example",
+                expected="each submodule with an exit as often and in the same order for every input",
                 fix="attach exits only where every input passes exactly once",
             )
         self._seen += 1

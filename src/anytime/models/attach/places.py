@@ -13,7 +13,7 @@ from anytime.errors import OptionError, ShapeError
 from anytime.models.attach.probe import Probe, Visit, probe
 
 Location = str | float
-"""The name of a submodule, or a fraction of the MACs above 0 and below 1."""
+"""The name of a submodule, or a fraction of the MACs above 0 and below 1. `name#2` is its second call, if it runs often."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -24,10 +24,10 @@ def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tup
         raise OptionError(f"at is {at!r}", expected="a list of names or fractions", fix=f"pass at=[{at!r}]")
     first = None if all(isinstance(place, str) for place in at) else probe(module, rows)
     parts = [_by_name(module, place) if isinstance(place, str) else _by_fraction(module, first, place) for place in at]
-    seen = probe(module, rows, keep=tuple(parts))
-    visits = [_only_visit(seen, part, place, rows) for part, place in zip(parts, at, strict=True)]
-    for index, part in enumerate(parts):
-        if any(part is other for other in parts[:index]):
+    seen = probe(module, rows, keep=tuple(part for part, _ in parts))
+    visits = [_visit(seen, part, number, place, rows) for (part, number), place in zip(parts, at, strict=True)]
+    for index, visit in enumerate(visits):
+        if any(visit is other for other in visits[:index]):
             raise OptionError(
                 f"{at[index]!r} selects the same place as another exit",
                 expected="each exit at its own place",
@@ -36,10 +36,22 @@ def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tup
     return seen, [visit for visit in seen.visits if any(visit is wanted for wanted in visits)]
 
 
-def _by_name(module: nn.Module, name: str) -> nn.Module:
+def call_of(place: str) -> tuple[str, int]:
+    """The name of a submodule and the index of its call.
+
+    >>> call_of("layers.0#3"), call_of("layers.0")
+    (('layers.0', 2), ('layers.0', 0))
+    """
+    name, _, number = place.partition("#")
+    return name, int(number) - 1 if number.isdecimal() else 0
+
+
+def _by_name(module: nn.Module, place: str) -> tuple[nn.Module, int | None]:
+    """A submodule, and the index of the call if the name has one."""
     known: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
+    name, number = call_of(place)
     if name and name in known:
-        return known[name]
+        return known[name], number if "#" in place else None
     names = [other for other in known if other]
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     raise OptionError(
@@ -49,7 +61,7 @@ def _by_name(module: nn.Module, name: str) -> nn.Module:
     )
 
 
-def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> nn.Module:
+def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> tuple[nn.Module, int]:
     """The block whose end is nearest to a fraction of the MACs; the last of several that end at the same fraction."""
     if not isinstance(fraction, float) or not 0 < fraction < 1:
         raise OptionError(
@@ -63,7 +75,6 @@ def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> nn.Mod
         visit
         for visit in seen.visits
         if any(visit.module is block for block in blocks)
-        and len(seen.of(visit.module)) == 1
         and visit.shape is not None
         and len(visit.shape) >= 2
         and visit.shape[0] == rows
@@ -76,7 +87,8 @@ def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> nn.Mod
             fix="name the places instead of passing fractions",
         )
     nearest = min(abs(visit.flops / seen.flops - fraction) for visit in ends)
-    return [visit.module for visit in ends if abs(visit.flops / seen.flops - fraction) == nearest][-1]
+    last = [visit for visit in ends if abs(visit.flops / seen.flops - fraction) == nearest][-1]
+    return last.module, seen.number(last)
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
@@ -92,20 +104,23 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _only_visit(seen: Probe, part: nn.Module, place: Location, rows: Inputs) -> Visit:
+def _visit(seen: Probe, part: nn.Module, number: int | None, place: Location, rows: Inputs) -> Visit:
     visits = seen.of(part)
-    if len(visits) != 1:
+    if not 0 <= (number or 0) < len(visits) or (number is None and len(visits) > 1):
         raise OptionError(
             f"the submodule {place!r} runs {len(visits)} times" if visits else f"the submodule {place!r} never runs",
-            expected="a submodule that runs once for every input",
-            fix="name a submodule inside or around it" if visits else "name a member of the list, e.g. 'blocks.3'",
+            expected="a submodule that runs once for every input, or the number of a call",
+            fix=f"name one of its calls, '{call_of(str(place))[0]}#1' to '#{len(visits)}'"
+            if visits
+            else "name a member of the list, e.g. 'blocks.3'",
         )
-    shape = visits[0].shape
+    visit = visits[number or 0]
+    shape = visit.shape
     if shape is None or len(shape) < 2 or shape[0] != count_rows(rows):
-        returned = f"a {type(visits[0].output).__name__}" if shape is None else f"shape {shape} for {count_rows(rows)} inputs"
+        returned = f"a {type(visit.output).__name__}" if shape is None else f"shape {shape} for {count_rows(rows)} inputs"
         raise ShapeError(
             f"the submodule {place!r} returns {returned}",
             expected="a tensor with the batch as its first dimension",
             fix="name a submodule that returns one",
         )
-    return visits[0]
+    return visit

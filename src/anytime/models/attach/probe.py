@@ -6,15 +6,34 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from anytime.checks import Inputs, check_inputs
-from anytime.errors import ShapeError
+from anytime.checks import Inputs, check_inputs, tensors_of
+from anytime.errors import AnytimeError, InputError, ShapeError
+
+_SAME_COST = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
+}
+"""Operations that torch's registry of FLOPs lacks, with those of the same cost."""
+
+
+class Place(NamedTuple):
+    """Where an exit is: after a call of a submodule.
+
+    Attributes:
+        module: The submodule.
+        call: How often it ran before in the same forward; 0 for most.
+        calls: How often it runs in all; 1 for most.
+    """
+
+    module: nn.Module
+    call: int = 0
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,10 @@ class Probe:
         """The calls of one submodule."""
         return [visit for visit in self.visits if visit.module is module]
 
+    def number(self, visit: Visit) -> int:
+        """How often the submodule of a call ran before it."""
+        return next(index for index, other in enumerate(self.of(visit.module)) if other is visit)
+
 
 def probe(module: nn.Module, rows: Inputs, *, keep: tuple[nn.Module, ...] = ()) -> Probe:
     """Run `module` on `rows` in eval mode without changing it; the outputs of the submodules in `keep` are copied."""
@@ -77,7 +100,7 @@ def probe(module: nn.Module, rows: Inputs, *, keep: tuple[nn.Module, ...] = ()) 
 
     inner = [submodule for submodule in module.modules() if submodule is not module]
     with evaluating(module), hooked(inner, note), torch.no_grad(), FlopCounter() as spent:
-        output = logits_of(call(module, rows))
+        output = logits_of(_try(module, rows))
     return Probe(tuple(visits), output, spent.flops)
 
 
@@ -93,15 +116,40 @@ def logits_of(output: Any) -> Tensor:
     )
 
 
-def call(module: nn.Module, x: Inputs) -> Any:
-    """Call a module: a dict of inputs by name, a tuple by position. Language models are told not to keep a cache."""
-    if isinstance(x, Tensor):
-        return module(x)
-    if not isinstance(x, Mapping):
-        return module(*x)
-    caches = hasattr(getattr(module, "config", None), "use_cache")
-    without = {"use_cache": False} if caches and "use_cache" in inspect.signature(module.forward).parameters else {}
-    return module(**without, **x)
+def call(module: Callable[..., Any], x: Inputs) -> Any:
+    """Call a module or function: a dict of inputs by name, a tuple by position. Language models are told to keep no cache."""
+    named: dict[str, Any] = dict(x) if isinstance(x, Mapping) else {}
+    forward = getattr(module, "forward", module)
+    if hasattr(getattr(module, "config", None), "use_cache") and "use_cache" in inspect.signature(forward).parameters:
+        named = {"use_cache": False, **named}
+    return module(*(() if isinstance(x, Mapping) else tensors_of(x)), **named)
+
+
+def _try(module: nn.Module, rows: Inputs) -> Any:
+    """Call a module with an example that it may not take."""
+    try:
+        return call(module, rows)
+    except AnytimeError:
+        raise
+    except Exception as error:
+        kinds = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors_of(rows))
+        raise InputError(
+            f"the module fails on the example, which is {kinds}: {(str(error).strip().splitlines() or [''])[0]}",
+            expected="an example that the module takes",
+            fix="pass what you call the module with; images as floats, e.g. example.float() / 255; on the module's device",
+        ) from error
+
+
+def is_close(found: Any, expected: Tensor) -> bool:
+    """Whether a tensor equals another within rounding; on the meta device, whether its shape does."""
+    if not isinstance(found, Tensor) or found.shape != expected.shape:
+        return False
+    if found.is_meta or not found.is_floating_point():
+        return found.is_meta or torch.equal(found, expected)
+    found, wanted = found.double(), expected.double()
+    rounding = 16 * torch.finfo(expected.dtype).eps ** 0.75  # 1e-4 in float32, 0.4 in bfloat16
+    largest = wanted.abs().nan_to_num().amax().item() if wanted.numel() else 0.0
+    return torch.allclose(found, wanted, rtol=0, atol=rounding * largest, equal_nan=True)
 
 
 def first_tensor(output: Any) -> Any:
@@ -122,7 +170,10 @@ def check_example(example: Any) -> Inputs:
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts FLOPs by torch's own registry. FlopCounterMode counts the same, but its first use takes seconds of imports."""
+    """Counts FLOPs by torch's own registry. FlopCounterMode counts the same, but its first use takes seconds of imports.
+
+    The fused kernels of `nn.MultiheadAttention` and `nn.TransformerEncoderLayer`, which the registry lacks, are off inside.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -132,9 +183,19 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
+    def __enter__(self) -> Self:
+        self._fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.backends.mha.set_fastpath_enabled(self._fused)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
+        count = flop_registry.get(_SAME_COST.get(func._overloadpacket, func._overloadpacket))
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=output)
         return output

@@ -1,6 +1,7 @@
 """Text encoders with exits: the transformer of BERT (Devlin et al. 2019) with the heads of Schwartz et al. (2020).
 
-The input is one tensor of token ids, `(batch, length)`, with padding at the end. Tokens and heads ignore padding, so the
+The input is one tensor of token ids, `(batch, length)`, with padding at the end, or a dict with such a tensor and its mask, as
+Hugging Face's tokenizers return. Tokens and heads ignore padding, so the
 logits of a row do not depend on the padding of its batch. One shared pooler reads the output of every layer. An exit reads a
 mix of all pooled vectors up to its layer (`head="mix"`) or that of its layer only (`"plain"`). In the code of Schwartz et al.
 the weights of the mix stay at their random values; here they are trained.
@@ -11,7 +12,7 @@ in float32. No operation depends on values, so a training step can be a CUDA gra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
@@ -20,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anytime.checks import check_count, check_counts, check_fraction
+from anytime.checks import Inputs, check_count, check_counts, check_fraction
 from anytime.errors import DtypeError, InputError, ShapeError
 from anytime.models.base import Carry, MultiExit
 from anytime.models.config import check_config, check_heads, require
-from anytime.models.layers import LayerNorm, Linear, mlp, multi_head
+from anytime.models.layers import LayerNorm, Linear, mlp, multi_head, token_mean
 
 Head = Literal["mix", "plain"]
 Pool = Literal["cls", "mean"]
@@ -167,8 +168,7 @@ class _MeanToken(nn.Module):
     """The mean of the tokens that are not padding."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        weights = mask / mask.sum(dim=1, keepdim=True)
-        return (x * weights[..., None].to(x.dtype)).sum(dim=1)
+        return token_mean(x, mask)
 
 
 class _Mix(nn.Module):
@@ -234,10 +234,57 @@ class EncoderExits(MultiExit):
         take_encoder(network, model.state_dict(), first_position=first_position(stored))
         return network.to(next(model.parameters()).device).train(model.training)
 
+    def exits(self, x: Inputs) -> Iterator[Tensor]:
+        """Yield the logits of each exit, `(batch, classes)`, for token ids or what a Hugging Face tokenizer returns."""
+        return super().exits(self.token_ids(x))
+
+    def token_ids(self, x: Inputs) -> Tensor:
+        """The token ids, `(batch, length)`, in what a Hugging Face tokenizer returns, with padding where its mask is 0.
+
+        Args:
+            x: A dict with `input_ids` and, if rows are padded at the end, `attention_mask`. Segments (`token_type_ids`) are
+                not used: all tokens have the first type. Token ids are returned as they are.
+
+        Example:
+            >>> network = EncoderExits(PRESETS["encoder-tiny"])
+            >>> network.token_ids({"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.tensor([[1, 1, 0]])})
+            tensor([[7, 8, 0]])
+        """
+        if not isinstance(x, Mapping):
+            return self._check_ids(x)
+        if "input_ids" not in x:
+            raise InputError(
+                f"the inputs are named {', '.join(map(str, x))}",
+                expected="input_ids, and attention_mask if rows are padded",
+                fix="pass what the tokenizer returns, with return_tensors='pt'",
+            )
+        ids, mask = self._check_ids(x["input_ids"]), x.get("attention_mask")
+        if mask is None:
+            return ids
+        if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+            raise ShapeError(
+                f"attention_mask {f'has shape {tuple(mask.shape)}' if isinstance(mask, Tensor) else 'is not a tensor'}",
+                expected=f"shape {tuple(ids.shape)}, that of input_ids",
+                fix="pass what the tokenizer returns, with return_tensors='pt'",
+            )
+        if ((mask[:, 0] == 0) & (mask != 0).any(dim=1)).any():
+            raise InputError(
+                "rows are padded at their start",
+                expected="padding at the end, so that positions count from the first token",
+                fix="set tokenizer.padding_side = 'right'",
+            )
+        return ids.masked_fill(mask == 0, self.config.pad)
+
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
         """Run a stage on the token ids; all but the first also take the hidden states `(batch, length, width)` and, with
         `head="mix"`, the pooled vectors so far, `(batch, layers, width)`.
         """
+        if not exit and len(carry) > 1:
+            raise ShapeError(
+                f"the first stage got {len(carry)} tensors",
+                expected="one tensor of token ids, with padding",
+                fix="pass network.token_ids(encoded) for what a tokenizer returns",
+            )
         self._check_carry(exit, carry)
         ids, *left = carry
         self._check_ids(ids)
@@ -266,12 +313,12 @@ class EncoderExits(MultiExit):
         """The tokens that are not padding. The first always counts, so a row of padding gives finite logits."""
         return (ids != self.config.pad) | (torch.arange(ids.shape[1], device=ids.device) == 0)
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def _check_ids(self, ids: Any) -> Tensor:
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
             raise DtypeError(
                 f"token ids have dtype {ids.dtype}" if isinstance(ids, Tensor) else f"the input is a {type(ids).__name__}",
                 expected="a tensor of token ids, int64",
-                fix="encode the texts with anytime.data.WordPiece.encode",
+                fix="encode the texts with anytime.data.WordPiece.encode, or with the tokenizer of the weights",
             )
         if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.max_length:
             raise ShapeError(
@@ -279,6 +326,7 @@ class EncoderExits(MultiExit):
                 expected=f"(batch, length) with 1 to {self.config.max_length} tokens per row",
                 fix="add a batch dimension, ids[None], or truncate the texts: WordPiece.encode(texts, length=...)",
             )
+        return ids
 
 
 def _init(module: nn.Module) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from anytime.report.numbers import fraction, percent
-from anytime.report.pages.rules import base, drops, followed, reaching
+from anytime.display.numbers import fraction, percent
+from anytime.evaluation.rules import base, drops, followed, reaching
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation

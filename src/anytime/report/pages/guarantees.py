@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anytime.report.numbers import ABSENT, fraction, number, plural
-from anytime.report.pages.figure import Figure, Table, exit_axis, exit_table
-from anytime.report.pages.figures import filled_bins
-from anytime.report.pages.measures import MEASURES
-from anytime.report.pages.rules import looks, shown
-from anytime.report.svg.chart import Axis, Chart, Guide, Look, Series, scattered, values
+from anytime.display.chart import Axis, Chart, Guide, Look, Series, scattered, values
+from anytime.display.figure import Figure, exit_axis
+from anytime.display.numbers import ABSENT, fraction, number, plural
+from anytime.display.scale import linear
+from anytime.display.table import Table, exit_table
+from anytime.evaluation.figures import filled_bins
+from anytime.evaluation.measures import MEASURES
+from anytime.evaluation.rules import looks, shown
 from anytime.report.svg.reliability import ReliabilityDiagram, draw_reliability
-from anytime.report.svg.scale import linear
 
 if TYPE_CHECKING:
     from anytime.evaluation import Guarantee, Guarantees

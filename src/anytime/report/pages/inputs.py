@@ -11,12 +11,14 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from anytime.report.numbers import plural
-from anytime.report.pages.figure import Table, exit_axis
-from anytime.report.pages.rules import base, followed, looks, shown
+from anytime.display.chart import Axis, Chart, Look
+from anytime.display.figure import exit_axis
+from anytime.display.numbers import plural
+from anytime.display.scale import LinearScale
+from anytime.display.table import Table
+from anytime.evaluation.rules import base, followed, looks, shown
 from anytime.report.pages.verdict import best_rule
-from anytime.report.svg.chart import Axis, Chart, Look, draw, path, place, sparkline
-from anytime.report.svg.scale import LinearScale
+from anytime.report.svg.chart import draw, path, place, sparkline
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation, Example
@@ -96,7 +98,7 @@ def worst(evaluation: Evaluation) -> list[WorstRow]:
     every = looks(evaluation.rules)
     return [
         WorstRow(
-            row=str(example.row),
+            row=example.name,
             label=_label(example),
             answers=tuple(answers(example, first)),
             rules=tuple((_spark(example, rule, look), f"{example.drop[rule]:.2f}") for rule, look in every.items()),
@@ -126,7 +128,7 @@ def _empty(evaluation: Evaluation, rule: str) -> Chart:
 
 
 def _name(example: Example) -> str:
-    return f"input {example.row}" + ("" if example.label is None else f", class {example.label}")
+    return f"input {example.name}" + ("" if example.label is None else f", class {example.label}")
 
 
 def _label(example: Example) -> str:
@@ -142,7 +144,7 @@ def _count(examples: Sequence[Example], rules: Sequence[str], total: int) -> str
 def _table(evaluation: Evaluation, rules: Sequence[str], examples: Sequence[Example]) -> Table:
     rows = tuple(
         (
-            str(example.row),
+            example.name,
             _label(example),
             shown(rule),
             *(f"{value:.2f}" for value in example.probability[rule]),
@@ -169,7 +171,7 @@ def _data(evaluation: Evaluation, panels: Sequence[str]) -> dict[str, Any]:
         "group": GROUP,
         "inputs": [
             [
-                example.row,
+                example.row if example.position is None else example.name,
                 example.label,
                 [[round(value, 3) for value in example.probability[rule]] for rule in rules],
                 [round(example.drop[rule], 3) for rule in rules],

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from anytime import __version__
-from anytime.report.numbers import number, plural
+from anytime.display.numbers import number, plural
+from anytime.evaluation.figures import figures
+from anytime.evaluation.rules import followed, looks
+from anytime.evaluation.tables import at_each_exit, over_all
 from anytime.report.pages.card import LIMITS, card
-from anytime.report.pages.figures import figures
 from anytime.report.pages.guarantees import section
 from anytime.report.pages.inputs import input_section, worst
-from anytime.report.pages.rules import followed, looks
-from anytime.report.pages.tables import exit_by_exit, over_all
 from anytime.report.pages.template import render_page
 from anytime.report.pages.verdict import DECISION, verdict
 from anytime.report.svg.chart import template_text
@@ -87,7 +87,7 @@ def render(
         data=None if inputs is None else as_json(inputs.data),
         worst=worst(evaluation),
         over_all=over_all(evaluation),
-        exit_by_exit=exit_by_exit(evaluation),
+        exit_by_exit=[at_each_exit(evaluation, rule) for rule in evaluation.rules],
         settings=list(flat(evaluation.settings)),
         looks=looks(evaluation.rules),
         followed=followed(evaluation),
@@ -103,7 +103,11 @@ def render(
 
 
 def _facts(evaluation: Evaluation) -> list[str]:
-    parts = [plural(evaluation.samples, "input"), plural(evaluation.exits, "exit"), f"{number(evaluation.classes)} classes"]
+    inputs = plural(evaluation.samples, "input")
+    if evaluation.positions is not None and evaluation.rows is not None:
+        size = " × ".join(map(str, evaluation.positions))
+        inputs += f" of {size} positions, {plural(evaluation.rows, 'position')} used; below, “input” means a position"
+    parts = [inputs, plural(evaluation.exits, "exit"), f"{number(evaluation.classes)} classes"]
     return [*parts, "with labels" if evaluation.labelled else "without labels"]
 
 

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.report.numbers import ABSENT, compact, number, plural
-from anytime.report.pages.figure import Figure, Table, exit_axis
+from anytime.display.figure import Figure
+from anytime.display.numbers import number, plural
 from anytime.report.pages.template import render_page
-from anytime.report.svg.chart import Axis, Chart, Look, Series, draw, path, place, swatch
-from anytime.report.svg.scale import linear
+from anytime.report.svg.chart import draw, path, place, swatch
+from anytime.run.timing.profile_figures import LEGEND, SLOW, exit_table, milliseconds, profile_figures, stage_table
 
 if TYPE_CHECKING:
     from anytime.run.timing.profile import Profile
-
-MEDIAN, SLOW, COSTS = Look("s0", "circle"), Look("s2", "diamond"), Look("s4", "square")
-_LEGEND = ((MEDIAN, "half of the runs (p50)"), (SLOW, "99 of 100 runs (p99)"))
 
 
 def write_profile(folder: str | Path, profile: Profile, *, name: str, notes: Sequence[str] = ()) -> Path:
@@ -50,7 +47,7 @@ def render_profile(profile: Profile, *, name: str, notes: Sequence[str] = ()) ->
         headline=headline(profile),
         lead=_lead(profile),
         notes=[*notes, *([busy] if busy else [])],
-        legend=[(swatch(look), words) for look, words in _LEGEND],
+        legend=[(swatch(look), words) for look, words in LEGEND],
         drawn=[(figure, _with_band(figure)) for figure in profile_figures(profile)],
         exits=exit_table(profile),
         stages=stage_table(profile),
@@ -60,7 +57,7 @@ def render_profile(profile: Profile, *, name: str, notes: Sequence[str] = ()) ->
 
 def headline(profile: Profile) -> str:
     """The time to the first and to the last exit in one sentence, for the smallest batch."""
-    times, _ = _milliseconds(profile, profile.batch_sizes[0])
+    times, _ = milliseconds(profile, profile.batch_sizes[0])
     if profile.exits == 1:
         return f"The only exit after {number(times[0])} ms"
     return f"First exit after {number(times[0])} ms, all {profile.exits} after {number(times[-1])} ms"
@@ -83,77 +80,6 @@ def machine(profile: Profile) -> list[tuple[str, str]]:
     return [(names.get(name, name), str(value)) for name, value in known.items() if value is not None]
 
 
-def profile_figures(profile: Profile) -> list[Figure]:
-    """The time to each exit for every batch size, and the MACs if they are known."""
-    figures = [_time_figure(profile, batch) for batch in profile.batch_sizes]
-    return figures if profile.macs is None else [figures[0], _cost_figure(profile, profile.macs), *figures[1:]]
-
-
-def exit_table(profile: Profile) -> Table:
-    """One row per exit: MACs, and p50 and p99 for every batch size."""
-    columns = [times for batch in profile.batch_sizes for times in _milliseconds(profile, batch)]
-    costs = [ABSENT] * profile.exits if profile.macs is None else [compact(cost) for cost in profile.macs]
-    rows = [(str(exit + 1), costs[exit], *(number(column[exit]) for column in columns)) for exit in range(profile.exits)]
-    return Table("Milliseconds from the start to each exit", ("exit", "MACs", *_levels(profile)), tuple(rows))
-
-
-def stage_table(profile: Profile) -> Table:
-    """One row per stage: the time of the stage alone."""
-    rows = [
-        (
-            str(stage + 1),
-            *(
-                number(1e3 * level)
-                for stages in profile.stage_seconds.tolist()
-                for level in (stages[stage][0], stages[stage][2])
-            ),
-        )
-        for stage in range(profile.exits)
-    ]
-    return Table("Milliseconds of each stage alone, from which the runner forecasts", ("stage", *_levels(profile)), tuple(rows))
-
-
-def _levels(profile: Profile) -> list[str]:
-    return [f"{level}, batch {batch}" for batch in profile.batch_sizes for level in ("p50", "p99")]
-
-
-def _milliseconds(profile: Profile, batch: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The p50 and the p99 of the time to each exit."""
-    median, slow = (tuple(1e3 * time for time in profile.seconds(batch, quantile=level)) for level in (0.5, 0.99))
-    return median, slow
-
-
-def _time_figure(profile: Profile, batch: int) -> Figure:
-    exits = tuple(float(exit + 1) for exit in range(profile.exits))
-    median, slow = _milliseconds(profile, batch)
-    tips = [
-        tuple(f"exit {exit + 1}: {words} within {time:.3g} ms" for exit, time in enumerate(times))
-        for times, (_, words) in zip((median, slow), _LEGEND, strict=True)
-    ]
-    series = (Series("p99", exits, slow, SLOW, tips[1]), Series("p50", exits, median, MEDIAN, tips[0]))
-    inputs = plural(batch, "input")
-    to_last = f"half of the runs take {number(median[-1])} ms to the last, 99 of 100 at most {number(slow[-1])} ms"
-    chart = Chart(
-        f"Time to each exit for {inputs}: {to_last}",
-        exit_axis(profile.exits),
-        Axis("ms from the start", linear([*median, *slow], zero=True)),
-        series,
-    )
-    reading = "Lower is faster. The narrower the band, the more reliable a deadline."
-    title = f"Time to each exit, batch of {inputs}"
-    return Figure(f"time-{batch}", "time", title, reading, chart)
-
-
-def _cost_figure(profile: Profile, costs: Sequence[float]) -> Figure:
-    exits = tuple(float(exit + 1) for exit in range(profile.exits))
-    tips = tuple(f"exit {exit + 1}: {compact(cost)}" for exit, cost in enumerate(costs))
-    summary = f"Multiply-accumulates up to each exit, from {compact(costs[0])} to {compact(costs[-1])}"
-    axis = Axis("MACs per input", linear(costs, zero=True))
-    chart = Chart(summary, exit_axis(profile.exits), axis, (Series("MACs", exits, tuple(costs), COSTS, tips),))
-    reading = "Multiply-accumulates per input up to each exit; they do not depend on the hardware."
-    return Figure("costs", "time", "MACs of each exit", reading, chart)
-
-
 def _with_band(figure: Figure) -> str:
     """The chart, with the area between its two lines filled if it has two."""
     if len(figure.chart.series) < 2:
@@ -165,6 +91,6 @@ def _with_band(figure: Figure) -> str:
 
 
 def _lead(profile: Profile) -> str:
-    _, times = _milliseconds(profile, profile.batch_sizes[0])
+    _, times = milliseconds(profile, profile.batch_sizes[0])
     to_last = "" if profile.exits == 1 else f" and {number(times[-1])} ms"
     return f"In 99 of 100 runs it was at most {number(times[0])} ms{to_last}."

@@ -6,8 +6,8 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from anytime.report.pages.rules import shown
-from anytime.report.svg.chart import style_sheet, swatch, template_text
+from anytime.evaluation.rules import shown
+from anytime.report.svg.chart import draw, style_sheet, swatch, template_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,6 +33,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["shown"] = shown
+    made.filters["draw"] = draw
     made.filters["breakable"] = _breakable
     made.filters["together"] = lambda text: str(text).replace(" %", "\u00a0%").replace("≥ ", "≥\u00a0")
     made.globals["swatch"] = swatch

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anytime.combine.advice import FEW_CLASSES
-from anytime.report.numbers import fraction, number, percent, plural, points
+from anytime.display.numbers import fraction, number, percent, plural, points
+from anytime.evaluation.rules import base, drops, followed, like, reaching, shown
 from anytime.report.pages.card import COLLAPSED, Grade, accuracy_change, monotone
-from anytime.report.pages.rules import base, drops, followed, like, reaching, shown
 
 if TYPE_CHECKING:
     from anytime.evaluation import Evaluation
@@ -215,7 +215,7 @@ def _few_inputs(evaluation: Evaluation) -> str:
     if evaluation.samples >= FEW_INPUTS:
         return ""
     unseen = 100 * (1 - 0.05 ** (1 / evaluation.samples))
-    count = plural(evaluation.samples, "input")
+    count = plural(evaluation.samples, "input") + ("" if evaluation.positions is None else ", whose positions are alike")
     return f"With only {count}, an observed 0 % can mean up to {percent(unseen)} (at 95 % confidence)."
 
 

@@ -7,21 +7,18 @@ A chart has no colours. Its parts have CSS classes (`line`, `dot`, `grid`, `s0` 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 
-from anytime.report.svg.palette import variables
-from anytime.report.svg.scale import Scale
+from anytime.display.chart import Chart, Guide, Look, Series
+from anytime.display.palette import variables
 
 WIDTH, HEIGHT = 440.0, 264.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 30.0, 42.0  # ticks such as 99.58 need the left
 INSET = 9.0  # between the frame and the outermost points, so that the axis does not hide a line at zero
 LEGEND_LINE = 20.0
 
-COLOURS = 6
 MARKERS = {
     "circle": "m-3.9,0a3.9,3.9 0 1 0 7.8,0a3.9,3.9 0 1 0 -7.8,0",
     "square": "m-3.5,-3.5h7v7h-7z",
@@ -30,112 +27,6 @@ MARKERS = {
     "wedge": "m0,4.8l-4.5,-7.9h9z",
     "plus": "m-1.5,-4.8h3v3.3h3.3v3h-3.3v3.3h-3v-3.3h-3.3v-3h3.3z",
 }
-
-
-@dataclass(frozen=True)
-class Look:
-    """The look of a series: a CSS class for colour and dash, and a marker."""
-
-    css: str
-    marker: str | None = None
-
-
-IDEAL = Look("ideal")
-
-
-def look(index: int) -> Look:
-    """The look of series number `index`; the first 36 all differ."""
-    round_, colour = divmod(index, COLOURS)
-    return Look(f"s{colour}", list(MARKERS)[(colour + round_) % len(MARKERS)])
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line: `x` and `y` of equal length, `None` where there is no point.
-
-    Attributes:
-        tips: One tooltip per point.
-        spread: The length of an error bar on either side of each point, such as one standard deviation.
-    """
-
-    name: str
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    look: Look
-    tips: tuple[str, ...] = ()
-    spread: tuple[float | None, ...] = ()
-
-    def points(self) -> Iterator[tuple[int, float, float]]:
-        """Index, x and y of each point."""
-        for index, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
-            if y is not None and math.isfinite(y):
-                yield index, x, y
-
-    def bars(self) -> Iterator[tuple[float, float, float]]:
-        """The x and both ends of each error bar; where no point is negative, bars end at zero."""
-        floor = 0.0 if all(y >= 0 for _, _, y in self.points()) else -math.inf
-        for index, x, y in self.points():
-            spread = self.spread[index] if index < len(self.spread) else None
-            if spread:
-                yield x, max(y - spread, floor), y + spread
-
-    def reach(self) -> Iterator[float]:
-        """The values that a scale must contain: the points and the ends of the error bars."""
-        yield from (y for _, _, y in self.points())
-        yield from (end for _, *ends in self.bars() for end in ends)
-
-
-def values(series: Iterable[Series]) -> list[float]:
-    """The y of all points."""
-    return [y for line in series for _, _, y in line.points()]
-
-
-def scattered(series: Series) -> Series:
-    """The points of a series without a line: a gap follows each point."""
-    x = tuple(value for value in series.x for _ in range(2))
-    y = tuple(value for point in series.y for value in (point, None))
-    return replace(series, x=x, y=y, tips=tuple(text for tip in series.tips for text in (tip, "")))
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A scale with its title; `marks` replace the scale's own ticks."""
-
-    title: str
-    scale: Scale
-    marks: tuple[tuple[float, str], ...] | None = None
-
-    def ticks(self) -> tuple[tuple[float, str], ...]:
-        """The position and text of each tick."""
-        if self.marks is not None:
-            return self.marks
-        return tuple((value, self.scale.text(value)) for value in self.scale.ticks())
-
-
-@dataclass(frozen=True)
-class Guide:
-    """A thin dashed reference line."""
-
-    start: tuple[float, float]
-    end: tuple[float, float]
-    name: str
-
-
-@dataclass(frozen=True)
-class Chart:
-    """The content of a chart. `summary` is its text for screen readers."""
-
-    summary: str
-    x: Axis
-    y: Axis
-    series: tuple[Series, ...]
-    guides: tuple[Guide, ...] = ()
-
-    @property
-    def legend(self) -> tuple[tuple[str, Look], ...]:
-        """The name and look of each line; if lines have the same name, the look of the last."""
-        lines = {series.name: series.look for series in self.series}
-        return (*lines.items(), *((guide.name, IDEAL) for guide in self.guides))
 
 
 def draw(chart: Chart, *, over: str = "", at: tuple[float, float] | None = None) -> str:

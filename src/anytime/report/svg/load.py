@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from anytime.report.svg.chart import Axis, Chart, Series, look
-from anytime.report.svg.scale import linear
+from anytime.display.chart import Axis, Chart, Series, look
+from anytime.display.scale import linear
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from anytime.report.numbers import fraction
-from anytime.report.svg.chart import Look
+from anytime.display.chart import Look
+from anytime.display.numbers import fraction
+from anytime.metrics.calibration import FEW_IN_BIN
 
 WIDTH, HEIGHT = 168.0, 196.0
 LEFT, RIGHT, TOP = 30.0, 6.0, 24.0
 SIDE = WIDTH - LEFT - RIGHT
 BOTTOM = TOP + SIDE  # of the accuracies; the counts are below
 COUNTS = 18.0
-FEW_IN_BIN = 10
 
 Bins = Sequence[tuple[float, float, int]]
 """Mean confidence, accuracy and number of inputs of each bin, including empty ones."""

@@ -14,7 +14,7 @@ from anytime.combine import Caching, Latest, Product, Rule
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, over_seeds
 from anytime.reproduce.group import rows_in_words, title_of
-from anytime.reproduce.needs import MSDNET, TEXT
+from anytime.reproduce.needs import MSDNET, TEXT, TINY
 from anytime.reproduce.plots import Line, Plot, looks
 from anytime.reproduce.runs import Run
 
@@ -33,7 +33,8 @@ def frontier(draft: Draft) -> Finding:
     rows: list[str] = []
     wins: dict[str, list[str]] = {}
     lost: list[str] = []
-    for data, runs in {**draft.runs.by_data(MSDNET), **draft.runs.by_data(TEXT, optional=True)}.items():
+    others = {data: runs for need in (TINY, TEXT) for data, runs in draft.runs.by_data(need, optional=True).items()}
+    for data, runs in {**draft.runs.by_data(MSDNET), **others}.items():
         title, found = title_of(data), _measure(runs)
         best = {name: [rival for rival in found if _dominates(found[rival], found[name])] for name in found}
         draft.used += runs

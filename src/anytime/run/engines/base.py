@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from anytime.checks import Inputs
+
 
 class Stages(Protocol):
     """One batch of inputs on its way through the stages. Used by one thread at a time."""
@@ -36,6 +38,6 @@ class Engine(Protocol):
         """The number of exits."""
         ...
 
-    def begin(self, x: Tensor) -> Stages:
-        """Take inputs, batch first; nothing is computed yet."""
+    def begin(self, x: Inputs) -> Stages:
+        """Take inputs, a tensor or a tuple or dict of tensors with the batch first; nothing is computed yet."""
         ...

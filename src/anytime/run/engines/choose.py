@@ -9,29 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.checks import check_threads
+from anytime.checks import Inputs, check_inputs, check_threads, count_rows
 from anytime.errors import AnytimeError, CheckError, OptionError
 from anytime.models.base import ExitModel, is_staged
 from anytime.models.modes import without_autocast
 from anytime.run.engines.base import Engine
-from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.folding import FoldedEngine, allow_tf32, difference
-from anytime.run.engines.running import check_inputs, device_of
+from anytime.run.engines.eager import EagerEngine, dtype_of
+from anytime.run.engines.folding import FoldedEngine, allow_tf32, difference, eval_copy
+from anytime.run.engines.running import device_of
 
 ENGINES = ("eager", "folded", "onnxruntime", "cuda-graphs")
 _ROUNDS, _SECONDS = 9, 0.3
 
 
 @without_autocast()  # engines return the model's logits in float32; autocast around a request applies to `eager` and `folded`
-def make_engine(model: ExitModel, name: str = "auto", *, example: Tensor | None = None, threads: int | None = 1) -> Engine:
+def make_engine(model: ExitModel, name: str = "auto", *, example: Inputs | None = None, threads: int | None = 1) -> Engine:
     """Prepare a model to run stage by stage.
 
-    Every engine returns the model's logits within its `TOLERANCE`; this is checked on the example.
+    Every engine returns the model's logits within its `TOLERANCE`; this is checked on the example. Engines other than `eager`
+    compute in float32: for a model in half precision, they are compared with the model's logits in float32.
 
     Args:
         model: Any model with exits. Engines other than `eager` need a staged one (`anytime.models.is_staged`).
         name: One of `ENGINES`, or `auto` for the fastest one on the example.
-        example: Typical inputs, batch first. Only `eager` works without; `auto` is then `eager`.
+        example: Typical inputs, a tensor or a tuple or dict of tensors, batch first. Only `eager` works without; `auto` is then
+            `eager`.
         threads: Threads per stage. For torch engines this sets `torch.set_num_threads` for the whole process; None leaves it.
 
     Returns:
@@ -53,7 +55,7 @@ def make_engine(model: ExitModel, name: str = "auto", *, example: Tensor | None 
     return _make(model, name, example, threads)
 
 
-def _fastest(model: ExitModel, example: Tensor | None, threads: int | None) -> Engine:
+def _fastest(model: ExitModel, example: Inputs | None, threads: int | None) -> Engine:
     eager = EagerEngine(model)
     if example is None or not is_staged(model):
         eager.why = "no example to measure on" if is_staged(model) else "the model cannot be run stage by stage"
@@ -69,11 +71,13 @@ def _fastest(model: ExitModel, example: Tensor | None, threads: int | None) -> E
     order = sorted(times, key=times.__getitem__)
     chosen: Engine = candidates[order[0]]
     measured = ", ".join(f"{name} {1e3 * times[name]:.3g} ms" for name in order)
-    candidates[order[0]].why = "; ".join([f"all exits for a batch of {len(example)}: {measured}", *left_out])
+    rows = count_rows(check_inputs(example))
+    reasons = [f"all exits for a batch of {rows}: {measured}", *_other_precision(model, order[0]), *left_out]
+    candidates[order[0]].why = "; ".join(reasons)
     return chosen
 
 
-def _make(model: ExitModel, name: str, example: Tensor | None, threads: int | None) -> Engine:
+def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | None) -> Engine:
     if name == "eager":
         return EagerEngine(model)
     if not is_staged(model):
@@ -86,20 +90,35 @@ def _make(model: ExitModel, name: str, example: Tensor | None, threads: int | No
         raise OptionError(
             f"the engine {name!r} was requested without an example", expected="typical inputs", fix="pass example=x"
         )
-    engine = _build(model, name, check_inputs(example), threads)
+    example = check_inputs(example)
+    other = _other_precision(model, name)
+    # In half precision the model's own logits are less exact than the engine's.
+    reference: Any = eval_copy(model).to(device_of(model)) if other else model
     with allow_tf32(False):  # torch's default on a GPU rounds more than the tolerance
-        ratio = difference(run_all(engine, example), run_all(EagerEngine(model), example))
+        wanted = run_all(EagerEngine(reference), example)  # first, since it explains what is wrong with an example
+    engine = _build(model, name, example, threads)
+    with allow_tf32(False):
+        ratio = difference(run_all(engine, example), wanted)
     if ratio > engine.TOLERANCE:
         raise CheckError(
             f"logits of the engine {name!r} differ from the model's by {ratio:.2g} of the largest logit of an exit",
             expected=f"at most {engine.TOLERANCE:g}",
             fix="use engine='eager'; models whose stages are random or keep state cannot be run by another",
         )
+    engine.why = "; ".join([engine.why, *other])
     found: Engine = engine
     return found
 
 
-def _build(model: Any, name: str, example: Tensor, threads: int | None) -> Any:
+def _other_precision(model: ExitModel, name: str) -> list[str]:
+    """A note if an engine computes in float32 and the model in half precision."""
+    own = dtype_of(model)
+    if name == "eager" or own not in (torch.float16, torch.bfloat16):
+        return []
+    return [f"computes in float32, the model in {str(own).removeprefix('torch.')}"]
+
+
+def _build(model: Any, name: str, example: Inputs, threads: int | None) -> Any:
     if name == "folded":
         return FoldedEngine(model, example)
     if name == "onnxruntime":
@@ -108,10 +127,10 @@ def _build(model: Any, name: str, example: Tensor, threads: int | None) -> Any:
         return OnnxRuntimeEngine(model, example, threads=threads or torch.get_num_threads())
     from anytime.run.engines.cuda import SIZES, CudaGraphsEngine
 
-    return CudaGraphsEngine(model, example, sizes=(*SIZES, len(example)))
+    return CudaGraphsEngine(model, example, sizes=(*SIZES, count_rows(example)))
 
 
-def run_all(engine: Engine, x: Tensor) -> list[Tensor]:
+def run_all(engine: Engine, x: Inputs) -> list[Tensor]:
     """The logits of all exits."""
     run = engine.begin(x)
     try:
@@ -120,7 +139,7 @@ def run_all(engine: Engine, x: Tensor) -> list[Tensor]:
         run.close()
 
 
-def _measure(engines: dict[str, Engine], example: Tensor) -> dict[str, float]:
+def _measure(engines: dict[str, Engine], example: Inputs) -> dict[str, float]:
     """The median seconds of each engine for all exits; they take turns, so that other load affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     end = time.perf_counter() + _SECONDS * len(engines)

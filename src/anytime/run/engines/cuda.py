@@ -22,14 +22,15 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import check_count
+from anytime.checks import Inputs, check_count, repeat_rows, tensors_of
 from anytime.errors import DeviceError, OptionError
 from anytime.models.base import Carry, StagedModel
 from anytime.models.branches import run_paths_side_by_side
 from anytime.models.modes import without_autocast
 from anytime.run.engines.folding import allow_tf32, difference, folded_copy, logits_of_stages
+from anytime.run.engines.given import check_like, flat_inputs, names_of
 from anytime.run.engines.packed import PackedMSDNet, Run, can_be_packed, run_with_torch
-from anytime.run.engines.running import Joinable, Running, as_answer, check_inputs, device_of
+from anytime.run.engines.running import Joinable, Running, as_answer, device_of
 from anytime.run.forks import renew_in_children
 
 Precision = Literal["float32", "tf32", "float16", "bfloat16"]
@@ -130,7 +131,7 @@ class CudaGraphsEngine:
     def __init__(
         self,
         model: StagedModel,
-        example: Tensor,
+        example: Inputs,
         *,
         sizes: Sequence[int] = SIZES,
         precision: Precision = "float32",
@@ -143,16 +144,15 @@ class CudaGraphsEngine:
         if not sizes:
             raise OptionError("sizes is empty", expected="at least one batch size", fix="pass e.g. sizes=(1, 8, 64)")
         wanted = sorted({check_count(size, "sizes") for size in sizes})
-        example = check_inputs(example)
-        self.num_exits = model.num_exits
+        self.num_exits, self.input_names = model.num_exits, names_of(model)
+        self._example = given = flat_inputs(example, self.input_names)
         self.TOLERANCE = TOLERANCES[precision]
         self._recorder = recorder or _make_recorder(device_of(model), precision)
         self.device = self._recorder.device
-        self._shape = example.shape[1:]
         self._lock = RLock()
         renew_in_children(self)
-        with self._recorder.queue(self._ready_event(example)):
-            variants = _Variants(self._recorder, model, example[:_ROWS], precision, pack=pack)
+        with self._recorder.queue(self._ready_event(given)):
+            variants = _Variants(self._recorder, model, tuple(x[:_ROWS] for x in given), precision, pack=pack)
             self._lanes = [variants.lane(size) for size in wanted]
         self.why = "; ".join(["requested", *variants.found()])
 
@@ -160,15 +160,17 @@ class CudaGraphsEngine:
         """Make a new lock, in a forked process."""
         self._lock = RLock()
 
-    def begin(self, x: Tensor) -> Running[Tensor]:
+    def begin(self, x: Inputs) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
-        x = check_inputs(x)
-        lane = next((lane for lane in self._lanes if lane.size >= len(x)), self._lanes[-1])
-        return _Run(self, lane.variant, lane.variant.prepared(x))
+        given = flat_inputs(x, self.input_names)
+        check_like(given, self._example, self.input_names)  # copies into the fixed memory would convert them
+        lane = next((lane for lane in self._lanes if lane.size >= len(given[0])), self._lanes[-1])
+        return _Run(self, lane.variant, lane.variant.prepared(given))
 
-    def _ready_event(self, x: Tensor) -> Any:
+    def _ready_event(self, given: Carry) -> Any:
         """The event after which inputs on a GPU are complete."""
-        return self._recorder.mark(x.device) if x.is_cuda else None
+        devices = [x.device for x in given if x.is_cuda]
+        return self._recorder.mark(devices[0]) if devices else None
 
 
 class _Variant(NamedTuple):
@@ -179,10 +181,12 @@ class _Variant(NamedTuple):
     dtype: torch.dtype
     channels_last: bool
 
-    def prepared(self, x: Tensor) -> Tensor:
+    def prepared(self, given: Carry) -> Carry:
         """Inputs in the type and memory format of the variant."""
-        cast = x.detach().to(self.dtype) if x.is_floating_point() else x
-        return cast.contiguous(memory_format=torch.channels_last) if self.channels_last else cast.contiguous()
+        return tuple(self._prepared(x.detach().to(self.dtype) if x.is_floating_point() else x) for x in given)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x.contiguous()
 
 
 class _Variants:
@@ -193,11 +197,11 @@ class _Variants:
     """
 
     def __init__(
-        self, recorder: CudaGraphs, model: StagedModel, example: Tensor, precision: Precision, *, pack: bool | None
+        self, recorder: CudaGraphs, model: StagedModel, example: Carry, precision: Precision, *, pack: bool | None
     ) -> None:
         self._recorder, self._precision = recorder, precision
         # In float32 without TF32, cuDNN is faster on channels-first maps.
-        self._channels_last = example.ndim == 4 and precision != "float32"
+        self._channels_last = any(x.ndim == 4 for x in example) and precision != "float32"
         folded = folded_copy(model, example)
         self._makers: dict[str, Callable[[], nn.Module]] = {
             "plain": lambda: folded,
@@ -211,7 +215,7 @@ class _Variants:
         self._made: dict[str, _Variant] = {}
         self._chosen: dict[int, str] = {}
         self._rejected: dict[str, str] = {}
-        self._rows = example.to(recorder.device)
+        self._rows = tuple(x.to(recorder.device) for x in example)
         plain = self._moved("plain", folded)
         with recorder.exact():
             self._wanted = logits_of_stages(plain.model, plain.prepared(self._rows))
@@ -244,10 +248,11 @@ class _Variants:
                 if self._recorder.device.type == "cuda" and name != "packed":
                     run_paths_side_by_side(self._made[name].model)
             variant = self._made[name]
-            first = variant.prepared(self._rows[torch.arange(size, device=self._rows.device) % len(self._rows)])
+            rows = len(self._rows[0])
+            first = variant.prepared(tensors_of(repeat_rows(self._rows, size)))
             _fill_memory_with_nan(self._recorder.device)
             with self._recorder.exact():
-                logits = [one[: len(self._rows)] for one in logits_of_stages(variant.model, first)]
+                logits = [one[:rows] for one in logits_of_stages(variant.model, first)]
             ratio = difference(logits, [one[:size] for one in self._wanted])
             if ratio <= TOLERANCES[self._precision] or name == "plain":
                 with torch.inference_mode():
@@ -278,13 +283,13 @@ class _Variants:
 class _Lane:
     """The graphs of all stages for one batch size in one variant, and the memory that they read and write."""
 
-    def __init__(self, recorder: CudaGraphs, variant: _Variant, first: Tensor) -> None:
-        self.size, self.variant = len(first), variant
+    def __init__(self, recorder: CudaGraphs, variant: _Variant, first: Carry) -> None:
+        self.size, self.variant = len(first[0]), variant
         self.owner: _Run | None = None
         self._recorder = recorder
         stages = [partial(variant.model.stage, exit) for exit in range(variant.model.num_exits)]
-        self._stages = recorder.record(stages, (first,))
-        self._carries: list[Carry] = [(first,), *(stage.left for stage in self._stages)]
+        self._stages = recorder.record(stages, first)
+        self._carries: list[Carry] = [first, *(stage.left for stage in self._stages)]
 
     def load(self, exit: int, carry: Carry) -> None:
         """Copy the carry of a stage into the fixed memory."""
@@ -315,13 +320,14 @@ class _Lane:
 class _Run(Joinable[Tensor]):
     """One run. Its carry is in the lane it owns, or else in memory of its own; runs of one variant have the same carry."""
 
-    def __init__(self, engine: CudaGraphsEngine, variant: _Variant, x: Tensor) -> None:
-        super().__init__(engine.num_exits, len(x))
+    def __init__(self, engine: CudaGraphsEngine, variant: _Variant, given: Carry) -> None:
+        super().__init__(engine.num_exits, len(given[0]))
         self._engine, self._variant, self.kind = engine, variant, variant.name
-        self._fits = x.shape[1:] == engine._shape  # texts, for example, may be longer
+        # Texts, for example, may be longer.
+        self._fits = all(x.shape[1:] == like.shape[1:] for x, like in zip(given, engine._example, strict=True))
         self._lane: _Lane | None = None
-        self._carry: Carry = (x,)
-        self._ready = engine._ready_event(x)
+        self._carry: Carry = given
+        self._ready = engine._ready_event(given)
         self._next = 0  # changed under the lock, since another thread may evict this run
 
     def _run(self, exit: int) -> Tensor:

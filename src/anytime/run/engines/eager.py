@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anytime.checks import Inputs, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.models.modes import Modes
-from anytime.run.engines.running import Joinable, Running, as_answer, check_inputs, device_of
+from anytime.run.engines.given import explain, names_of
+from anytime.run.engines.running import Joinable, Running, as_answer, device_of
 
 
 class EagerEngine:
@@ -44,14 +47,15 @@ class EagerEngine:
         self.why = "requested"
         self.num_exits = model.num_exits
         self._model = _in_eval_mode(model)
-        self.device, self._dtype = device_of(model), _dtype_of(model)
+        self.device, self._dtype = device_of(model), dtype_of(model)
         self.joins = is_staged(self._model)
+        self.input_names = names_of(model)
 
-    def begin(self, x: Tensor) -> Running[Tensor]:
+    def begin(self, x: Inputs) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
-        inputs = self._prepared(check_inputs(x))
+        inputs = map_inputs(self._prepared, check_inputs(x))
         if is_staged(self._model):
-            return _ByStages(self._model, inputs)
+            return _ByStages(self._model, tensors_of(inputs, self.input_names), self.input_names)
         return _ByGenerator(self._model, inputs)
 
     def _prepared(self, x: Tensor) -> Tensor:
@@ -59,36 +63,64 @@ class EagerEngine:
 
 
 class _ByStages(Joinable[Tensor]):
-    def __init__(self, model: StagedModel, x: Tensor) -> None:
-        super().__init__(model.num_exits, len(x))
-        self._model = model
-        self._carry: Carry = (x,)
+    def __init__(self, model: StagedModel, given: Carry, names: tuple[str, ...]) -> None:
+        super().__init__(model.num_exits, len(given[0]))
+        self._model, self._names = model, names
+        self._carry: Carry = given
 
     def _run(self, exit: int) -> Tensor:
         with torch.inference_mode():
-            self._carry, logits = self._model.stage(exit, self._carry)
-            return as_answer(_checked(logits, exit, self._batch))
+            try:
+                left, logits = self._model.stage(exit, self._carry)
+                answer = as_answer(_checked(logits, exit, self._batch))
+            except Exception as error:
+                if exit == 0:
+                    explain(self._carry, self._names, self._try, error)
+                raise
+            self._carry = left
+            return answer
+
+    def _try(self, given: Carry) -> None:
+        """Run the first stage on other inputs."""
+        _checked(self._model.stage(0, given)[1], 0, len(given[0]))
 
 
 class _ByGenerator(Running[Tensor]):
-    def __init__(self, model: ExitModel, x: Tensor) -> None:
-        super().__init__(model.num_exits, len(x))
+    def __init__(self, model: ExitModel, x: Inputs) -> None:
+        rows = count_rows(x)
+        super().__init__(model.num_exits, rows)
+        self._model, self._x = model, x
         with torch.inference_mode():
             self._exits_left: Iterator[Tensor] = iter(model.exits(x))
-        self._rows, self._given = torch.arange(len(x)), len(x)
+        self._rows, self._given = torch.arange(rows), rows
         self._left: Modes | None = None
 
     def _run(self, exit: int) -> Tensor:
         with torch.inference_mode():
-            logits = self._next()
-            if logits is None:
-                raise StateError(
-                    f"the model's exits(x) ended after {exit} of {self._exits} exits",
-                    expected="num_exits exits",
-                    fix=f"set num_exits to {exit}, or yield logits for every exit",
-                )
-            # Indexing copies: a generator may reuse the memory of its logits.
-            return as_answer(_checked(logits, exit, self._given))[self._rows]
+            try:
+                logits = self._next()
+                if logits is None:
+                    raise StateError(
+                        f"the model's exits(x) ended after {exit} of {self._exits} exits",
+                        expected="num_exits exits",
+                        fix=f"set num_exits to {exit}, or yield logits for every exit",
+                    )
+                # Indexing copies: a generator may reuse the memory of its logits.
+                return as_answer(_checked(logits, exit, self._given))[self._rows]
+            except Exception as error:
+                if exit == 0:
+                    names = tuple(map(str, self._x)) if isinstance(self._x, Mapping) else ()
+                    explain(tensors_of(self._x), names, self._try, error)
+                raise
+
+    def _try(self, given: Carry) -> None:
+        """Run to the first exit, on other inputs of the same structure."""
+        tensors = iter(given)
+        again: Any = iter(self._model.exits(map_inputs(lambda _: next(tensors), self._x)))
+        try:
+            _checked(next(again), 0, len(given[0]))
+        finally:
+            getattr(again, "close", bool)()
 
     def _next(self) -> Tensor | None:
         """Modes that the generator leaves on, e.g. autocast around a yield, are kept for it and switched off for its thread."""
@@ -131,7 +163,7 @@ def _in_eval_mode(model: ExitModel) -> ExitModel:
 
 
 def _checked(logits: object, exit: int, rows: int) -> Tensor:
-    if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows:
+    if isinstance(logits, Tensor) and logits.ndim >= 2 and len(logits) == rows:
         return logits
     got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
     raise ShapeError(
@@ -141,7 +173,7 @@ def _checked(logits: object, exit: int, rows: int) -> Tensor:
     )
 
 
-def _dtype_of(model: object) -> torch.dtype | None:
+def dtype_of(model: object) -> torch.dtype | None:
     """The floating-point type of a model, to which inputs are converted: NumPy defaults to float64."""
     if isinstance(model, nn.Module):
         for tensor in (*model.parameters(), *model.buffers()):

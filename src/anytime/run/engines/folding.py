@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+from anytime.checks import Inputs, map_inputs, tensors_of
 from anytime.errors import OptionError
 from anytime.models.base import Carry, StagedModel
 from anytime.run.engines.eager import EagerEngine
+from anytime.run.engines.given import names_of
 from anytime.run.engines.running import device_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -34,6 +36,8 @@ Change = Callable[[nn.Module], None]
 class FoldedEngine(EagerEngine):
     """Runs a float32 copy of a staged model with folded batch norms and channels-last images; the model itself is unchanged.
 
+    A model in half precision computes in float32 here: more exactly, within the rounding of its own type.
+
     Args:
         model: A staged torch module.
         example: Inputs to find and check the folding with.
@@ -43,9 +47,9 @@ class FoldedEngine(EagerEngine):
     TOLERANCE = TOLERANCE
     """How far its logits may differ from the model's, relative to the largest logit of an exit."""
 
-    def __init__(self, model: StagedModel, example: Tensor) -> None:
+    def __init__(self, model: StagedModel, example: Inputs) -> None:
         copy = folded_copy(model, example).to(device_of(model))
-        if example.ndim == 4:
+        if any(tensor.ndim == 4 for tensor in tensors_of(example)):
             copy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert isinstance(copy, StagedModel)
         super().__init__(copy)
@@ -72,7 +76,7 @@ class ConvReLU(nn.Module):
         return F.relu(own(x))
 
 
-def folded_copy(model: StagedModel, example: Tensor, *, with_relu: bool = False) -> nn.Module:
+def folded_copy(model: StagedModel, example: Inputs, *, with_relu: bool = False) -> nn.Module:
     """A copy in eval mode, on the CPU, with batch norms folded into the layers before them where the logits stay the same.
 
     Args:
@@ -80,7 +84,7 @@ def folded_copy(model: StagedModel, example: Tensor, *, with_relu: bool = False)
         example: Inputs to record and check with.
         with_relu: Whether to fuse convolutions with the ReLUs after them as well.
     """
-    folded, example = eval_copy(model), on_cpu(example)
+    folded, example = eval_copy(model), map_inputs(on_cpu, example)
     _apply(folded, example, _folds(folded, example))
     if with_relu:
         _apply(folded, example, _fusions(folded, example))
@@ -122,9 +126,9 @@ def difference(logits: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 
 @torch.no_grad()
-def logits_of_stages(model: StagedModel, x: Tensor) -> list[Tensor]:
+def logits_of_stages(model: StagedModel, x: Inputs) -> list[Tensor]:
     """The logits of all exits, stage by stage."""
-    carry: Carry = (x,)
+    carry: Carry = tensors_of(x, names_of(model))
     found = []
     for exit in range(model.num_exits):
         carry, logits = model.stage(exit, carry)
@@ -155,7 +159,7 @@ class _Call(NamedTuple):
     output_version: int
 
 
-def _folds(model: nn.Module, example: Tensor) -> list[Change]:
+def _folds(model: nn.Module, example: Inputs) -> list[Change]:
     return [
         _replace(first.name, second.name, _fold)
         for first, second in _consecutive_calls(model, example)
@@ -165,7 +169,7 @@ def _folds(model: nn.Module, example: Tensor) -> list[Change]:
     ]
 
 
-def _fusions(model: nn.Module, example: Tensor) -> list[Change]:
+def _fusions(model: nn.Module, example: Inputs) -> list[Change]:
     return [
         _replace(first.name, second.name, lambda convolution, _: ConvReLU(convolution))
         for first, second in _consecutive_calls(model, example)
@@ -191,7 +195,7 @@ def _replace(layer: str, follower: str, join: Callable[[Any, Any], nn.Module]) -
     return change
 
 
-def _apply(model: nn.Module, example: Tensor, changes: Sequence[Change]) -> None:
+def _apply(model: nn.Module, example: Inputs, changes: Sequence[Change]) -> None:
     """Make all changes; if that changes the logits, one by one, without those that do."""
     assert isinstance(model, StagedModel)
     wanted = logits_of_stages(model, example)
@@ -212,7 +216,7 @@ def _apply(model: nn.Module, example: Tensor, changes: Sequence[Change]) -> None
             keeps_logits([change])
 
 
-def _consecutive_calls(model: nn.Module, example: Tensor) -> Iterator[tuple[_Call, _Call]]:
+def _consecutive_calls(model: nn.Module, example: Inputs) -> Iterator[tuple[_Call, _Call]]:
     """Pairs of calls in which the second takes exactly the output of the first."""
     makers: dict[int, _Call] = {}
     for second in _calls(model, example):
@@ -223,7 +227,7 @@ def _consecutive_calls(model: nn.Module, example: Tensor) -> Iterator[tuple[_Cal
 
 
 @torch.no_grad()
-def _calls(model: nn.Module, example: Tensor) -> list[_Call]:
+def _calls(model: nn.Module, example: Inputs) -> list[_Call]:
     """The calls of layers in a forward pass, in order, except for layers that are called twice.
 
     They keep their tensors alive, so that no two of these have the same id.
@@ -233,12 +237,17 @@ def _calls(model: nn.Module, example: Tensor) -> list[_Call]:
     for name, module in model.named_modules():
         if isinstance(module, (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.ReLU, ConvReLU)):
             versions: list[int] = []
-            handles.append(module.register_forward_pre_hook(lambda _, args, seen=versions: seen.append(args[0]._version)))
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda _, args, named, seen=versions: seen.append(_first(args, named)._version), with_kwargs=True
+                )
+            )
             handles.append(
                 module.register_forward_hook(
-                    lambda module, args, output, name=name, seen=versions: calls.append(
-                        _Call(name, module, args[0], seen.pop(), output, output._version)
-                    )
+                    lambda module, args, named, output, name=name, seen=versions: calls.append(
+                        _Call(name, module, _first(args, named), seen.pop(), output, output._version)
+                    ),
+                    with_kwargs=True,
                 )
             )
     try:
@@ -249,3 +258,9 @@ def _calls(model: nn.Module, example: Tensor) -> list[_Call]:
             handle.remove()
     times = Counter(call.name for call in calls)
     return [call for call in calls if times[call.name] == 1]
+
+
+def _first(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
+    """The input of a layer, by position or by name."""
+    found: Tensor = (*args, *named.values())[0]
+    return found

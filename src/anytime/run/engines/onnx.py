@@ -20,13 +20,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from anytime.errors import DtypeError, InputError, MissingExtraError, OptionError, ShapeError
+from anytime.checks import Inputs, check_inputs, repeat_rows, tensors_of
+from anytime.errors import MissingExtraError, OptionError, ShapeError
 from anytime.models.base import Carry, StagedModel
 from anytime.run.engines.folding import difference, folded_copy, on_cpu
-from anytime.run.engines.running import Joinable, Running, check_inputs
+from anytime.run.engines.given import check_number, fits, flat_inputs, names_of, no_batch, places, refuse_tokens, wrong_type
+from anytime.run.engines.running import Joinable, Running
 
 OPSET = 18
 ONNX_TYPES = {"float32": "float", "float64": "double"}
+_TORCH_NAMES = {onnx: name for name, onnx in ONNX_TYPES.items()}
 Free = dict[int, str]
 """Names of the dynamic dimensions of a tensor; equal names mean equal sizes."""
 
@@ -49,28 +52,28 @@ class OnnxRuntimeEngine:
     TOLERANCE = 1e-4
     """How far its logits may differ from the model's, relative to the largest logit of an exit."""
 
-    def __init__(self, model: StagedModel, example: Tensor, *, threads: int = 1) -> None:
+    def __init__(self, model: StagedModel, example: Inputs, *, threads: int = 1) -> None:
         self.why = "requested"
         self.num_exits = model.num_exits
+        self.input_names = names_of(model)
         self._sessions = [make_session(file, threads=threads) for file in stage_files(model, example)]
         self.classes: int = self._sessions[-1].get_outputs()[-1].shape[1]
 
-    def begin(self, x: Tensor) -> Running[Tensor]:
+    def begin(self, x: Inputs) -> Running[Tensor]:
         """Take inputs, batch first; nothing is computed yet."""
-        return _TensorRun(self._sessions, check_inputs(x))
+        return _TensorRun(self._sessions, flat_inputs(x, self.input_names), self.input_names)
 
-    def begin_arrays(self, x: Tensor) -> Running[NDArray[Any]]:
+    def begin_arrays(self, x: Inputs) -> Running[NDArray[Any]]:
         """As `begin`, for inputs that were checked; the logits are NumPy arrays, to be passed to ONNX Runtime again."""
-        return _Run(self._sessions, x)
+        return _Run(self._sessions, tensors_of(x, self.input_names), self.input_names)
 
 
 class _Run(Joinable[Any]):
     """Carries and returns NumPy arrays."""
 
-    def __init__(self, sessions: Sequence[Any], x: Tensor) -> None:
-        inputs = on_cpu(x).contiguous()
-        super().__init__(len(sessions), len(inputs))
-        self._sessions, self._carry = sessions, [inputs.numpy()]
+    def __init__(self, sessions: Sequence[Any], given: Carry, names: Sequence[str]) -> None:
+        super().__init__(len(sessions), len(given[0]))
+        self._sessions, self._carry, self._names = sessions, [on_cpu(x).contiguous().numpy() for x in given], names
 
     def _run(self, exit: int) -> Any:
         session = self._sessions[exit]
@@ -79,7 +82,7 @@ class _Run(Joinable[Any]):
             *self._carry, logits = session.run(None, inputs)
         except Exception as error:
             if exit == 0:
-                _explain(self._carry[0], session.get_inputs()[0], error)
+                _explain(self._carry, session.get_inputs(), places(len(self._carry), self._names), error)
             raise
         return logits
 
@@ -96,24 +99,22 @@ def _carry_names(count: int) -> tuple[str, ...]:
     return tuple(f"carry_{place}" for place in range(count))
 
 
-def _explain(x: NDArray[Any], wanted: Any, error: Exception) -> None:
+def _explain(given: Sequence[NDArray[Any]], wanted: Sequence[Any], called: Sequence[str], error: Exception) -> None:
     """Raise an error that names what is wrong with inputs that the first stage refused; return if they look right."""
-    if f"tensor({ONNX_TYPES.get(x.dtype.name, x.dtype.name)})" != wanted.type:
-        kind = wanted.type.removeprefix("tensor(").removesuffix(")")
-        raise DtypeError(f"x is {x.dtype}", expected=kind, fix=f"convert it, e.g. x.to(torch.{kind})") from error
-    sizes = [size if isinstance(size, int) else None for size in wanted.shape]
-    if len(sizes) != x.ndim or any(size not in (None, given) for size, given in zip(sizes, x.shape, strict=True)):
-        raise ShapeError(
-            f"x has shape {x.shape}",
-            expected=f"({', '.join(map(str, wanted.shape))}), the shape of the engine's example",
-            fix="resize the inputs, or build the engine with an example of this shape",
-        ) from error
-    if x.dtype.kind in "iu":
-        raise InputError(
-            f"x of shape {x.shape} holds numbers from {x.min()} to {x.max()}",
-            expected="token ids of the model's vocabulary, in rows of at most its maximum length",
-            fix="encode texts with the model's own tokenizer and maximum length",
-        ) from error
+    check_number(given, len(wanted))
+    for x, each, name in zip(given, wanted, called, strict=True):
+        kind = each.type.removeprefix("tensor(").removesuffix(")")
+        if ONNX_TYPES.get(x.dtype.name, x.dtype.name) != kind:
+            raise wrong_type(torch.from_numpy(x), name, getattr(torch, _TORCH_NAMES.get(kind, kind))) from error
+        if fits((1, *x.shape), each.shape) and not fits(x.shape, each.shape):
+            raise no_batch(torch.from_numpy(x), name) from error
+        if not fits(x.shape, each.shape):
+            raise ShapeError(
+                f"{name} has shape {x.shape}",
+                expected=f"({', '.join(map(str, each.shape))}), the shape of the engine's example",
+                fix="resize the inputs, or build the engine with an example of this shape",
+            ) from error
+    refuse_tokens(given, called, error)
 
 
 class Stage(nn.Module):
@@ -131,11 +132,11 @@ class Stage(nn.Module):
 
 
 @torch.no_grad()
-def stage_files(model: StagedModel, example: Tensor) -> list[bytes]:
+def stage_files(model: StagedModel, example: Inputs) -> list[bytes]:
     """One ONNX file per stage: `carry_0` ... in, `left_0` ... and `logits` out, for any number of rows."""
     copy = folded_copy(model, example)
     assert isinstance(copy, StagedModel)
-    carry: Carry = (two_rows(example),)
+    carry = two_rows(example, names_of(model))
     files = []
     for exit in range(copy.num_exits):
         left, _ = copy.stage(exit, carry)
@@ -155,10 +156,9 @@ def stage_free_sizes(model: Any, exit: int, inputs: Sequence[str], outputs: Sequ
     return free
 
 
-def two_rows(example: Tensor) -> Tensor:
-    """Two rows of an example: the exporters take a batch size of one for a constant."""
-    rows = on_cpu(check_inputs(example))
-    return torch.cat((rows, rows))[:2].contiguous()
+def two_rows(example: Inputs, names: Sequence[str] = ()) -> Carry:
+    """Two rows of an example as the carry of the first stage: the exporters take a batch size of one for a constant."""
+    return tuple(on_cpu(tensor).contiguous() for tensor in tensors_of(repeat_rows(check_inputs(example), 2), names))
 
 
 def onnx_bytes(
@@ -177,7 +177,7 @@ def onnx_bytes(
     sizes = {name: {0: "batch", **(free or {}).get(name, {})} for name in (*inputs, *outputs)}
     for write in (traced, exported):
         try:
-            file = write(module, args, inputs, outputs, sizes)
+            file = _with_all_inputs(write(module, args, inputs, outputs, sizes), args, inputs, sizes)
             _check_file(file, module, args, [sizes[name] for name in inputs])
         except MissingExtraError:
             raise
@@ -247,6 +247,24 @@ def dynamic_shapes(sizes: Sequence[Free]) -> tuple[dict[int, Any], ...]:
     """Dynamic dimensions as `torch.export` expects them: any batch size, and any other size that the model supports."""
     batch, other = torch.export.Dim("batch", min=1), torch.export.Dim.DYNAMIC
     return tuple({place: batch if name == "batch" else other for place, name in free.items()} for free in sizes)
+
+
+def _with_all_inputs(file: bytes, args: Carry, inputs: Sequence[str], sizes: Mapping[str, Free]) -> bytes:
+    """The file with the inputs that it does not read as well, which exporters leave out: later stages may need them."""
+    onnx = require("onnx")
+    model = onnx.load_from_string(file)
+    known = {each.name: each for each in model.graph.input}
+    if len(known) == len(inputs):
+        return file
+    for name, tensor in zip(inputs, args, strict=True):
+        if name not in known:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(tensor.numpy().dtype)
+            shape = [sizes[name].get(place, size) for place, size in enumerate(tensor.shape)]
+            known[name] = onnx.helper.make_tensor_value_info(name, kind, shape)
+    del model.graph.input[:]
+    model.graph.input.extend(known[name] for name in inputs)
+    data: bytes = model.SerializeToString()
+    return data
 
 
 def _check_file(file: bytes, module: nn.Module, args: Carry, sizes: Sequence[Free]) -> None:

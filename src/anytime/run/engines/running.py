@@ -1,4 +1,4 @@
-"""What all engines share: the order of the stages of a run, runs that join and split, and the checks of inputs and rows."""
+"""What all engines share: the order of the stages of a run, runs that join and split, and the check of rows."""
 
 from __future__ import annotations
 
@@ -113,18 +113,6 @@ class Joinable(Running[T]):
 
 def _join(parts: Sequence[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(tuple(parts))
-
-
-def check_inputs(x: Any) -> Tensor:
-    """A batch with at least one row."""
-    inputs = as_tensor(x, "x")
-    if inputs.ndim == 0 or inputs.shape[0] == 0:
-        raise ShapeError(
-            f"x has shape {tuple(inputs.shape)}",
-            expected="inputs with the batch first, and at least one input",
-            fix="add a batch dimension, e.g. x[None]; skip an empty batch",
-        )
-    return inputs
 
 
 def check_rows(rows: Tensor, batch: int) -> Tensor:

@@ -67,7 +67,7 @@ def check_description(document: Mapping[str, Any]) -> None:
     _check_chain(stages, classes)
 
 
-def tensors_of(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tuple[int | str, ...]]]:
+def tensors_of_stage(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tuple[int | str, ...]]]:
     """Name, element type and shape of the `inputs` or `outputs` of a stage."""
     listed = stage.get(side)
     _require(isinstance(listed, list), f"does not list the {side} of a stage")
@@ -85,13 +85,13 @@ def tensors_of(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tupl
 
 
 def _check_chain(stages: Sequence[Mapping[str, Any]], classes: int) -> None:
-    """The first stage takes one input, and each one returns an answer and the inputs of the next."""
+    """Each stage returns an answer and the inputs of the next."""
     answer = [("float32", ("batch", classes)), ("float32", ("batch", classes)), ("bool", ("batch",)), ("int64", ("batch",))]
     left: list[Any] | None = None
     for number, stage in enumerate(stages, 1):
-        inputs = [(dtype, shape) for _, dtype, shape in tensors_of(stage, "inputs")]
-        outputs = tensors_of(stage, "outputs")
-        fits = inputs == left if left is not None else len(inputs) == 1
+        inputs = [(dtype, shape) for _, dtype, shape in tensors_of_stage(stage, "inputs")]
+        outputs = tensors_of_stage(stage, "outputs")
+        fits = inputs == left if left is not None else len(inputs) > 0
         _require(fits, f"has inputs of stage {number} that do not match the outputs of the stage before")
         names, kinds = [name for name, _, _ in outputs], [(dtype, shape) for _, dtype, shape in outputs]
         _require(names[: len(OUTPUTS)] == list(OUTPUTS), f"has a stage {number} without the outputs {', '.join(OUTPUTS)}")

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import bundle_reader
-from anytime.checks import check_count, check_flag
-from anytime.combine.base import Prediction
-from anytime.errors import AnytimeError, DtypeError, FormatError, InputError, ShapeError, UntrustedError
+from anytime.checks import Inputs, check_count, check_flag
+from anytime.combine import Prediction
+from anytime.errors import AnytimeError, FormatError, InputError, ShapeError, UntrustedError
+from anytime.models.base import Carry
 from anytime.run.engines.folding import on_cpu
+from anytime.run.engines.given import fits, flat_inputs, no_batch, places, wrong_type
 from anytime.run.engines.onnx import ONNX_TYPES, make_session
-from anytime.run.engines.running import Joinable, check_inputs
-from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of
+from anytime.run.engines.running import Joinable
+from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of_stage
 from anytime.run.export.onnx_safety import safe_onnx
 
 LARGEST_STAGE = (1 << 31) - 1
@@ -42,38 +44,42 @@ class ExportedModel:
         rule: The rule inside, as text.
         class_names: The names of the classes, if they were exported.
         macs: The cumulative MACs up to each exit, if they were exported.
+        inputs: Name, element type and shape of each input; in a shape, text stands for any size.
+        input_names: The names of the inputs.
         description: All of `exported.json`.
     """
 
     name = "exported"
     joins = True
 
-    def __init__(self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path) -> None:
+    def __init__(
+        self, description: Mapping[str, Any], stages: Sequence[Stage], *, path: Path, threads: int = 1, trusted: bool = False
+    ) -> None:
         self.description = description
         self.num_exits: int = description["exits"]
         self.classes: int = description["classes"]
         self.rule: str = description["rule"]
         self.class_names: list[str] | None = description["class_names"]
         self.macs: list[float] | None = description["macs"]
+        self.inputs = tensors_of_stage(description["stages"][0], "inputs")
+        self.input_names = tuple(name for name, _, _ in self.inputs)
         self.why = f"{description['kind']} stages"
         self.in_python = self.merges = description["kind"] != "onnx"
-        self._stages, self._path = stages, path
+        self._stages, self._path, self._threads, self._trusted = stages, path, threads, trusted
 
-    def begin(self, x: Tensor) -> ExportedRun:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the folder, which is read again."""
+        return _read_again, (self._path.parent, self._threads, self._trusted)
+
+    def begin(self, x: Inputs) -> ExportedRun:
         """Take inputs, batch first; nothing is computed yet. `advance` runs a stage and returns its `Prediction`."""
-        inputs, wanted = on_cpu(check_inputs(x)), self.description["stages"][0]["inputs"][0]
-        if not _fits(inputs.shape, wanted["shape"]):
-            raise ShapeError(
-                f"x has shape {tuple(inputs.shape)}",
-                expected=f"({', '.join(map(str, wanted['shape']))})",
-                fix="resize the inputs, or export the model with an example of this shape",
-            )
-        dtype = wanted["dtype"]
-        if inputs.dtype != DTYPES[dtype]:
-            raise DtypeError(f"x is {inputs.dtype}", expected=dtype, fix=f"convert it: x.to(torch.{dtype})")
-        return ExportedRun(self._stages, inputs.contiguous(), self.classes, self._path)
+        given = tuple(on_cpu(each) for each in flat_inputs(x, self.input_names))
+        sizes: dict[int | str, int] = {}
+        for each, called, (_, dtype, shape) in zip(given, places(len(given), self.input_names), self.inputs, strict=True):
+            _check_input(each, called, dtype, shape, sizes)
+        return ExportedRun(self._stages, tuple(each.contiguous() for each in given), self.classes, self._path)
 
-    def run(self, x: Tensor) -> Iterator[Prediction]:
+    def run(self, x: Inputs) -> Iterator[Prediction]:
         """Yield the prediction after each exit; stages that are not requested are not computed."""
         running = self.begin(x)
         try:
@@ -83,24 +89,33 @@ class ExportedModel:
             running.close()
 
 
-def _fits(shape: Sequence[Any], wanted: Sequence[int | str]) -> bool:
-    """Whether a shape matches; a name stands for any size.
+def _read_again(folder: Path, threads: int, trusted: bool) -> ExportedModel:
+    return load_exported(folder, threads=threads, trusted=trusted)
 
-    >>> _fits((3, 7), ["batch", "length"]), _fits((3, 7), ["batch", 8])
-    (True, False)
-    """
-    return len(shape) == len(wanted) and all(
-        one == size or not isinstance(one, int) or not isinstance(size, int) for one, size in zip(wanted, shape, strict=True)
-    )
+
+def _check_input(x: Tensor, called: str, dtype: str, shape: Sequence[int | str], sizes: dict[int | str, int]) -> None:
+    """Refuse an input of another type or shape; `sizes` are those that names stand for in the inputs before."""
+    if x.dtype != DTYPES[dtype]:
+        raise wrong_type(x, called, DTYPES[dtype])
+    if fits((1, *x.shape), shape) and not fits(x.shape, shape):
+        raise no_batch(x, called)
+    known = [sizes.get(size, size) for size in shape]
+    if not fits(x.shape, known):
+        raise ShapeError(
+            f"{called} has shape {tuple(x.shape)}",
+            expected=f"({', '.join(map(str, known))})",
+            fix="resize the inputs, or export the model with an example of this shape",
+        )
+    sizes.update(zip(shape, x.shape, strict=True))
 
 
 class ExportedRun(Joinable[Prediction]):
     """One batch of inputs on its way through exported stages."""
 
-    def __init__(self, stages: Sequence[Stage], x: Tensor, classes: int, path: Path) -> None:
-        super().__init__(len(stages), len(x))
+    def __init__(self, stages: Sequence[Stage], given: Carry, classes: int, path: Path) -> None:
+        super().__init__(len(stages), len(given[0]))
         self._stages, self._classes, self._path = stages, classes, path
-        self._carry = (x,)
+        self._carry: Sequence[Tensor] = given
 
     def _run(self, exit: int) -> Prediction:
         try:
@@ -154,7 +169,7 @@ def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False
                 path=path,
             )
         stages = [_stage(read, stage, Path(folder), threads if onnx else None) for stage in description["stages"]]
-    return ExportedModel(description, stages, path=path)
+    return ExportedModel(description, stages, path=path.absolute(), threads=threads, trusted=trusted)
 
 
 def _stage(read: Callable[[str, int], bytes], stage: Mapping[str, Any], folder: Path, threads: int | None) -> Stage:
@@ -170,12 +185,12 @@ def _stage(read: Callable[[str, int], bytes], stage: Mapping[str, Any], folder: 
 def _onnx_stage(file: bytes, stage: Mapping[str, Any], threads: int) -> Stage:
     session = make_session(safe_onnx(file), threads=threads)
     for side, real in (("inputs", session.get_inputs()), ("outputs", session.get_outputs())):
-        described = tensors_of(stage, side)
+        described = tensors_of_stage(stage, side)
         types = [(name, f"tensor({ONNX_TYPES.get(dtype, dtype)})") for name, dtype, _ in described]
         same = types == [(each.name, each.type) for each in real]
-        if not same or not all(_fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
+        if not same or not all(fits(each.shape, shape) for each, (_, _, shape) in zip(real, described, strict=True)):
             raise ValueError(f"its {side} are {[(each.name, each.type, each.shape) for each in real][:8]}")
-    names = [name for name, _, _ in tensors_of(stage, "inputs")]
+    names = [name for name, _, _ in tensors_of_stage(stage, "inputs")]
 
     def run(values: Sequence[Tensor]) -> Sequence[Tensor]:
         arrays = dict(zip(names, (value.numpy() for value in values), strict=True))

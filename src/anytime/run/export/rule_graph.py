@@ -48,7 +48,8 @@ class ByGraph(ByRule):
         if not self.unchecked:
             *outputs, total = self._sessions[len(logits) - 1].run(_OUTPUTS, dict(zip(self._names, logits, strict=False)))
             if math.isfinite(total):  # else the rule reports what is wrong, or works where only the sum overflows
-                return Prediction(*map(torch.from_numpy, outputs))
+                log_probs, fell_back, labels = map(torch.from_numpy, outputs)
+                return Prediction(log_probs, fell_back, labels)
         return super().after([torch.from_numpy(now) for now in logits], exits)
 
 

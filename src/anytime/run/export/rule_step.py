@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from anytime.combine.base import Rule, State
+from anytime.combine import Rule, State
 
 OUTPUTS = ("probs", "log_probs", "fell_back", "labels")
 """The outputs of a step besides the new state."""

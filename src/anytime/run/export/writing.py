@@ -4,7 +4,7 @@ A stage takes what the one before returned, the network's feature maps and the r
 distribution and the inputs of the next stage. A driver needs neither Python nor the method:
 
 ```
-values = [x]
+values = the inputs: those of the first stage, in order
 for each stage:
     probs, log_probs, fell_back, labels, *values = the outputs of the stage, given `values` as its inputs, in order
     stop here, or continue
@@ -19,7 +19,7 @@ is read, so `load_exported` reads it only with `trusted=True`.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +29,15 @@ import torch
 from torch import Tensor, nn
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.checks import check_choice, check_costs, check_scale
+from anytime.checks import Inputs, check_choice, check_costs, check_scale
 from anytime.combine.base import Rule
 from anytime.combine.named import parse_rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
 from anytime.run.engines import onnx as onnx_export
+from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folding import eval_copy
+from anytime.run.engines.given import names_of
 from anytime.run.engines.onnx import OPSET, Free, require
 from anytime.run.export.description import FORMAT, KIND, NAME, VERSION, Format, check_description
 from anytime.run.export.loading import LARGEST_STAGE
@@ -48,7 +50,7 @@ _IR_VERSION = 8
 """The version of the opset, so that runtimes from 2022 on can read the files."""
 _SUFFIX = {"onnx": "onnx", "torch-export": "pt2"}
 _HOW = (
-    "values = [x]",
+    "values = the inputs, in the order of the first stage's inputs",
     "for stage in stages:",
     "    inputs = the names in stage.inputs with the values, in order",
     "    probs, log_probs, fell_back, labels, *values = run stage.file with these inputs",
@@ -62,11 +64,12 @@ def export(
     folder: str | Path,
     *,
     rule: Rule[Any] | str,
-    example: Tensor,
+    example: Inputs,
     format: Format = "onnx",
     macs: Sequence[float] | None = None,
     class_names: Sequence[str] | None = None,
     data: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write the stages of a model, each with the rule's step inside, and their description.
 
@@ -74,15 +77,25 @@ def export(
         model: A staged torch module (`anytime.models.is_staged`); it is unchanged.
         folder: Where to write; it is created if necessary.
         rule: The rule, or the text that names it.
-        example: Typical inputs, batch first. The batch size stays dynamic.
+        example: Typical inputs, a tensor or a tuple or dict of tensors, batch first. The batch size stays dynamic. The names of
+            a dict, or else the model's `input_names`, become those of the first stage's inputs; one tensor is named `x`.
         format: `onnx` for ONNX Runtime on any machine, phone or browser; `torch-export` for `torch.export.load`, which can run
             code hidden in a file: load it only from folders that you trust.
         macs: The cumulative MACs per input up to each exit (`anytime.models.measure_cost`), for the description.
         class_names: The names of the classes, for the description.
         data: The normalisation of images, for the description: `{"name": "cifar10", "mean": [...], "std": [...]}`, per channel.
+        progress: Called with the number of stages done, from 0 on, and the number of stages.
 
     Returns:
         The folder.
+
+    Example:
+        >>> import tempfile
+        >>> from anytime.models import MLP, MLPConfig
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = export(MLP(MLPConfig(classes=4, exits=2)), folder, rule="product", example=torch.zeros(1, 2))
+        >>> sorted(path.name for path in Path(folder).iterdir())
+        ['exported.json', 'manifest.json', 'stage_1.onnx', 'stage_2.onnx']
     """
     check_choice(format, "format", get_args(Format))
     if not is_staged(model):
@@ -94,7 +107,10 @@ def export(
     known = parse_rule(rule) if isinstance(rule, str) else rule
     copy = eval_copy(model)
     assert isinstance(copy, StagedModel)
-    plans = _plans(copy, known, onnx_export.two_rows(example))
+    EagerEngine(copy).begin(example).advance()  # explains what is wrong with an example
+    given = onnx_export.two_rows(example, names_of(copy))
+    names = _input_names(example, names_of(copy), len(given))
+    plans = _plans(copy, known, given, names)
     classes = plans[0].logits.shape[1]
     normalisation = {name: value if isinstance(value, str) else list(value) for name, value in (data or {}).items()}
     description: dict[str, Any] = {
@@ -120,9 +136,11 @@ def export(
             expected="values that load_exported can read",
             fix="pass such macs, class_names and data; convert a model in bfloat16 with model.float()",
         ) from error
-    write = _onnx_file if format == "onnx" else _torch_file
-    names = [stage["file"] for stage in description["stages"]]
-    files = {name: _check_size(name, write(plan)) for name, plan in zip(names, plans, strict=True)}
+    write, report, files = _onnx_file if format == "onnx" else _torch_file, progress or (lambda done, total: None), {}
+    report(0, len(plans))
+    for done, (stage, plan) in enumerate(zip(description["stages"], plans, strict=True), 1):
+        files[stage["file"]] = _check_size(stage["file"], write(plan))
+        report(done, len(plans))
     write_bundle(folder, {NAME: json_text(description).encode(), **files}, kind=KIND)
     return Path(folder)
 
@@ -164,9 +182,24 @@ class _Plan:
         return {"file": file, "inputs": listed(self.inputs), "outputs": listed(self.outputs)}
 
 
-def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
+def _input_names(example: Inputs, names: Sequence[str], count: int) -> list[str]:
+    """The names of the first stage's inputs."""
+    found = list(names or (example if isinstance(example, Mapping) else ()))
+    found = found or (["x"] if count == 1 else [f"x_{place}" for place in range(count)])
+    for name in found:
+        own = name in (*OUTPUTS, "logits", "step_logits") or name.startswith(("next_", "carry_", "state_"))
+        if own or not name.isidentifier():
+            raise OptionError(
+                f"an input is named {name!r}",
+                expected="letters, digits and underscores, and no name that the stages use themselves",
+                fix="rename it in the example and in the model's input_names, e.g. 'input_ids'",
+            )
+    return found
+
+
+def _plans(model: StagedModel, rule: Rule[Any], carry: Carry, names: list[str]) -> list[_Plan]:
     assert isinstance(model, nn.Module)
-    carry: Carry = (x,)
+    rows = len(carry[0])
     first = model.stage(0, carry)[1]
     check_scale(first[None], log_probs=not rule.reads_scale)
     plans = []
@@ -174,10 +207,10 @@ def _plans(model: StagedModel, rule: Rule[Any], x: Tensor) -> list[_Plan]:
         last = exit + 1 == model.num_exits
         stage, step = onnx_export.Stage(model, exit), RuleStep(rule, state, last=last)
         left, _ = model.stage(exit, carry)
-        carried = [f"carry_{place}" for place in range(len(carry))] if exit else ["x"]
+        carried = [f"carry_{place}" for place in range(len(carry))] if exit else names
         next_carried = [f"next_carry_{place}" for place in range(len(left))]
         next_state = [] if last else [f"next_{name}" for name in flat(rule._update(state, logits)[0])]
-        inputs = dict(zip(carried, carry, strict=True)) | flat(state.select(torch.arange(len(x))))
+        inputs = dict(zip(carried, carry, strict=True)) | flat(state.select(torch.arange(rows)))
         results = _StageAndStep(stage, step, len(carry))(*inputs.values())
         outputs = dict(zip((*OUTPUTS, *next_carried, *next_state), results, strict=True))
         free = onnx_export.stage_free_sizes(model, exit, carried, next_carried)

@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from threading import RLock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anytime.checks import check_count, check_number
 from anytime.run.forks import renew_in_children
@@ -126,6 +126,17 @@ class Forecast:
     def renew(self) -> None:
         """Make a new lock, in a forked process."""
         self._lock = RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the durations, without the lock."""
+        with self._lock:
+            stages = {stage: known.copy() for stage, known in self._stages.items()}
+            return {**self.__dict__, "_lock": None, "_stages": stages, "_dispatch": self._dispatch.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.renew()
+        renew_in_children(self)
 
     def seed(self, stage: int, batch: int, values: Iterable[float]) -> None:
         """Start with these durations, which newer ones replace one by one."""

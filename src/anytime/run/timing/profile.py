@@ -10,18 +10,23 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from anytime.checks import check_costs, check_count, check_counts
+from anytime.checks import Inputs, check_choice, check_costs, check_count, check_counts, check_inputs, repeat_rows
+from anytime.display.plot import plot_chart
+from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.run.engines.base import Engine
-from anytime.run.engines.running import check_inputs
 from anytime.run.timing.clock import Clock, MonotonicClock
 from anytime.run.timing.forecast import Forecast
+from anytime.run.timing.profile_figures import exit_table, time_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LEVELS = (0.5, 0.9, 0.99, 1.0)
 """The quantiles that a profile stores."""
@@ -31,7 +36,7 @@ _WARM_UP = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Profile(Fitted, kind="profile"):
+class Profile(Displayed, Fitted, kind="profile"):
     """Stage times of a model.
 
     Args:
@@ -89,6 +94,22 @@ class Profile(Fitted, kind="profile"):
             )
         return tuple(self.exit_seconds[self.batch_sizes.index(batch), :, LEVELS.index(quantile)].tolist())
 
+    def table(self) -> Table:
+        """Milliseconds from the start to each exit, and the MACs if they are known."""
+        return exit_table(self)
+
+    def plot(self, batch: int | None = None, *, ax: Axes | None = None) -> Axes:
+        """Draw the time to each exit with matplotlib (extra `plot`).
+
+        Args:
+            batch: One of the batch sizes; by default the smallest.
+            ax: Axes to draw into; new ones by default.
+        """
+        size = self.batch_sizes[0] if batch is None else batch
+        check_choice(size, "batch", self.batch_sizes)
+        figure = time_figure(self, size)
+        return plot_chart(figure.chart, title=figure.title, ax=ax)
+
     def seed(self, forecast: Forecast) -> None:
         """Initialise a forecast with these times."""
         for batch, stages in zip(self.batch_sizes, self.stage_seconds.tolist(), strict=True):
@@ -119,7 +140,7 @@ def profile_model(
 
     Args:
         engine: The engine that runs the model: `anytime.run.engines.make_engine(model, "eager")`.
-        example: Inputs with the batch first; rows are repeated for larger batch sizes.
+        example: A tensor, or a tuple or dict of tensors, with the batch first; rows are repeated for larger batch sizes.
         batch_sizes: The batch sizes to measure.
         repeats: Runs per batch size.
         macs: MACs (multiply-accumulates) per input up to each exit, stored with the times.
@@ -133,7 +154,7 @@ def profile_model(
     quantiles = torch.tensor(LEVELS, dtype=torch.float64)
     stages, totals = [], []
     for size in sizes:
-        x = inputs[torch.arange(size) % len(inputs)]
+        x = repeat_rows(inputs, size)
         runs = [_run_once(engine, x, time) for _ in range(_WARM_UP + repeats)]
         taken = torch.tensor([times for times, _ in runs[_WARM_UP:]], dtype=torch.float64)  # (repeats, exits)
         stages.append(taken.quantile(quantiles, dim=0, interpolation="higher").T)
@@ -171,7 +192,7 @@ def count_cores() -> int:
 
 
 @torch.inference_mode()
-def _run_once(engine: Engine, x: Tensor, clock: Clock) -> tuple[list[float], int]:
+def _run_once(engine: Engine, x: Inputs, clock: Clock) -> tuple[list[float], int]:
     """The seconds of each stage, and the number of classes."""
     before, times, classes = clock.now(), [], 0
     stages = engine.begin(x)

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytime.checks import Inputs, count_rows, map_inputs
 from anytime.combine import Prediction
 from anytime.data.images import FORMATS
 from anytime.errors import FormatError, MissingFileError
 from anytime.loading.inputs import image_batch
-from anytime.loading.models import Opened, input_shape, make_example
+from anytime.loading.models import make_batch
 from anytime.page import recorded
 from anytime.reading import open_file, read_file
+from anytime.run import Opened
 from anytime.run.engines.choose import run_all
 from anytime.samples import digits_model
 from anytime.serve.service import Service
@@ -37,7 +39,7 @@ class Examples:
     Attributes:
         id: In addresses.
         title: For people.
-        x: `(rows, ...)`.
+        x: A tensor `(rows, ...)`, or several.
         labels: `(rows,)`, if known; -1 for a row without one.
         names: Of the rows.
         pixels: Per row, 16 shades as hexadecimal digits.
@@ -46,7 +48,7 @@ class Examples:
 
     id: str
     title: str
-    x: Tensor
+    x: Inputs
     labels: Tensor | None = None
     names: Sequence[str] | None = None
     pixels: Sequence[str] | None = None
@@ -58,7 +60,7 @@ class Examples:
 
     def listing(self, engine: Any) -> list[dict[str, Any]]:
         """The examples to show: a sample, and those that lose most under the latest exit alone."""
-        probs = torch.cat([_probabilities(engine, part) for part in torch.split(self.x, _BATCH)], 1)
+        probs = torch.cat([_probabilities(engine, self.part(row, row + _BATCH)) for row in range(0, self.rows, _BATCH)], 1)
         drops = recorded.label_drops(probs, self.labels if self.labelled else None)
         return [
             {
@@ -86,7 +88,11 @@ class Examples:
     @cached_property
     def rows(self) -> int:
         """How many."""
-        return len(self.x)
+        return count_rows(self.x)
+
+    def part(self, start: int, stop: int) -> Inputs:
+        """Some of the rows."""
+        return map_inputs(lambda tensor: tensor[start:stop], self.x)
 
 
 def digit_examples(opened: Opened) -> Examples | None:
@@ -125,11 +131,10 @@ def read_examples(folder: Path, opened: Opened) -> Examples:
 
 def random_inputs(service: Service) -> Examples:
     """Inputs for traffic to a model without examples."""
-    model = service.opened.model
-    return Examples("random", "Random inputs", make_example(model, input_shape(model), _RANDOM))
+    return Examples("random", "Random inputs", make_batch(service.opened.model, _RANDOM))
 
 
-def _probabilities(engine: Any, x: Tensor) -> Tensor:
+def _probabilities(engine: Any, x: Inputs) -> Tensor:
     """The probabilities at all exits, `(exits, rows, classes)`, of the exits alone where the rule is not inside."""
     found: list[Any] = run_all(engine, x)
     return torch.stack([each.probs if isinstance(each, Prediction) else each.softmax(-1) for each in found])

@@ -14,8 +14,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from torch import Tensor
 
+from anytime.checks import Inputs
 from anytime.errors import AnytimeError
 from anytime.page import POLICY, index, recorded, script_files, style
 from anytime.run import Budget
@@ -226,19 +226,19 @@ class Page:
     async def _milliseconds(self) -> list[float]:
         """Milliseconds up to each exit for one input, measured once."""
         if self._times is None:
-            self._times = await asyncio.to_thread(self._thinking.milliseconds, random_inputs(self._service).x[:1])
+            self._times = await asyncio.to_thread(self._thinking.milliseconds, random_inputs(self._service).part(0, 1))
             self.watch.milliseconds = self._times
         return self._times
 
-    async def _input(self, request: Request, query: dict[str, str], body: bytes) -> tuple[Tensor, int | None]:
+    async def _input(self, request: Request, query: dict[str, str], body: bytes) -> tuple[Inputs, int | None]:
         if "source" in query:
             found = next((each for each in self._sources() if each.id == query["source"]), None)
             row = query.get("row", "")
             if found is None or not row.isdigit() or len(row) > 9 or int(row) >= found.rows:
                 raise Problem(404, "not_found", "there is no such example", fix="see /page/info")
-            return found.x[int(row) : int(row) + 1], found.label(int(row))
+            return found.part(int(row), int(row) + 1), found.label(int(row))
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        given = people.read_input(kind, body, self._service.inputs[0], self._limits.elements)
+        given = people.read_input(kind, body, self._service.inputs, self._limits.elements)
         if kind in people.IMAGES:
             return await asyncio.to_thread(self._service.image, given, self._limits.pixels), None
         return (await asyncio.to_thread(self._service.batch, given, 1)), None

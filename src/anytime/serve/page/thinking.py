@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from anytime.checks import Inputs
 from anytime.combine import Latest, Prediction, Product, Rule
 from anytime.combine.named import name_of
 from anytime.errors import OptionError
@@ -61,7 +61,7 @@ class Thinking:
         mine = self._service.runner.rule
         return next(name for name, rule in self.rules.items() if rule == mine)
 
-    async def stream(self, x: Tensor, label: int | None, budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, x: Inputs, label: int | None, budget: Budget) -> AsyncGenerator[dict[str, Any], None]:
         """One document per exit."""
         loop = asyncio.get_running_loop()
         found: asyncio.Queue[Answer | BaseException | None] = asyncio.Queue()
@@ -98,7 +98,7 @@ class Thinking:
             left.set()
             job.cancel()
 
-    def milliseconds(self, x: Tensor) -> list[float]:
+    def milliseconds(self, x: Inputs) -> list[float]:
         """Milliseconds up to each exit, the medians of a few runs."""
         taken = [[1e3 * answer.elapsed for answer in self._service.runner.stream(x)] for _ in range(_ROUNDS + 1)]
         found: list[float] = torch.tensor(taken[1:], dtype=torch.float64).median(0).values.tolist()
@@ -120,7 +120,7 @@ class Thinking:
             if name == self.own and answer.prediction_set is not None:
                 shown[name]["set"] = in_set(answer.prediction_set[0])
         return {
-            "exit": int(answer.exit),
+            "exit": answer.last_exit,
             "elapsed_ms": round(1e3 * answer.elapsed, 4),
             "stage_ms": round(1e3 * max(answer.elapsed - before, 0.0), 4),
             "deadline_met": answer.deadline_met is not False,

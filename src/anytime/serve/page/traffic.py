@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from anytime.checks import check_number
+from anytime.checks import Inputs, check_number
 from anytime.errors import DeadlineTooShort, FewClassesWarning, Overloaded
 from anytime.loading.models import input_shape, make_example
 from anytime.run import Answer, Budget, Runner, RunOptions
@@ -75,7 +74,7 @@ class Counts:
         self.refused += answer is None
         if answer is not None and answer.deadline_met is not False:
             self.in_time += 1
-            self.exits += int(answer.exit)
+            self.exits += answer.last_exit
             if self.correct is not None:
                 self.correct += answer.label == label
 
@@ -91,7 +90,7 @@ class Traffic:
     """
 
     def __init__(
-        self, service: Service, examples: Callable[[], Examples], seen: Callable[[Tensor], None], closing: Callable[[], bool]
+        self, service: Service, examples: Callable[[], Examples], seen: Callable[[Inputs], None], closing: Callable[[], bool]
     ) -> None:
         self._service, self._examples, self._seen, self._closing = service, examples, seen, closing
         self._ordinary: Runner | None = None
@@ -192,7 +191,7 @@ class Traffic:
         return counts
 
     async def _one(self, runner: Runner, examples: Examples, row: int, budget: Budget, counts: Counts) -> None:
-        x = examples.x[row : row + 1]
+        x = examples.part(row, row + 1)
         answer: Answer | None = None
         with suppress(Overloaded, DeadlineTooShort):
             answer = await runner.predict_async(x, budget=budget)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anytime.checks import Inputs, map_inputs
 from anytime.evaluation import Evaluation
 from anytime.page.card import card_of, evaluate_unlabelled
 from anytime.report.pages.page import render
@@ -39,7 +40,7 @@ class Watch:
         self._service, self._thinking = service, thinking
         size = 4 * service.exits * service.opened.classes
         self._logits: deque[Tensor] = deque(maxlen=max(2, min(_MOST, _BYTES // size)))
-        self._inputs: deque[Tensor] = deque(maxlen=8)
+        self._inputs: deque[Inputs] = deque(maxlen=8)
         self._until = self._next = 0.0
         self._worker: asyncio.Task[None] | None = None
         self._sampled, self._measured = 0, (0, None)  # type: tuple[int, tuple[int, Evaluation | None]]
@@ -49,13 +50,13 @@ class Watch:
         """Somebody uses the page."""
         self._until = time.monotonic() + _LOOKS
 
-    def seen(self, x: Tensor) -> None:
+    def seen(self, x: Inputs) -> None:
         """A request with these inputs was answered; called for every request, so it returns at once in nearly all cases."""
         now = time.monotonic()
         if now >= self._until or now < self._next or self._thinking.inside:
             return
         self._next = now + 1 / _PER_SECOND
-        self._inputs.append(x[:1].clone())
+        self._inputs.append(map_inputs(lambda tensor: tensor[:1].clone(), x))
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._work())
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from anytime.combine import Rule
 from anytime.data.augment import normalise
 from anytime.data.base import ImageData
+from anytime.models.attach.probe import evaluating
 from anytime.models.base import MultiExit
 from anytime.train.gpu.graph import Replayed
 
@@ -76,11 +77,10 @@ def exit_accuracy(logits: Tensor, labels: Tensor, rule: Rule[Any] | None = None)
 def measuring(model: MultiExit) -> Iterator[None]:
     """Evaluation mode, and float32 without TF32 in convolutions and matrix products, within the block."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = model.training, cudnn.allow_tf32, matmul.allow_tf32
-    model.eval()
+    before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = False
     try:
-        yield
+        with evaluating(model):
+            yield
     finally:
-        model.train(before[0])
-        cudnn.allow_tf32, matmul.allow_tf32 = before[1:]
+        cudnn.allow_tf32, matmul.allow_tf32 = before

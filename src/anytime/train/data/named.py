@@ -24,7 +24,7 @@ from anytime.data.text import (
 )
 from anytime.data.tiny_imagenet import SIZE, load_tiny_imagenet
 from anytime.data.wordpiece import WordPiece
-from anytime.models.base import MultiExit
+from anytime.train.data.batches import BatchEvaluation
 from anytime.train.data.logits import ExitEvaluation
 from anytime.train.data.stream import StreamedEvaluation
 from anytime.train.data.tokens import TokenEvaluation
@@ -68,8 +68,10 @@ def open_sets(config: RunConfig) -> Sets:
     return _held_out(images["train"], images["test"], config)
 
 
-def measure(model: MultiExit, data: Rows, *, graph: bool = False) -> ExitEvaluation:
+def measure(model: Any, data: Any, *, graph: bool = False) -> ExitEvaluation:
     """The evaluation for this type of data."""
+    if not isinstance(data, Rows):
+        return BatchEvaluation(model, data)
     if isinstance(data, TokenData):
         return TokenEvaluation(model, data)
     return ExitEvaluation(model, data, graph=graph) if isinstance(data, ImageData) else StreamedEvaluation(model, data)

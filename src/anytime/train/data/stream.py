@@ -13,11 +13,11 @@ from anytime.data.base import StreamedImages
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.data.logits import ExitEvaluation, measuring
-from anytime.train.step import TrainStep
+from anytime.train.data.rows import RowsStep
 
 
-class StreamedStep(TrainStep):
-    """A `TrainStep` that copies the decoded images into a buffer before each step; the data set crops them itself."""
+class StreamedStep(RowsStep):
+    """A `RowsStep` that copies the decoded images into a buffer before each step; the data set crops them itself."""
 
     def __init__(self, model: MultiExit, data: Any, *rest: Any) -> None:
         super().__init__(model, data, *rest)

@@ -7,6 +7,7 @@ of the step: a run can continue from any step here too.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Hardware, TrainConfig
 from anytime.train.data.logits import ExitEvaluation, measuring
+from anytime.train.data.rows import RowsStep
 from anytime.train.gpu.graph import Replayed
 from anytime.train.objectives.losses import Objective
-from anytime.train.step import TrainStep
+from anytime.train.step import seed_of
 
 # Each is at most 50 % wider than the one before: little padding with few widths.
 _WIDTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -36,8 +38,8 @@ def batch_widths(length: int) -> tuple[int, ...]:
     return (*(width for width in _WIDTHS if width < length), length)
 
 
-class TokenStep(TrainStep):
-    """A `TrainStep` on rows of tokens."""
+class TokenStep(RowsStep):
+    """A `RowsStep` on rows of tokens."""
 
     data: Any
 
@@ -55,6 +57,11 @@ class TokenStep(TrainStep):
         self._lengths = data.lengths.cpu()
         self.width = data.length
 
+    def identity(self) -> dict[str, Any]:
+        # Another vocabulary or another length gives other rows for the same texts.
+        ids = zlib.crc32(self.data.ids.cpu().numpy().tobytes())
+        return {**super().identity(), "length": self.data.length, "ids_crc32": ids}
+
     def minimise(self, objective: Objective) -> None:
         """Minimise `objective` from the next step on."""
         super().minimise(objective)
@@ -63,12 +70,12 @@ class TokenStep(TrainStep):
     def begin(self, epoch: int) -> None:
         """Plan the batches of an epoch, and draw a random seed for each step."""
         super().begin(epoch)
-        order, draws = (np.random.SeedSequence([self.config.seed, epoch, purpose]) for purpose in (1, 2))
-        generator = torch.Generator().manual_seed(int(order.generate_state(1, np.uint64)[0]))
+        generator = torch.Generator().manual_seed(seed_of(self.config.seed, epoch, 1))
         plan = plan_batches(self._lengths, self.config.batch, widths=batch_widths(self.data.length), generator=generator)
         rows = torch.cat([batch.rows for batch in plan])
         self.order[: len(rows)] = rows.to(self.order.device)
         self._widths = [batch.length for batch in plan]
+        draws = np.random.SeedSequence([self.config.seed, epoch, 2])
         self._seeds: list[int] = draws.generate_state(len(plan), np.uint64).tolist()
 
     def __call__(self, index: int, lr: float) -> None:

@@ -21,10 +21,10 @@ from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.policy import exit_fractions
 from anytime.train.config import L2W, Centring, Hardware, TrainConfig
+from anytime.train.data.rows import RowsStep
 from anytime.train.gpu.graph import Replayed
 from anytime.train.gpu.weights import load_optimizer_state, optimizer_state, set_lr
 from anytime.train.objectives.losses import Objective, at_least_float32
-from anytime.train.step import TrainStep
 
 _HIDDEN = 500
 _PREFIX = "weigher."
@@ -125,7 +125,7 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     return flat.view(exits, samples).T
 
 
-class L2WStep(TrainStep):
+class L2WStep(RowsStep):
     """A training step of L2W: two optimizer steps per batch, each on a half, each after a step of the weight network.
 
     The look-ahead differentiates through a gradient, which streams do not support.
@@ -221,9 +221,10 @@ def _check(config: TrainConfig, hardware: Hardware) -> None:
             expected="neither compile nor streams: they do not support a gradient of a gradient",
             fix="set " + " ".join(f"{name}=false" for name in used),
         )
-    if config.nesterov or config.batch % 2 or config.optimizer != "sgd":
+    if config.nesterov or config.batch % 2 or config.optimizer != "sgd" or config.clip_norm is not None:
         raise OptionError(
-            f"objective is 'l2w' with optimizer={config.optimizer}, nesterov={config.nesterov} and batch={config.batch}",
+            f"objective is 'l2w' with optimizer={config.optimizer}, nesterov={config.nesterov}, batch={config.batch} and "
+            f"clip_norm={config.clip_norm}",
             expected="SGD with plain momentum, which the look-ahead repeats, and an even batch",
-            fix="set optimizer=sgd, nesterov=false and an even batch",
+            fix="set optimizer=sgd, nesterov=false, clip_norm=null and an even batch",
         )

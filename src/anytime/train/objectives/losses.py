@@ -1,7 +1,8 @@
 """Training objectives: functions from the logits of all exits and the labels to the loss of each exit.
 
-A `Loss` takes `(exits, batch, classes)` logits and `(batch,)` labels and returns `(exits,)` losses in at least float32. An
-`Objective` takes the network itself, for methods that need more than its logits; the trainer minimises the sum of its losses.
+A `Loss` takes `(exits, batch, classes)` logits, or a list with those of each exit, and `(batch,)` labels and returns `(exits,)`
+losses in at least float32. An `Objective` takes the network itself, for methods that need more than its logits; the trainer
+minimises the sum of its losses.
 None of them reads a value back to the CPU, so that they can be captured in a CUDA graph.
 """
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from anytime.checks import stack_exits
 from anytime.combine import Softplus
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
@@ -20,6 +22,8 @@ from anytime.models.imta import IMTA, balanced_exits
 from anytime.models.msdnet import MSDNet
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+ExitLogits = Tensor | Sequence[Tensor]
+"""`(exits, batch, classes)`, or a list with `(batch, classes)` per exit."""
 Objective = Callable[[MultiExit, Tensor, Tensor], Tensor]
 
 
@@ -32,7 +36,7 @@ def on_logits(loss: Loss) -> Objective:
     return objective
 
 
-def joint_cross_entropy(logits: Tensor, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
+def joint_cross_entropy(logits: ExitLogits, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
     """The cross-entropy of each exit times its weight, `(exits,)`: the terms of Eq. 1.
 
     >>> terms = joint_cross_entropy(torch.zeros(2, 3, 4), torch.tensor([0, 1, 2]), weights=(1.0, 2.0))
@@ -42,7 +46,7 @@ def joint_cross_entropy(logits: Tensor, labels: Tensor, *, weights: Sequence[flo
     return _mean_loss(at_least_float32(logits).log_softmax(-1), labels, weights)
 
 
-def product_likelihood(logits: Tensor, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
+def product_likelihood(logits: ExitLogits, labels: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
     """The negative log-likelihood under Product Anytime at each exit times its weight, `(exits,)`.
 
     The product uses the softplus and exponents of one, as the paper does for training: every class keeps some probability,
@@ -54,7 +58,7 @@ def product_likelihood(logits: Tensor, labels: Tensor, *, weights: Sequence[floa
 
 
 def distillation(
-    logits: Tensor, labels: Tensor, teacher: Tensor, *, weight: float = 0.1, temperature: float = 1.0, plain: int = -1
+    logits: ExitLogits, labels: Tensor, teacher: Tensor, *, weight: float = 0.1, temperature: float = 1.0, plain: int = -1
 ) -> Tensor:
     """The loss of each exit where all but one also learn from a teacher, `(exits,)`.
 
@@ -62,7 +66,7 @@ def distillation(
     student from teacher is a mean over samples and classes, as in IMTA: K times smaller than the usual mean over samples.
 
     Args:
-        logits: `(exits, batch, classes)`.
+        logits: `(exits, batch, classes)`, or a list with `(batch, classes)` per exit.
         labels: `(batch,)`.
         teacher: The teacher's logits, `(batch, classes)`; no gradient flows to them.
         weight: γ.
@@ -118,8 +122,9 @@ def one_for_all(*, weight: float = 0.1, temperature: float = 1.0) -> Objective:
     return objective
 
 
-def at_least_float32(logits: Tensor) -> Tensor:
-    """The logits in float32, or in float64 if that is what they are."""
+def at_least_float32(logits: ExitLogits) -> Tensor:
+    """The logits as one tensor in float32, or in float64 if that is what they are."""
+    logits = stack_exits(logits)
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 

@@ -1,0 +1,1 @@
+"""Numbers as text, tables, and charts as data: what reports, terminals, notebooks and plots have in common."""

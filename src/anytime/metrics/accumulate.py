@@ -1,0 +1,249 @@
+"""Metrics that accumulate in a loop: the sums of a `Summary` per rule, updated batch by batch on any device.
+
+`update` reads nothing back from a GPU, so a training loop does not wait for it: what has to be read to be checked (NaN, labels
+out of range) is noted on the device, and `compute` raises the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anytime.checks import (
+    as_float,
+    check_flag,
+    check_label_shape,
+    check_labels,
+    check_logits,
+    check_scale,
+    exit_costs,
+    not_finite,
+    stack_exits,
+)
+from anytime.combine import Rule
+from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
+from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.metrics.rule_metrics import RuleMetrics
+from anytime.metrics.summary import Summary
+from anytime.metrics.trajectories import follow
+
+_SOME = 64
+"""How many rows are kept to tell logits from probabilities."""
+_NONE = torch.iinfo(torch.int64).max
+"""In place of the first bad row where there is none."""
+
+
+class Metrics:
+    """The metrics of each rule, accumulated over batches: equal to those of `anytime.evaluate` on the same rows.
+
+    Prediction sets are calibrated on held-out rows, so their metrics are left to `evaluate`.
+
+    Args:
+        rules: Rules by name, as objects or as fitted objects, or a mapping from names to these or to other callables.
+        costs: Cumulative cost up to each exit, for consistency and diminishing returns; 1, 2, 3, … by default.
+        strict: Count drops above a threshold (released code) rather than at or above it (paper).
+
+    Example:
+        >>> metrics = Metrics(rules=["latest", "product"])
+        >>> for seed in range(3):  # a validation loop
+        ...     logits, labels = torch.randn(4, 20, 10), torch.arange(20) % 10
+        ...     metrics.update(logits, labels)
+        >>> found = metrics.compute()
+        >>> metrics.rows, len(found["product"].accuracy)
+        (60, 4)
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[str | Rule[Any]] | Mapping[str, Any] | str | Rule[Any] = DEFAULT_RULES,
+        *,
+        costs: Sequence[float] | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.rules = name_rules(rules)
+        self.costs = costs
+        self.strict = check_flag(strict, "strict")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows; the next batch may have another number of exits or classes."""
+        self.rows = 0
+        self._exits = self._classes = 0
+        self._labelled: bool | None = None
+        self._summaries: dict[str, Summary] = {}
+        self._combiners: dict[str, Any] = {}
+        self._faults: Tensor | None = None
+        self._some: Tensor | None = None
+
+    @torch.no_grad()
+    def update(self, logits: Any, labels: Any = None) -> None:
+        """Add a batch.
+
+        Args:
+            logits: `(exits, batch, classes)`, or a list with `(batch, classes)` per exit, on any device.
+            labels: `(batch,)` class indices on the same device; with all batches or with none.
+        """
+        values, known = self._checked(stack_exits(logits), labels)
+        if not self._summaries:
+            self._start(values, labelled=known is not None)
+        self._check_same(values, labelled=known is not None)
+        values, known = self._note_faults(values, known)
+        # All rules before any sum: a rule that raises an error leaves the sums as they were.
+        seen = {name: follow(combine(values), known) for name, combine in self._combiners.items()}
+        for name, summary in self._summaries.items():
+            summary.add(seen[name])
+        if self._some is None and values.shape[1]:
+            self._some = values[:, :_SOME].clone()
+        self.rows += values.shape[1]
+
+    def compute(self) -> dict[str, RuleMetrics]:
+        """The metrics of each rule over all rows so far. This waits for the device."""
+        if not self.rows:
+            raise OptionError("metrics of no rows", expected="at least one batch", fix="call update(logits, labels) first")
+        self.raise_faults()
+        if self._some is not None:
+            check_scale(self._some)
+        return {name: summary.metrics() for name, summary in self._summaries.items()}
+
+    def merge(self, other: Metrics) -> None:
+        """Add all rows of another object with the same settings, such as that of another process."""
+        if self.rules != other.rules or self.strict != other.strict:
+            raise OptionError(
+                f"metrics of other rules: {', '.join(other.rules)}, strict={other.strict}",
+                expected=f"{', '.join(self.rules)}, strict={self.strict}",
+                fix="create both with the same arguments",
+            )
+        if not other._summaries:
+            return
+        like = other._some if other._some is not None else torch.zeros(other._exits, 0, other._classes)
+        if not self._summaries:
+            self._start(like, labelled=bool(other._labelled))
+        self._check_same(like, labelled=bool(other._labelled))
+        for name, summary in self._summaries.items():
+            summary.merge(other._summaries[name])
+        if other._faults is not None:
+            moved = other._faults + torch.tensor([self.rows * self._exits, self.rows], device=other._faults.device)
+            self._note(torch.where(other._faults == _NONE, _NONE, moved))
+        self._some = self._some if self._some is not None else other._some
+        self.rows += other.rows
+
+    def prepared(self, exits: int, *, labelled: bool = True) -> Metrics:
+        """A new object with these settings that has seen no rows and takes only batches like these."""
+        fresh = Metrics(self.rules, costs=self.costs, strict=self.strict)
+        fresh._start(torch.zeros(exits, 0, 2), labelled=labelled)
+        fresh._classes = 0
+        return fresh
+
+    def pack(self) -> Tensor:
+        """All sums as one float64 vector on their device: the sum of two vectors is that of all rows."""
+        return torch.cat([value.reshape(-1) for summary in self._with_sums().values() for value in summary.sums.values()])
+
+    def unpack(self, sums: Tensor, faults: Tensor) -> None:
+        """Replace the sums of a prepared object by those of `pack`, and its `faults`."""
+        first = 0
+        for summary in self._with_sums().values():
+            for name, value in summary.sums.items():
+                summary.sums[name] = sums[first : first + value.numel()].view(value.shape)
+                first += value.numel()
+        self._faults = faults
+        self.rows = int(next(iter(self._summaries.values())).sums["rows"])
+
+    @property
+    def faults(self) -> Tensor:
+        """The first value that is not finite, as row × exits + exit, and the first row with a bad label; int64, `(2,)`."""
+        return torch.full((2,), _NONE) if self._faults is None else self._faults
+
+    def _with_sums(self) -> dict[str, Summary]:
+        """The sums of each rule, zero if there were no rows."""
+        if not all(summary.sums for summary in self._summaries.values()):
+            self.update(torch.zeros(self._exits, 0, 2), torch.zeros(0, dtype=torch.int64) if self._labelled else None)
+            self._classes = 0
+        return self._summaries
+
+    def raise_faults(self) -> None:
+        """Raise the error for a value that is not finite, or for a bad label, that `update` noted on the device."""
+        place, row = self.faults.tolist()
+        if place != _NONE:
+            row, exit = divmod(place, self._exits)
+            what = f"logits are NaN or infinite, first at exit {exit + 1}, row {row} (rows count from 0)"
+            raise not_finite(what, exit=exit + 1, row=row)
+        if row != _NONE:
+            raise LabelError(
+                f"the label of row {row} (rows count from 0) is not a class",
+                expected="class indices from 0 to classes - 1",
+                fix="use the class list of the logits for the labels",
+            )
+
+    def _checked(self, values: Tensor, labels: Any) -> tuple[Tensor, Tensor | None]:
+        if is_read_at_once(values):
+            checked = check_logits(values, first_row=self.rows)
+            _, batch, classes = checked.shape
+            return checked, None if labels is None else check_labels(labels, batch=batch, classes=classes, device=values.device)
+        check_logits(values[:, :0] if values.ndim == 3 else values)  # rank and element type, without reading the data
+        known = None if labels is None else check_label_shape(labels, batch=values.shape[1], device=values.device)
+        return as_float(values, "logits"), known
+
+    def _start(self, values: Tensor, *, labelled: bool) -> None:
+        exits, _, classes = values.shape
+        if exits < 2 or classes < 2:
+            raise ShapeError(
+                f"logits of shape {tuple(values.shape)}: one {'exit' if exits < 2 else 'class'}",
+                expected="at least two exits and two classes, (exits, batch, classes)",
+                fix="pass the logits of all exits: torch.stack(list_of_exits)",
+            )
+        plain = plain_rules(self.rules, exits, classes)
+        costs = exit_costs(self.costs, exits)
+        self._combiners = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
+        self._summaries = {name: Summary(costs, labelled=labelled, strict=self.strict) for name in plain}
+        self._exits, self._classes, self._labelled = exits, classes, labelled
+
+    def _check_same(self, values: Tensor, *, labelled: bool) -> None:
+        exits, _, classes = values.shape
+        if exits != self._exits or self._classes not in (0, classes):
+            raise ShapeError(
+                f"a batch with {exits} exits and {classes} classes after batches with {self._exits} and {self._classes}",
+                expected="the same exits and classes in every batch",
+                fix="call reset() first, or use one Metrics per model",
+            )
+        if labelled != self._labelled:
+            raise LabelError(
+                f"a batch with{'' if labelled else 'out'} labels after batches with{'out' if labelled else ''}",
+                expected="labels with every batch or with none",
+                fix="call reset() first, or use one Metrics for each",
+            )
+        self._classes = classes
+
+    def _note_faults(self, values: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Note the first faults on a device that must not be waited for; a bad label there would end the program."""
+        if is_read_at_once(values):
+            return values, labels
+        exits, batch, classes = values.shape
+        rows = torch.arange(self.rows, self.rows + batch, device=values.device)
+        finite = values.isfinite().all(-1).T  # (batch, exits)
+        places = rows[:, None] * exits + torch.arange(exits, device=values.device)
+        first = [_smallest(places, ~finite)]
+        if labels is not None:
+            inside = labels.clamp(0, classes - 1)
+            first.append(_smallest(rows, inside != labels))
+            labels = inside
+        else:
+            first.append(torch.full_like(first[0], _NONE))
+        self._note(torch.stack(first))
+        return values, labels
+
+    def _note(self, faults: Tensor) -> None:
+        self._faults = faults if self._faults is None else torch.minimum(self._faults, faults.to(self._faults.device))
+
+
+def is_read_at_once(values: Tensor) -> bool:
+    """Whether reading a value does not wait for queued work, as it does on a GPU."""
+    return values.device.type == "cpu"
+
+
+def _smallest(numbers: Tensor, where: Tensor) -> Tensor:
+    """The smallest of these numbers, `_NONE` if there are none."""
+    kept = torch.where(where, numbers, _NONE).reshape(-1)
+    return torch.cat((kept, kept.new_full((1,), _NONE))).amin()

@@ -1,0 +1,1 @@
+"""Networks as a description and their weights: what `anytime.save` stores of a model, and how it is made again."""

@@ -1,0 +1,183 @@
+"""Metrics that accumulate: equal to `evaluate`, merged exactly, and never waiting for a device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import anytime
+from anytime.errors import LabelError, NonFiniteError, OptionError, ScaleError, ShapeError
+from anytime.metrics import Metrics, RuleMetrics
+
+
+def some(rows: int = 90, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(4, rows, 7, generator=generator), torch.randint(0, 7, (rows,), generator=generator)
+
+
+def assert_same(found: dict[str, RuleMetrics], expected: dict[str, RuleMetrics]) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        numbers, wanted = found[name].scalars(), expected[name].scalars()
+        assert numbers.keys() == wanted.keys()
+        torch.testing.assert_close(numbers, wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("strict", [True, False])
+def test_accumulated_metrics_equal_those_of_evaluate(labelled: bool, strict: bool) -> None:
+    logits, labels = some()
+    costs, rules = [1.0, 2.5, 3.0, 8.0], ["latest", "product(softplus)", anytime.Caching()]
+    metrics = Metrics(rules, costs=costs, strict=strict)
+    for rows in torch.arange(90).split([1, 40, 49]):
+        metrics.update(logits[:, rows], labels[rows] if labelled else None)
+    expected = anytime.evaluate(logits, labels if labelled else None, rules=rules, costs=costs, strict=strict, sets=None)
+    assert metrics.rows == 90
+    assert_same(metrics.compute(), expected.rules)
+
+
+def test_fitted_rules_and_lists_of_exits_are_taken() -> None:
+    logits, labels = some()
+    fitted = anytime.fit_product(*some(seed=1))
+    metrics = Metrics({"fitted": fitted})
+    metrics.update(list(logits), labels)
+    assert_same(metrics.compute(), anytime.evaluate(logits, labels, rules={"fitted": fitted}, sets=None).rules)
+
+
+def test_merging_equals_seeing_all_rows() -> None:
+    logits, labels = some()
+    whole, first, second, empty = (Metrics() for _ in range(4))
+    whole.update(logits, labels)
+    first.update(logits[:, :30], labels[:30])
+    second.update(logits[:, 30:], labels[30:])
+    empty.merge(first)
+    empty.merge(second)
+    empty.merge(Metrics())
+    assert_same(empty.compute(), whole.compute())
+
+
+def test_reset_forgets_all_rows_and_the_shape() -> None:
+    metrics = Metrics("product")
+    metrics.update(*some(seed=3))
+    metrics.reset()
+    logits, labels = some(seed=4)
+    metrics.update(logits[:2], labels)
+    assert_same(metrics.compute(), anytime.evaluate(logits[:2], labels, rules="product", sets=None).rules)
+
+
+def test_packed_sums_add_up_to_those_of_all_rows() -> None:
+    logits, labels = some()
+    parts = [Metrics().prepared(4), Metrics().prepared(4)]
+    for metrics, rows in zip(parts, torch.arange(90).split(45), strict=True):
+        metrics.update(logits[:, rows], labels[rows])
+    both, whole = Metrics().prepared(4), Metrics()
+    both.unpack(parts[0].pack() + parts[1].pack(), parts[0].faults)
+    whole.update(logits, labels)
+    assert_same(both.compute(), whole.compute())
+
+
+RULES = ["latest", "caching", "product", "product(softplus)", "mixture", "cached(product)", "tempered(latest, (1, 2, 3, 4))"]
+
+
+class CopySpy(TorchDispatchMode):
+    """Notes the operations that copy between the CPU and the device, unless they are queued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        tensors = [each for each in pytree.tree_leaves((args, kwargs, found)) if isinstance(each, Tensor)]
+        if {"cpu"} <= {tensor.device.type for tensor in tensors} and not (kwargs or {}).get("non_blocking"):
+            self.seen.append(str(func))
+        return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_update_never_waits_for_the_device(rule: str, labelled: bool) -> None:
+    """Tensors on `meta` have no values: what would wait for a GPU to read one (item, a boolean index) raises."""
+    logits, labels = (tensor.to("meta") for tensor in some())
+    metrics = Metrics(rule, costs=[1.0, 2.0, 3.0, 7.0])
+    metrics.update(logits.half(), labels if labelled else None)
+    with CopySpy() as spy:
+        metrics.update(logits, labels if labelled else None)
+    assert spy.seen == []
+    assert metrics.pack().device.type == "meta"
+    with pytest.raises((RuntimeError, NotImplementedError)):  # and reading one does raise
+        metrics.compute()
+
+
+def test_faults_on_a_device_are_found_by_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = some()
+    logits[2, 40, 3] = math.nan
+    logits[1, 41, 3] = math.inf
+    metrics = on_a_device(monkeypatch)
+    metrics.update(logits[:, :30], labels[:30])
+    metrics.update(logits[:, 30:], labels[30:])
+    with pytest.raises(NonFiniteError, match="exit 3, row 40") as caught:
+        metrics.compute()
+    assert (caught.value.exit, caught.value.row) == (3, 40)
+
+
+def test_bad_labels_on_a_device_are_found_by_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = some()
+    labels[50] = 7
+    metrics, merged = on_a_device(monkeypatch), on_a_device(monkeypatch)
+    metrics.update(logits[:, 30:], labels[30:])
+    with pytest.raises(LabelError, match="row 20"):
+        metrics.compute()
+    merged.update(logits[:, :30], labels[:30])
+    merged.merge(metrics)
+    with pytest.raises(LabelError, match="row 50"):
+        merged.compute()
+
+
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> Metrics:
+    """Metrics that treat the CPU as a device that must not be waited for."""
+    monkeypatch.setattr("anytime.metrics.accumulate.is_read_at_once", lambda values: False)
+    return Metrics()
+
+
+@pytest.mark.parametrize(
+    ("update", "kind", "words"),
+    [
+        (lambda metrics: metrics.update(some()[0][:3], some()[1]), ShapeError, "reset"),
+        (lambda metrics: metrics.update(some()[0][..., :5], some()[1] % 5), ShapeError, "classes"),
+        (lambda metrics: metrics.update(some()[0]), LabelError, "without labels"),
+        (lambda metrics: metrics.merge(Metrics("product")), OptionError, "same arguments"),
+        (lambda metrics: metrics.merge(filled(Metrics(costs=[1, 2, 3, 9]))), OptionError, "same"),
+    ],
+)
+def test_batches_that_do_not_belong_together_are_refused_and_not_counted(update: Any, kind: Any, words: str) -> None:
+    metrics = filled(Metrics())
+    before = metrics.pack()
+    with pytest.raises(kind, match=words):
+        update(metrics)
+    torch.testing.assert_close(metrics.pack(), before)
+
+
+def filled(metrics: Metrics) -> Metrics:
+    metrics.update(*some())
+    return metrics
+
+
+def test_probabilities_in_place_of_logits_are_refused() -> None:
+    metrics = Metrics()
+    metrics.update(some()[0].softmax(-1), some()[1])
+    with pytest.raises(ScaleError, match="probabilities"):
+        metrics.compute()
+
+
+def test_scalars_are_flat_and_named_by_exit() -> None:
+    scalars = filled(Metrics("product")).compute()["product"].scalars()
+    assert {"accuracy/exit_4", "label_drop_percent/0.1", "mean_label_drop", "consistency/concordance"} <= set(scalars)
+    assert not any("reliability" in name for name in scalars)
+    assert all(isinstance(value, int | float) for value in scalars.values())

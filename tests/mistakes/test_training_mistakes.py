@@ -1,0 +1,98 @@
+"""Bad input for training on your own data and for fitting a policy: typed errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import anytime
+from anytime.errors import AnytimeError, DtypeError, InputError, LabelError, OptionError, ShapeError
+from anytime.models import MLP, MLPConfig, MultiExit
+from anytime.train import TrainConfig
+
+X, Y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+
+
+def model() -> MLP:
+    return MLP(MLPConfig(classes=3, exits=2, width=4))
+
+
+def train(data: Any, **settings: Any) -> object:
+    return anytime.fit(model(), data, **{"epochs": 1, "batch": 8, **settings})
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(X[0], Y[0])])
+
+
+class Uneven(MultiExit):
+    num_exits = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def exits(self, x: Any) -> Iterator[Tensor]:
+        yield self.layer(x)
+        yield self.layer(x)[:, :2]
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, ...]]] = {
+    "a module without exits": (lambda: anytime.fit(nn.Linear(2, 3), (X, Y)), OptionError, ("Linear", "attach_exits")),
+    "a function as the model": (lambda: anytime.fit(lambda x: x, (X, Y)), OptionError, ("function", "torch module")),  # type: ignore[arg-type]
+    "a frozen model": (lambda: anytime.fit(model().requires_grad_(False), (X, Y)), OptionError, ("requires a gradient",)),
+    "exits of different sizes": (lambda: anytime.fit(Uneven(), (X, Y)), ShapeError, ("(40, 3), (40, 2)", "linear layer")),
+    "inputs without labels": (lambda: train(X), InputError, ("shape (40, 2)", "DataLoader")),
+    "batches without labels": (lambda: train([X]), LabelError, ("without labels", "(x, y)")),
+    "a dict without labels": (lambda: train([{"x": X}]), LabelError, ("a dict of x", "labels")),
+    "a generator": (lambda: train((X, Y) for _ in range(2)), InputError, ("only once", "list(data)")),
+    "a path as data": (lambda: train("train.csv"), InputError, ("str", "DataLoader")),
+    "no data": (lambda: train([]), InputError, ("empty",)),
+    "no batch": (lambda: train(DataLoader([(X[0], 0)], 8, drop_last=True)), InputError, ("no batch", "batch size")),  # type: ignore[arg-type]
+    "a stream without a length": (lambda: train(DataLoader(Stream(), 8)), OptionError, ("length", "steps_per_epoch=1000")),
+    "a row too few": (lambda: train((X, Y[1:])), ShapeError, ("40", "39")),
+    "a label too large": (lambda: train([(X, Y + 1)]), LabelError, ("from 1 to 3", "counted from 1")),
+    "one-hot labels": (lambda: train([(X, nn.functional.one_hot(Y).float())]), DtypeError, ("argmax",)),
+    "texts as inputs": (lambda: train([(["a", "b"], Y[:2])]), DtypeError, ("inputs of a batch", "list")),
+    "an unknown setting": (lambda: train((X, Y), epoch=3), OptionError, ("epoch", "epochs")),
+    "a number as the config": (lambda: anytime.fit(model(), (X, Y), 3), OptionError, ("3", "epochs=2")),  # type: ignore[arg-type]
+    "no epochs": (lambda: train((X, Y), epochs=0), OptionError, ("epochs",)),
+    "an unknown objective": (lambda: train((X, Y), objective="poe"), OptionError, ("poe", "product")),
+    "a logger by name": (lambda: train((X, Y), loggers=["tensorboard"]), OptionError, ("tensorboard", "log_metrics")),
+    "a logger without a list": (lambda: train((X, Y), loggers=object()), OptionError, ("a list",)),
+    "resume without a folder": (lambda: train((X, Y), resume=True), OptionError, ("folder",)),
+    "a GPU that is not there": (lambda: train((X, Y), device="cuda:99"), OptionError, ("cuda:99", "cpu")),
+    "a graph of batches": (lambda: train((X, Y), graph=True, device="cuda"), OptionError, ("graph=False",)),
+    "sample weights of a loader": (
+        lambda: anytime.fit(model(), (X, Y), TrainConfig(objective="l2w", batch=8)),
+        OptionError,
+        ("l2w", "another objective"),
+    ),
+    "steps of an epoch of images": (
+        lambda: anytime.fit(model(), anytime.data.load_digits()["val"], steps_per_epoch=3),
+        OptionError,
+        ("digits", "remove steps_per_epoch"),
+    ),
+    "validation without labels": (lambda: train((X, Y), val=[X]), LabelError, ("without labels",)),
+    "a policy without labels": (lambda: anytime.fit_stopping(model(), [X]), LabelError, ("labels", "(x, y)")),
+    "a policy that may lose everything": (lambda: anytime.fit_stopping(model(), [(X, Y)], loss=1.5), OptionError, ("1.5",)),
+    "a policy for no rule": (lambda: anytime.fit_stopping(model(), [(X, Y)], rule="prodct"), OptionError, ("product",)),
+    "an unknown guarantee": (lambda: anytime.fit_stopping(model(), [(X, Y)], method="hope"), OptionError, ("hope", "crc")),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_explained(name: str) -> None:
+    call, kind, words = MISTAKES[name]
+    with pytest.raises(kind) as caught:
+        call()
+    error = caught.value
+    assert all((error.got, error.expected, error.fix))
+    for word in words:
+        assert word in str(error), str(error)
