@@ -32,6 +32,7 @@ def evaluate(
     class_dim: int | None = None,
     ignore_index: int | None = None,
     seed: int = 0,
+    engine: Literal["auto", "plain", "compiled"] = "auto",
 ) -> int:
     """Measure how anytime a model is, from the logits of its exits.
 
@@ -51,6 +52,7 @@ def evaluate(
         class_dim: For logits of pixels or tokens, the dimension of the classes: 2 for (exits, samples, classes, height, width).
         ignore_index: The label of positions to leave out, such as 255.
         seed: For the calibration split, the randomised sets and the sample of inputs.
+        engine: Compiled code, PyTorch (plain), or compiled code where it saves time (auto).
     """
     from anytime.cli.console import progress_bar
     from anytime.cli.logits import logits_file, refuse_same_file
@@ -77,6 +79,7 @@ def evaluate(
         "strict": strict,
         "sets": None if sets == "none" else Raps(variant=sets),
         "seed": seed,
+        "engine": engine,
     }
     guaranteed = None
     if calibration is None:

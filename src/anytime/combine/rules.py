@@ -88,7 +88,7 @@ class _Experts(Rule[S]):
 
     def check_exits(self, exits: int) -> None:
         """Refuse a number of exits that there are no weights for."""
-        _weights(self.weights, exits)
+        weights_of(self.weights, exits)
 
     def _log_evidence(self, logits: Tensor) -> Tensor:
         amount = 1.0 / logits.shape[-1] if isinstance(self.shift, str) else self.shift
@@ -133,7 +133,7 @@ class Product(_Experts[State]):
         return decide((self._log_evidence(given) * weights).sum(0), logits[-1])
 
     def _update(self, state: State, logits: Tensor) -> tuple[State, Prediction]:
-        weight = _weights(self.weights, state.exits)[state.seen]
+        weight = weights_of(self.weights, state.exits)[state.seen]
         total = torch.zeros_like(logits) if state.memory is None else state.memory
         if weight > 0:  # 0 · -inf would be NaN
             total = total + weight * self._log_evidence(logits)
@@ -173,7 +173,7 @@ class Mixture(_Experts[MixtureState]):
             )
 
     def _update(self, state: MixtureState, logits: Tensor) -> tuple[MixtureState, Prediction]:
-        kept, added = _log_fractions(_weights(self.weights, state.exits), state.seen)
+        kept, added = log_fractions(weights_of(self.weights, state.exits), state.seen)
         total, fell_back, ranking = state.memory, state.fell_back, state.memory
         if added > -math.inf:
             evidence, lost = evidence_or_logits(self._log_evidence(logits), logits)
@@ -218,7 +218,7 @@ def _log_add(one: Tensor, other: Tensor) -> Tensor:
 
 
 @cache
-def _log_fractions(weights: tuple[float, ...], exit: int) -> tuple[float, float]:
+def log_fractions(weights: tuple[float, ...], exit: int) -> tuple[float, float]:
     """Logarithms of the fractions of the mean that belong to the exits before and to this one."""
     logarithms = [math.log(weight) if weight > 0 else -math.inf for weight in weights[: exit + 1]]
     highest = max(logarithms)
@@ -227,7 +227,8 @@ def _log_fractions(weights: tuple[float, ...], exit: int) -> tuple[float, float]
     return before - total, logarithms[-1] - total
 
 
-def _weights(weights: Weights, exits: int) -> tuple[float, ...]:
+def weights_of(weights: Weights, exits: int) -> tuple[float, ...]:
+    """One number per exit from the `weights` of a product or a mixture."""
     if weights == "linear":
         return tuple(exit / exits for exit in range(1, exits + 1))
     if weights == "ones":
@@ -244,7 +245,7 @@ def _weights(weights: Weights, exits: int) -> tuple[float, ...]:
 @cache
 def _taken(weights: Weights, exits: int, seen: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[int, ...]]:
     """The positive weights of the first exits, `(taken, 1, 1)`, and the exits they belong to."""
-    taken = [(exit, weight) for exit, weight in enumerate(_weights(weights, exits)[:seen]) if weight > 0]
+    taken = [(exit, weight) for exit, weight in enumerate(weights_of(weights, exits)[:seen]) if weight > 0]
     with torch.inference_mode(False):  # it is cached, and may be used with gradients later
         numbers = torch.tensor([weight for _, weight in taken], dtype=dtype, device=device)
     return numbers[:, None, None], tuple(exit for exit, _ in taken)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from anytime.evaluation.source import Mapped
 from anytime.metrics import Trajectories, follow
 
 _CHUNK_BYTES = 32 << 20
+_COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 
 SETS_ROWS = 1 << 17
@@ -148,12 +150,14 @@ class BlockTask:
         log_odds: The rules whose log-odds to keep.
         sets: Prediction sets to measure, for the rules they were calibrated for.
         fingerprints: Whether to compute the rows' fingerprints.
+        compiled: Whether to use compiled code for the rules that it knows.
     """
 
     combiners: Mapping[Any, Combine]
     log_odds: Collection[Any] = ()
     sets: SetThresholds | None = None
     fingerprints: bool = False
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,9 +169,10 @@ class Chunk:
     fingerprints: Tensor
 
 
-def chunks(samples: int, block: int, row_values: int) -> list[slice]:
-    """All rows in chunks of whole blocks."""
-    rows = max(block, min(1 << 16, _CHUNK_BYTES // (4 * row_values)))
+def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:
+    """All rows in chunks of whole blocks; those for compiled code are larger, but enough for all threads."""
+    most = min(_COMPILED_BYTES // (4 * row_values), samples // 8) if compiled else _CHUNK_BYTES // (4 * row_values)
+    rows = max(block, min(1 << 16, most))
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
 
@@ -208,22 +213,10 @@ def calibrate_rows(
     rows: LogitRows, request: BlockTask, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
 ) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
     """Read the chosen rows once: thresholds of prediction sets, log-odds `(exits, rows)` by rule, and fingerprints."""
-    parts = torch.split(chosen, block)
-
-    @torch.inference_mode()
-    def work(picked: Tensor, uniform: Tensor) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-        logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
-        scores, log_odds = {}, {}
-        for name, combine in request.combiners.items():
-            prediction = combine(logits)
-            if raps is not None and labels is not None:
-                ascending = sort_rows(prediction.log_probs)
-                rank = rank_of(prediction.log_probs, ascending, labels)
-                scores[name] = raps.label_score(ascending, rank, uniform.to(logits.device))
-            if name in request.log_odds:
-                log_odds[name] = prediction.log_odds.double().cpu()
-        return scores, log_odds, fingerprints(logits) if request.fingerprints else NO_FINGERPRINTS
-
+    exits, _, classes = rows.logits.shape
+    sizes = chunks(len(chosen), block, exits * classes, compiled=True) if request.compiled else []
+    parts = [chosen[part] for part in sizes] or torch.split(chosen, block)
+    work = partial(_calibrate_compiled if request.compiled else calibrate_part, rows, request, raps, block)
     found = list(map_in_order(work, parts, uniforms(map(len, parts), rows.logits.shape[0], [seed, 1])))
     scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
     thresholds = {} if raps is None else {name: raps.threshold(each) for name, each in scores.items()}
@@ -232,8 +225,36 @@ def calibrate_rows(
 
 
 @torch.inference_mode()
+def calibrate_part(
+    rows: LogitRows, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
+    """The scores of some rows' labels, their log-odds, each `(exits, rows)` by rule, and their fingerprints."""
+    logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
+    scores, log_odds = {}, {}
+    for name, combine in request.combiners.items():
+        prediction = combine(logits)
+        if raps is not None and labels is not None:
+            ascending = sort_rows(prediction.log_probs)
+            rank = rank_of(prediction.log_probs, ascending, labels)
+            scores[name] = raps.label_score(ascending, rank, uniform.to(logits.device))
+        if name in request.log_odds:
+            log_odds[name] = prediction.log_odds.double().cpu()
+    return scores, log_odds, fingerprints(logits) if request.fingerprints else NO_FINGERPRINTS
+
+
+def _calibrate_compiled(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
+    from anytime.evaluation.compiled import plan
+
+    return plan.calibrate_rows(*arguments)
+
+
+@torch.inference_mode()
 def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
     """Read a chunk once, block by block, and follow its rows under each rule."""
+    if request.compiled:
+        from anytime.evaluation.compiled import plan
+
+        return plan.follow_chunk(rows, request, block, chunk, uniform)
     # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
     whole: dict[Any, Followed] = {}
     prints = [NO_FINGERPRINTS]

@@ -87,7 +87,8 @@ class ExampleCollector:
             if first_row <= row < first_row + len(drops):
                 self._sample[row] = example(row - first_row)
         top = drops.double().argsort(descending=True, stable=True)[: self._keep].tolist()
-        new = [(-float(drops[column]), first_row + column, example(column)) for column in top if drops[column] > 0]
+        least = -self._worst[-1][0] if len(self._worst) == self._keep and self._worst else 0.0
+        new = [(-float(drops[column]), first_row + column, example(column)) for column in top if drops[column] > least]
         self._worst = sorted([*self._worst, *new], key=lambda each: each[:2])[: self._keep]
 
     @property

@@ -27,6 +27,7 @@ from anytime.combine.named import DEFAULT_RULES, name_of, name_rules, plain_rule
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows
+from anytime.evaluation.compiled import Engine, use_compiled
 from anytime.evaluation.measure import Evaluation, Setup, check_unseen, open_rows
 from anytime.metrics import RuleMetrics
 from anytime.policy import BudgetCurve, BudgetTally
@@ -135,6 +136,7 @@ def measure_guarantees(
     sets: Raps | None = Raps(),  # noqa: B008 - frozen
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    engine: Engine = "auto",
 ) -> Guarantees:
     """Fit everything that can be fitted on calibration rows, and measure it on test rows.
 
@@ -152,6 +154,7 @@ def measure_guarantees(
         sets: Settings of the prediction sets; None for none.
         seed: For the split of the calibration rows, the randomised sets and the sample of inputs.
         progress: Called with the number of test rows done and the total.
+        engine: As for `evaluate`.
 
     Example:
         >>> from anytime import samples
@@ -183,7 +186,9 @@ def measure_guarantees(
     setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
 
     def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
-        return _measure(setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence))
+        return _measure(
+            setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence), engine=engine
+        )
 
     found, shared = attempt(torch.arange(held_samples))
     return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found
@@ -199,6 +204,7 @@ def _measure(
     sets: Raps | None,
     drop: float,
     confidence: float,
+    engine: Engine,
 ) -> tuple[Guarantees, Tensor]:
     """The guarantees from the calibration rows `kept`, and which of all calibration rows are among the test rows."""
     exits, _, classes = held.logits.shape
@@ -209,6 +215,7 @@ def _measure(
     combiners = {name: each.combine for name, each in every.items()}
     scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
     request = BlockTask(combiners, log_odds=every, fingerprints=True)
+    request = replace(request, compiled=use_compiled(engine, setup.rows, request))
     prints: list[Tensor] = []
     with setup.workers() as map_in_order:
         thresholds, log_odds, calibration_prints = calibrate_rows(

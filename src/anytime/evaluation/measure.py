@@ -40,6 +40,7 @@ from anytime.evaluation.blocks import (
     uniforms,
     workers,
 )
+from anytime.evaluation.compiled import Engine, use_compiled
 from anytime.evaluation.examples import Example, ExampleCollector
 from anytime.evaluation.figures import figures
 from anytime.evaluation.source import CollectedLogits, LogitsFile, Mapped, open_logits
@@ -142,6 +143,7 @@ def evaluate(
     class_dim: int | None = None,
     ignore_index: int | None = None,
     progress: Progress | None = None,
+    engine: Engine = "auto",
 ) -> Evaluation:
     """Compute the metrics of each rule from the logits of all exits.
 
@@ -159,6 +161,8 @@ def evaluate(
         class_dim: The dimension of the classes in dense logits: 2 for segmentation, -1 for `(exits, samples, length, classes)`.
         ignore_index: The label of positions to leave out, such as 255 or -100.
         progress: Called with the number of rows done and the total.
+        engine: `compiled` for compiled code (extra `fast`), `plain` for PyTorch, `auto` for compiled code where it saves time:
+            for large logits on the CPU, if numba is installed. Both give the same numbers up to rounding.
 
     Example:
         >>> found = evaluate(torch.randn(3, 50, 10), torch.randint(0, 10, (50,)))
@@ -174,12 +178,19 @@ def evaluate(
     # Blocks are checked once, not once per rule.
     combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
     request = BlockTask(combiners, fingerprints=any(isinstance(each, TunedRule) for each in named.values()))
+    request = replace(request, compiled=use_compiled(engine, rows, request))
     prints: list[Tensor] = []
     with setup.workers() as map_in_order:
         chosen, used = rows.for_sets(seed)
         if sets is not None and rows.labels is not None and len(chosen):
             calibrated, *_ = calibrate_rows(
-                rows, BlockTask(combiners), sets, chosen, seed=seed, block=setup.block, map_in_order=map_in_order
+                rows,
+                replace(request, fingerprints=False),
+                sets,
+                chosen,
+                seed=seed,
+                block=setup.block,
+                map_in_order=map_in_order,
             )
             request = replace(request, sets=None if calibrated is None else replace(calibrated, used=used))
         found, _ = setup.measure(request, list(combiners), map_in_order, lambda chunk: prints.append(chunk.fingerprints))
@@ -208,15 +219,14 @@ class Setup:
         exits, _, classes = self.rows.logits.shape
         return block_size(exits, classes) if self.block_rows is None else check_count(self.block_rows, "block_rows")
 
-    @property
-    def chunks(self) -> list[slice]:
-        """All rows in chunks."""
+    def chunks(self, *, compiled: bool) -> list[slice]:
+        """All rows in chunks, for compiled code or not."""
         exits, samples, classes = self.rows.logits.shape
-        return chunks(samples, self.block, exits * classes)
+        return chunks(samples, self.block, exits * classes, compiled=compiled)
 
     def workers(self) -> AbstractContextManager[MapInOrder]:
         """Threads for one chunk each."""
-        return workers(len(self.chunks))
+        return workers(len(self.chunks(compiled=True)))
 
     def measure(
         self, request: BlockTask, shown: Sequence[str], map_in_order: MapInOrder, on_chunk: Callable[[Chunk], None]
@@ -233,8 +243,9 @@ class Setup:
         labels, sets, layout = self.rows.labels, request.sets, self.rows.layout
         summaries = {name: Summary(self.costs, labelled=labels is not None, strict=self.strict) for name in request.combiners}
         examples = ExampleCollector(self.rows.sample(EXAMPLES, self.seed), WORST, self.rows.locate)
-        draws = uniforms((part.stop - part.start for part in self.chunks), exits, [self.seed, 2])
-        for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), self.chunks, draws):
+        parts = self.chunks(compiled=request.compiled)
+        draws = uniforms((part.stop - part.start for part in parts), exits, [self.seed, 2])
+        for chunk in map_in_order(partial(follow_chunk, self.rows, request, self.block), parts, draws):
             for name, each in chunk.rules.items():
                 summaries[name].add(each.seen)
                 if layout is not None and labels is not None:
@@ -264,6 +275,7 @@ class Setup:
                 "oracle_fraction": ORACLE_FRACTION,
                 "sets": None if sets is None else {**asdict(sets.raps), "calibration_rows": sets.calibration_rows},
                 "seed": self.seed,
+                "engine": "compiled" if request.compiled else "plain",
                 **({} if layout is None else {"class_dim": layout.class_dim, "ignore_index": self.rows.ignore_index}),
             },
             examples=examples.sample,

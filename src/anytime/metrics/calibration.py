@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_number
+from anytime.metrics.monotonicity import ROUNDING
 
 ECE_BINS = 15
 ORACLE_BINS = 10_000
@@ -36,10 +37,12 @@ def brier(square: Tensor, label_probability: Tensor) -> Tensor:
 def histogram(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     """Count, sum of confidences and number of correct answers in equal-width bins of confidence.
 
-    Bins are closed on the left; a confidence of exactly 1 belongs to the last. From `(exits, batch)` confidences in [0, 1] and
+    Bins are closed on the left; a confidence of exactly 1 belongs to the last, and one that differs from an edge only by
+    rounding is on it: 1/3 has the same bin on any processor. From `(exits, batch)` confidences in [0, 1] and
     booleans, the result is `(exits, bins, 3)` in float64.
     """
-    index = (confidence.double() * bins).long().clamp(0, bins - 1)
+    rounding = ROUNDING * torch.finfo(confidence.dtype).eps
+    index = ((confidence.double() + rounding) * bins).long().clamp(0, bins - 1)
     values = torch.stack((torch.ones_like(confidence), confidence, correct.to(confidence.dtype)), -1).double()
     table = torch.zeros(confidence.shape[0], bins, 3, dtype=torch.float64, device=confidence.device)
     return table.scatter_add_(1, index[..., None].expand(values.shape), values)

@@ -13,7 +13,7 @@ from torch import Tensor
 DROPS = (0.01, 0.05, 0.1, 0.2, 0.25, 0.33, 0.5)
 ENTROPY_RISES = (0.01, 0.1, 0.5, 1.0)
 SIZE_RISES = (1, 2, 5, 10)
-_ROUNDING = 8
+ROUNDING = 8
 """The rounding error of a difference of two probabilities, in units of the last place of 1."""
 
 
@@ -39,7 +39,7 @@ def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) 
     >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1, 0.2)).tolist()
     [2, 0]
     """
-    rounding = _ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
+    rounding = ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
     given, counts = values.double(), []
     for limit in thresholds:  # numbers of Python, not a tensor of them: copying one to a GPU would wait for it
         near = min(rounding * max(limit, 1.0), abs(limit) / 2)  # 0 never reaches a positive threshold
