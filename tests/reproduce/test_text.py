@@ -140,7 +140,7 @@ def test_a_fitted_product_that_keeps_to_the_first_exit_is_named(
 
 
 def test_what_is_missing_is_named(found: Finding) -> None:
-    assert "no run of IMDB, Banking77;" in found.note
+    assert "no run of IMDB, AG News, Banking77;" in found.note
     assert "no run of TREC, CLINC150 with a single head" in found.note
     assert "no run with 3, 10, 20, 50, 100 of CLINC150's classes" in found.note
 
