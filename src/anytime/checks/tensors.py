@@ -39,7 +39,9 @@ def as_tensor(values: Any, name: str) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
+        fix="read it into memory: logits[:]"
+        if hasattr(values, "ndim")
+        else "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
     )
 
 
