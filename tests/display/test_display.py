@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -85,6 +86,8 @@ def test_an_answer_names_its_label_or_its_inputs() -> None:
     assert repr(answer()).startswith("Answer(label=")
     assert repr(answer(8)) == "Answer(inputs=8, exit=2 of 4, elapsed=3.1 ms, deadline_met=True, reason=forecast)"
     interval = Interval(torch.tensor([0.25]), torch.tensor([0.5]), torch.tensor([False]))
+    same = replace(answer(8), exit=torch.full((8,), 2))
+    assert "exit=2 of 4" in repr(same)
     assert "lower=0.25, upper=0.5" in repr(Answer(interval, 1, 2, 0.1, None, None))
 
 

@@ -181,3 +181,16 @@ def test_scalars_are_flat_and_named_by_exit() -> None:
     assert {"accuracy/exit_4", "label_drop_percent/0.1", "mean_label_drop", "consistency/concordance"} <= set(scalars)
     assert not any("reliability" in name for name in scalars)
     assert all(isinstance(value, int | float) for value in scalars.values())
+
+
+def test_dense_batches_have_the_metrics_of_evaluate() -> None:
+    logits, labels = torch.randn(3, 6, 9, 5, 7), torch.randint(9, (6, 5, 7))
+    labels[:, 0] = labels[2:4] = 255
+    metrics = Metrics("product", class_dim=2, ignore_index=255)
+    for first in (0, 2, 4):  # the second batch has no label at all
+        metrics.update(list(logits[:, first : first + 2]), labels[first : first + 2])
+    wanted = anytime.evaluate(logits, labels, rules="product", class_dim=2, ignore_index=255).rules["product"]
+    found = metrics.compute()["product"]
+    assert metrics.rows == int((labels != 255).sum())
+    assert found.mean_iou == pytest.approx(wanted.mean_iou)
+    assert found.accuracy == pytest.approx(wanted.accuracy)

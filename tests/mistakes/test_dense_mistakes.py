@@ -22,7 +22,7 @@ from anytime.errors import (
     ScaleError,
     ShapeError,
 )
-from anytime.metrics import RuleMetrics
+from anytime.metrics import Metrics, RuleMetrics
 
 GENERATOR = torch.Generator().manual_seed(0)
 PIXELS = 3 * torch.randn(3, 4, 5, 6, 7, generator=GENERATOR)  # (exits, batch, classes, height, width)
@@ -58,6 +58,10 @@ def runner(**options: object) -> object:
 CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "pixels without class_dim": (lambda: RULE(PIXELS), ShapeError, "class_dim=2"),
     "pixels evaluated without class_dim": (lambda: anytime.evaluate(PIXELS, LABELS), ShapeError, "class_dim=2"),
+    "pixels in a loop": (lambda: Metrics().update(PIXELS, LABELS), ShapeError, "class_dim=2"),
+    "a list of pixels in a loop": (lambda: Metrics().update(list(PIXELS), LABELS), ShapeError, "class_dim=2"),
+    "labels of other pixels in a loop": (lambda: Metrics(class_dim=2).update(PIXELS, LABELS[:, 1:]), ShapeError, "(4, 6, 7)"),
+    "ignored labels without class_dim in a loop": (lambda: Metrics(ignore_index=255), OptionError, "class_dim"),
     "the batch as classes": (lambda: RULE(PIXELS, class_dim=1), OptionError, "dimension of the batch"),
     "the exits as classes": (lambda: RULE(PIXELS, class_dim=-5), OptionError, "dimension of the exits"),
     "a dimension that is not there": (lambda: RULE(PIXELS, class_dim=5), OptionError, "at most 4"),

@@ -50,6 +50,12 @@ def metrics_of(*batches: tuple[Any, Any]) -> Callable[[], object]:
 
 LIST = list(LOGITS)
 CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
+    "pixels as bytes": (collected([(X.to(torch.uint8), Y)]), DtypeError, "/ 255"),
+    "logits that are still in a file": (
+        lambda: anytime.certify(anytime.samples.cifar100_msdnet().logits, Y, "product"),
+        DtypeError,
+        "read it into memory: logits[:]",
+    ),
     "neither exits nor an example": (lambda: from_outputs(nn.Linear(2, 5)), OptionError, "example=x"),
     "a model as a name": (lambda: from_outputs(7, exits=3), OptionError, "a module or function"),
     "no exits": (lambda: from_outputs(nn.Linear(2, 5), exits=0), OptionError, "number of logits"),

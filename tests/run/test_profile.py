@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anytime.errors import DeadlineTooShort, FormatError, OptionError, ShapeError
+from anytime.models import MLP, MLPConfig
 from anytime.run import Profile, Runner, RunOptions, profile_model
 from anytime.run.timing.profile import describe_machine
 
@@ -87,3 +88,10 @@ def test_an_older_profile_is_read_with_its_macs(engine: Any, tmp_path: Path) -> 
     (tmp_path / "profile.json").write_text(json.dumps(document))
     assert Profile.load(tmp_path / "profile.json").macs == (1.0, 2.0, 3.0, 4.0, 5.0)
     assert "macs" in profile.document()["fields"]
+
+
+def test_a_model_is_profiled_in_the_eager_engine() -> None:
+    profile = profile_model(MLP(MLPConfig(classes=3, exits=2)), torch.zeros(1, 2), repeats=1)
+    assert (profile.engine, profile.exits, profile.classes) == ("eager", 2, 3)
+    with pytest.raises(OptionError, match="Linear"):
+        profile_model(torch.nn.Linear(2, 3), torch.zeros(1, 2), repeats=1)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from anytime.data import ImageData, normalise
-from anytime.models import AttachedExits, MultiExit, attach_exits
+from anytime.models import MLP, AttachedExits, MLPConfig, MultiExit, attach_exits
 from anytime.train import DivergedError, FitOptions, Hardware, TrainConfig, exit_accuracy, fit, joint_cross_entropy
 from anytime.train.loop import Progress
 from anytime.train.options import Settings
@@ -307,3 +307,16 @@ def test_keywords_change_the_objects(rows: dict[str, Pair], tmp_path: Path) -> N
     fit(attached(rows), rows["train"], recipe, options=options, epochs=1, lr=2e-3, folder=tmp_path)
     assert [line.lr for line in lines] == [2e-3]
     assert (tmp_path / "log.csv").is_file()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_floating_point_inputs_get_the_type_of_the_weights(dtype: torch.dtype) -> None:
+    x, y = torch.randn(16, 2, dtype=dtype), torch.arange(16) % 3
+    outcome = fit(MLP(MLPConfig(classes=3, exits=2)), (x, y), val=(x, y), epochs=1, batch=8, device="cpu")
+    assert outcome.finished
+
+
+def test_an_outcome_is_short_to_read() -> None:
+    outcome = fit(MLP(MLPConfig(classes=3, exits=2)), (torch.randn(16, 2), torch.arange(16) % 3), epochs=30, batch=8)
+    assert len(repr(outcome)) < 200
+    assert "epochs=30" in repr(outcome)

@@ -26,7 +26,7 @@ def certificate_table(known: Certificate) -> Table:
         ("inputs", "observed", "bound", "both at once"),
         (
             (f"drop {sign} {known.drop:g}", exact(lost), *(f"at most {bound}" for bound in drops)),
-            ("never right, then wrong", exact(kept), *(f"at least {bound}" for bound in monotone)),
+            ("correct stays correct", exact(kept), *(f"at least {bound}" for bound in monotone)),
         ),
     )
 

@@ -39,7 +39,9 @@ def as_tensor(values: Any, name: str) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
+        fix="read it into memory: logits[:]"
+        if hasattr(values, "ndim")
+        else "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
     )
 
 
@@ -118,8 +120,10 @@ def check_step(values: Any, *, exit: int, like: Tensor | None, name: str = "logi
     return logits
 
 
-def stack_exits(values: Any, *, name: str = "logits") -> Tensor:
+def stack_exits(values: Any, *, name: str = "logits", dense: bool = False) -> Tensor:
     """The logits of all exits as one tensor, from a tensor or an array, or from a list with `(batch, classes)` per exit.
+
+    With `dense`, the tensors of the list may have more dimensions.
 
     >>> stack_exits([torch.zeros(5, 3), torch.ones(5, 3)]).shape
     torch.Size([2, 5, 3])
@@ -128,13 +132,15 @@ def stack_exits(values: Any, *, name: str = "logits") -> Tensor:
         return as_tensor(values, name)
     exits = [as_tensor(value, f"{name} of exit {exit}") for exit, value in enumerate(values, 1)]
     shapes = [tuple(exit.shape) for exit in exits]
-    if not exits or len(shapes[0]) != 2 or any(shape != shapes[0] for shape in shapes):
+    if not exits or (len(shapes[0]) != 2 and not dense) or any(shape != shapes[0] for shape in shapes):
         raise ShapeError(
             f"{name} are a list of tensors of the shapes {', '.join(map(str, shapes))}"
             if exits
             else f"{name} are an empty list",
             expected="one tensor (batch, classes) per exit, all of one shape",
-            fix="pass the logits of the same inputs and classes at every exit",
+            fix="name the dimension of the classes of pixels or tokens, class_dim=2, where there is such an argument"
+            if exits and len(shapes[0]) > 2
+            else "pass the logits of the same inputs and classes at every exit",
         )
     return torch.stack(exits)
 

@@ -200,7 +200,9 @@ def block_size(exits: int, classes: int) -> int:
     return max(1, _CACHE_BYTES // (4 * exits * classes))
 
 
-def used_positions(labels: Any, layout: Layout, ignore_index: Any, device: torch.device | None) -> tuple[Tensor | None, Tensor]:
+def used_positions(
+    labels: Any, layout: Layout, ignore_index: Any, device: torch.device | None, *, any_number: bool = False
+) -> tuple[Tensor | None, Tensor]:
     """The rows whose label is not `ignore_index` (None for all), and their labels, `(rows,)`.
 
     Args:
@@ -208,6 +210,7 @@ def used_positions(labels: Any, layout: Layout, ignore_index: Any, device: torch
         layout: Of the logits.
         ignore_index: The label of positions to leave out.
         device: Of the logits.
+        any_number: Whether all positions may be left out.
     """
     given = as_tensor(labels, "labels")
     shape = (layout.batch, *layout.positions)
@@ -229,7 +232,7 @@ def used_positions(labels: Any, layout: Layout, ignore_index: Any, device: torch
         if bool(ignored.any()):
             kept = (~ignored).nonzero()[:, 0]
             flat = flat[kept]
-            if not len(kept):
+            if not len(kept) and not any_number:
                 raise LabelError(
                     f"all {len(ignored):,} labels are {ignore_index}, the ignore_index",
                     expected="at least one position with a label",
@@ -253,6 +256,16 @@ def check_labelled_rows(logits: Any, labels: Any, class_dim: Any, ignore_index: 
     kept, known = used_positions(labels, layout, ignore_index, given.device)
     rows = DenseRows(given, class_dim, kept=kept)
     return check_labelled(rows[:, : len(known)], known)
+
+
+def labelled_rows(logits: Tensor, labels: Any, class_dim: int, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
+    """Dense logits as `(exits, rows, classes)`, and the labels of these rows; none are left if all are `ignore_index`."""
+    layout = Layout.of(tuple(logits.shape), class_dim)
+    kept, known = None, None
+    if labels is not None:
+        kept, known = used_positions(labels, layout, ignore_index, logits.device, any_number=True)
+    rows = DenseRows(logits, class_dim, kept=kept)
+    return rows[:, : rows.shape[1]], known
 
 
 def check_ignored(class_dim: Any, ignore_index: Any) -> None:

@@ -19,6 +19,7 @@ from anytime.evaluation.source import CollectedLogits, open_logits
 from anytime.evaluation.store import LogitsStore, mapped_tensor
 from anytime.models.attach.probe import evaluating
 from anytime.models.base import ExitModel
+from anytime.models.given import run_explained
 from anytime.models.outputs import OutputReader, on_device_of, read_outputs
 from anytime.outputs import lock_run
 from anytime.progress import Progress
@@ -126,7 +127,7 @@ def _collect(
 def _run_batch(
     run: Callable[[Inputs], list[Tensor]], number: int, inputs: Inputs, labels: Tensor | None, first_row: int
 ) -> _Batch:
-    logits = stack_exits(run(inputs), name=f"the logits of batch {number}").cpu()
+    logits = stack_exits(run_explained(run, inputs), name=f"the logits of batch {number}").cpu()
     if logits.shape[1] != count_rows(inputs):
         raise ShapeError(
             f"the model returned {logits.shape[1]} rows for the {count_rows(inputs)} inputs of batch {number}",

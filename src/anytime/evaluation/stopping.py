@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from anytime.checks import check_number
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import default_rule
 from anytime.combine.named import as_rule
@@ -56,6 +57,8 @@ def fit_stopping(
         >>> policy.rows, policy.rule
         (300, Product(activation=ReLU(), weights='linear', shift=0.0))
     """
+    # Before the data are run: the policy's own check would call it epsilon.
+    check_number(loss, "loss", above=0, below=1, fix="pass a fraction: loss=0.01 is one point of accuracy")
     collected = collect_logits(model, map(labelled_batch, as_batches(data, batch=_BATCH)))
     exits, _, classes = collected.logits.shape
     chosen = default_rule(classes) if rule is None else as_rule(rule, exits=exits, classes=classes)

@@ -22,8 +22,8 @@ from anytime.errors import InputError, MissingExtraError
 from anytime.loading.blocks import Block, cut_files
 from anytime.loading.inputs import array_batch
 from anytime.loading.models import input_shape, make_batch, reads_texts
+from anytime.models.given import names_of
 from anytime.run import Budget, Runner, RunOptions, open_folder
-from anytime.run.engines.given import names_of
 
 Columns = dict[str, NDArray[Any]]
 

@@ -24,6 +24,7 @@ from anytime.checks import (
     stack_exits,
 )
 from anytime.combine import Rule
+from anytime.combine.dense import check_ignored, labelled_rows
 from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.metrics.rule_metrics import RuleMetrics
@@ -45,6 +46,9 @@ class Metrics:
         rules: Rules by name, as objects or as fitted objects, or a mapping from names to these or to other callables.
         costs: Cumulative cost up to each exit, for consistency and diminishing returns; 1, 2, 3, … by default.
         strict: Count drops above a threshold (released code) rather than at or above it (paper).
+        class_dim: The dimension of the classes of dense logits, such as 2 for `(exits, batch, classes, height, width)`. Every
+            labelled position is then a row, and there is a mean IoU.
+        ignore_index: The label of positions to leave out. Finding them waits for a GPU.
 
     Example:
         >>> metrics = Metrics(rules=["latest", "product"])
@@ -62,8 +66,12 @@ class Metrics:
         *,
         costs: Sequence[float] | None = None,
         strict: bool = False,
+        class_dim: int | None = None,
+        ignore_index: int | None = None,
     ) -> None:
+        check_ignored(class_dim, ignore_index)
         self.rules = name_rules(rules)
+        self.class_dim, self.ignore_index = class_dim, ignore_index
         self.costs = costs
         self.strict = check_flag(strict, "strict")
         self.reset()
@@ -83,10 +91,15 @@ class Metrics:
         """Add a batch.
 
         Args:
-            logits: `(exits, batch, classes)`, or a list with `(batch, classes)` per exit, on any device.
-            labels: `(batch,)` class indices on the same device; with all batches or with none.
+            logits: `(exits, batch, classes)`, or a list with `(batch, classes)` per exit, on any device; with `class_dim`, of
+                more dimensions.
+            labels: `(batch,)` class indices on the same device, with all batches or with none; with `class_dim`, the shape of
+                the logits without exits and classes.
         """
-        values, known = self._checked(stack_exits(logits), labels)
+        values = stack_exits(logits, dense=self.class_dim is not None)
+        if self.class_dim is not None:
+            values, labels = labelled_rows(values, labels, self.class_dim, self.ignore_index)
+        values, known = self._checked(values, labels)
         if not self._summaries:
             self._start(values, labelled=known is not None)
         self._check_same(values, labelled=known is not None)
@@ -95,6 +108,8 @@ class Metrics:
         seen = {name: follow(combine(values), known) for name, combine in self._combiners.items()}
         for name, summary in self._summaries.items():
             summary.add(seen[name])
+            if self.class_dim is not None and known is not None:
+                summary.add_classes(seen[name], known, values.shape[2])
         if self._some is None and values.shape[1]:
             self._some = values[:, :_SOME].clone()
         self.rows += values.shape[1]
@@ -110,10 +125,10 @@ class Metrics:
 
     def merge(self, other: Metrics) -> None:
         """Add all rows of another object with the same settings, such as that of another process."""
-        if self.rules != other.rules or self.strict != other.strict:
+        if (self.rules, self._settings()) != (other.rules, other._settings()):
             raise OptionError(
-                f"metrics of other rules: {', '.join(other.rules)}, strict={other.strict}",
-                expected=f"{', '.join(self.rules)}, strict={self.strict}",
+                f"metrics of other rules or settings: {', '.join(other.rules)}, {other._settings()}",
+                expected=f"{', '.join(self.rules)}, {self._settings()}",
                 fix="create both with the same arguments",
             )
         if not other._summaries:
@@ -129,6 +144,9 @@ class Metrics:
             self._note(torch.where(other._faults == _NONE, _NONE, moved))
         self._some = self._some if self._some is not None else other._some
         self.rows += other.rows
+
+    def _settings(self) -> str:
+        return f"strict={self.strict}, class_dim={self.class_dim}, ignore_index={self.ignore_index}"
 
     def prepared(self, exits: int, *, labelled: bool = True) -> Metrics:
         """A new object with these settings that has seen no rows and takes only batches like these."""

@@ -57,7 +57,8 @@ class Answer(Displayed):
 
     def __repr__(self) -> str:
         parts = {"inputs": len(self.fell_back)} if self.fell_back.numel() > 1 else self._single()
-        exit = self.exit if isinstance(self.exit, int) else f"{int(self.exit.min())} to {int(self.exit.max())}"
+        first, last = int(torch.as_tensor(self.exit).min()), int(torch.as_tensor(self.exit).max())
+        exit = first if first == last else f"{first} to {last}"
         met = {} if self.deadline_met is None else {"deadline_met": self.deadline_met}
         parts |= {"exit": f"{exit} of {self.exits}", "elapsed": f"{1e3 * self.elapsed:.3g} ms", **met, "reason": self.reason}
         return f"Answer({', '.join(f'{name}={value}' for name, value in parts.items())})"

@@ -13,10 +13,10 @@ from anytime.checks import Inputs, check_costs, check_count
 from anytime.combine import Intersection, Rule, parse_rule
 from anytime.errors import OptionError
 from anytime.models import MultiExit, measure_cost
-from anytime.models.base import ExitModel
 from anytime.policy import FittedPolicy, Policy
 from anytime.run.combining import AsGiven, ByIntersection, ByRule, Combiner, choose_rule
 from anytime.run.engines import ENGINES, Engine
+from anytime.run.engines.choose import check_runnable
 from anytime.run.engines.onnx import OnnxRuntimeEngine
 from anytime.run.export.loading import ExportedModel
 from anytime.run.export.rule_graph import ByGraph, by_graph
@@ -64,13 +64,7 @@ def check_dense(class_dim: Any, engine: str | Engine, *, rule: Any, policy: Any,
 
 def count_exits(model: Any, engine: str | Engine) -> int:
     """The number of exits of a model that an engine can run."""
-    exits = getattr(model, "num_exits", None)
-    if not isinstance(exits, int) or not (isinstance(model, ExitModel) or hasattr(model, "begin")):
-        raise OptionError(
-            f"the model is a {type(model).__name__}",
-            expected="a model with num_exits and exits(x), or an engine",
-            fix="add exits to a network with anytime.models.attach_exits, or combine several in anytime.models.Ensemble",
-        )
+    exits = check_runnable(model)
     if engine not in (*ENGINES, "auto") if isinstance(engine, str) else not hasattr(engine, "begin"):
         names = ", ".join(ENGINES)
         raise OptionError(f"engine is {engine!r}", expected=f"an engine, auto, or one of {names}", fix="use 'auto'")

@@ -57,6 +57,12 @@ class Outcome:
         """Whether all steps were done."""
         return self.step == self.steps
 
+    def __repr__(self) -> str:
+        steps, losses = f"step={self.step} of {self.steps}, epochs={len(self.history)}, seconds={self.seconds:.3g}", ""
+        if self.history:
+            losses = f", losses=({', '.join(f'{loss:.3g}' for loss in self.history[-1].losses)})"
+        return f"Outcome({steps}{losses}{f', stopped={self.stopped!r}' if self.stopped else ''})"
+
 
 def fit(
     model: nn.Module,

@@ -45,6 +45,7 @@ def make_engine(model: ExitModel, name: str = "auto", *, example: Inputs | None 
         >>> engine.name, engine.num_exits
         ('folded', 5)
     """
+    check_runnable(model)
     if name not in (*ENGINES, "auto"):
         names = ", ".join((*ENGINES, "auto"))
         raise OptionError(f"engine is {name!r}", expected=f"one of {names}", fix="use 'auto' for the fastest one")
@@ -53,6 +54,18 @@ def make_engine(model: ExitModel, name: str = "auto", *, example: Inputs | None 
     if name == "auto":
         return _fastest(model, example, threads)
     return _make(model, name, example, threads)
+
+
+def check_runnable(model: Any) -> int:
+    """The number of exits of a model or an engine; anything else is refused."""
+    exits = getattr(model, "num_exits", None)
+    if not isinstance(exits, int) or not (isinstance(model, ExitModel) or hasattr(model, "begin")):
+        raise OptionError(
+            f"the model is a {type(model).__name__}",
+            expected="a model with num_exits and exits(x), or an engine",
+            fix="add exits to a network with anytime.models.attach_exits, or combine several in anytime.models.Ensemble",
+        )
+    return exits
 
 
 def _fastest(model: ExitModel, example: Inputs | None, threads: int | None) -> Engine:

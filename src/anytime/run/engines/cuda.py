@@ -26,9 +26,9 @@ from anytime.checks import Inputs, check_count, repeat_rows, tensors_of
 from anytime.errors import DeviceError, OptionError
 from anytime.models.base import Carry, StagedModel
 from anytime.models.branches import run_paths_side_by_side
+from anytime.models.given import check_like, flat_inputs, names_of
 from anytime.models.modes import without_autocast
 from anytime.run.engines.folding import allow_tf32, difference, folded_copy, logits_of_stages
-from anytime.run.engines.given import check_like, flat_inputs, names_of
 from anytime.run.engines.packed import PackedMSDNet, Run, can_be_packed, run_with_torch
 from anytime.run.engines.running import Joinable, Running, as_answer, device_of
 from anytime.run.forks import renew_in_children

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from anytime.checks import Inputs, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
+from anytime.models.given import explain, names_of, structured
 from anytime.models.modes import Modes
-from anytime.run.engines.given import explain, names_of
 from anytime.run.engines.running import Joinable, Running, as_answer, device_of
 
 
@@ -115,8 +115,7 @@ class _ByGenerator(Running[Tensor]):
 
     def _try(self, given: Carry) -> None:
         """Run to the first exit, on other inputs of the same structure."""
-        tensors = iter(given)
-        again: Any = iter(self._model.exits(map_inputs(lambda _: next(tensors), self._x)))
+        again: Any = iter(self._model.exits(structured(given, self._x)))
         try:
             _checked(next(again), 0, len(given[0]))
         finally:

@@ -21,8 +21,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from anytime.checks import Inputs, map_inputs, tensors_of
 from anytime.errors import OptionError
 from anytime.models.base import Carry, StagedModel
+from anytime.models.given import names_of
 from anytime.run.engines.eager import EagerEngine
-from anytime.run.engines.given import names_of
 from anytime.run.engines.running import device_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from anytime.checks import Inputs, check_inputs, repeat_rows, tensors_of
 from anytime.errors import MissingExtraError, OptionError, ShapeError
 from anytime.models.base import Carry, StagedModel
+from anytime.models.given import check_number, fits, flat_inputs, names_of, no_batch, places, refuse_tokens, wrong_type
 from anytime.run.engines.folding import difference, folded_copy, on_cpu
-from anytime.run.engines.given import check_number, fits, flat_inputs, names_of, no_batch, places, refuse_tokens, wrong_type
 from anytime.run.engines.running import Joinable, Running
 
 OPSET = 18

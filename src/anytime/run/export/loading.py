@@ -19,8 +19,8 @@ from anytime.checks import Inputs, check_count, check_flag
 from anytime.combine import Prediction
 from anytime.errors import AnytimeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.models.base import Carry
+from anytime.models.given import fits, flat_inputs, no_batch, places, wrong_type
 from anytime.run.engines.folding import on_cpu
-from anytime.run.engines.given import fits, flat_inputs, no_batch, places, wrong_type
 from anytime.run.engines.onnx import ONNX_TYPES, make_session
 from anytime.run.engines.running import Joinable
 from anytime.run.export.description import DTYPES, LARGEST_DESCRIPTION, NAME, read_description, tensors_of_stage

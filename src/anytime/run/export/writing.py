@@ -34,10 +34,10 @@ from anytime.combine.base import Rule
 from anytime.combine.named import parse_rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
+from anytime.models.given import names_of
 from anytime.run.engines import onnx as onnx_export
 from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folding import eval_copy
-from anytime.run.engines.given import names_of
 from anytime.run.engines.onnx import OPSET, Free, require
 from anytime.run.export.description import FORMAT, KIND, NAME, VERSION, Format, check_description
 from anytime.run.export.loading import LARGEST_STAGE

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from anytime.display.plot import plot_chart
 from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
+from anytime.models.base import ExitModel
 from anytime.run.engines.base import Engine
+from anytime.run.engines.choose import make_engine
 from anytime.run.timing.clock import Clock, MonotonicClock
 from anytime.run.timing.forecast import Forecast
 from anytime.run.timing.profile_figures import exit_table, time_figure
@@ -128,7 +130,7 @@ class Profile(Displayed, Fitted, kind="profile"):
 
 
 def profile_model(
-    engine: Engine,
+    model: Engine | ExitModel,
     example: Any,
     *,
     batch_sizes: Sequence[int] = (1,),
@@ -139,7 +141,8 @@ def profile_model(
     """Measure how long the stages take.
 
     Args:
-        engine: The engine that runs the model: `anytime.run.engines.make_engine(model, "eager")`.
+        model: A model with exits, which runs in the eager engine, or an engine: `anytime.run.engines.make_engine(model, "auto",
+            example=x)`.
         example: A tensor, or a tuple or dict of tensors, with the batch first; rows are repeated for larger batch sizes.
         batch_sizes: The batch sizes to measure.
         repeats: Runs per batch size.
@@ -147,6 +150,7 @@ def profile_model(
         clock: The clock to measure with.
     """
     inputs = check_inputs(example)
+    engine = cast(Engine, model) if hasattr(model, "begin") else make_engine(model, "eager", threads=None)
     sizes = tuple(sorted(set(batch_sizes)))
     check_counts(sizes, "batch_sizes", fix="pass batch sizes such as (1, 8)")
     check_count(repeats, "repeats")

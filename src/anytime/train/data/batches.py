@@ -20,6 +20,8 @@ from anytime.combine import Rule
 from anytime.data.loaders import as_batches, labelled_batch
 from anytime.errors import InputError, OptionError, ShapeError
 from anytime.models.attach.probe import evaluating
+from anytime.models.given import run_explained
+from anytime.models.outputs import on_device_of
 from anytime.train.config import Hardware, TrainConfig
 from anytime.train.data.logits import ExitEvaluation, exit_accuracy, measuring
 from anytime.train.distributed import Ranks
@@ -107,6 +109,7 @@ class BatchStep(TrainStep):
         freeze(model, config)
         super().__init__(model, model, objective, config, hardware)
         self.data = data
+        self._kind = next((weights.dtype for weights in model.parameters() if weights.is_floating_point()), None)
         self._stream: Iterator[tuple[Inputs, Any]] | None = None
         self._classes: int | None = None
 
@@ -147,9 +150,10 @@ class BatchStep(TrainStep):
         return self._batch
 
     def _to_device(self, tensor: Tensor) -> Tensor:
+        kind = self._kind if tensor.is_floating_point() else None
         if self.hardware.channels_last and tensor.ndim == 4:
-            return tensor.to(self.device, memory_format=torch.channels_last, non_blocking=True)
-        return tensor.to(self.device, non_blocking=True)
+            return tensor.to(self.device, kind, memory_format=torch.channels_last, non_blocking=True)
+        return tensor.to(self.device, kind, non_blocking=True)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.hardware.precision == "bfloat16")
@@ -159,7 +163,8 @@ class BatchStep(TrainStep):
         """The number of classes, from a run on the first batch that also checks what the model yields."""
         exits, rows = self.model.num_exits, count_rows(inputs)
         with evaluating(self.model), self._autocast():
-            shapes = [tuple(getattr(logits, "shape", ())) for logits in self.model.exits(inputs)]
+            found = run_explained(lambda given: list(self.model.exits(given)), inputs)
+        shapes = [tuple(getattr(logits, "shape", ())) for logits in found]
         first = shapes[0] if shapes else ()
         if len(first) != 2 or first[0] != rows or shapes != [first] * exits:
             raise ShapeError(
@@ -200,7 +205,7 @@ class BatchEvaluation(ExitEvaluation):
         with measuring(self.model):
             for batch in self._source:
                 inputs, labels = labelled_batch(batch)
-                logits = torch.stack(tuple(self.model.exits(map_inputs(lambda tensor: tensor.to(device), inputs))))
+                logits = torch.stack(tuple(self.model.exits(on_device_of(self.model, inputs))))
                 known = check_labels(labels, batch=logits.shape[1], classes=logits.shape[2])
                 yield logits.float(), known.to(device)
                 empty = False

@@ -1,18 +1,18 @@
-"""Inputs as engines take them: a flat tuple of tensors, and what is wrong with those that a first stage refuses.
+"""Inputs as a flat tuple of tensors, and what is wrong with those that a model refuses.
 
-An engine cannot know which inputs a model takes. So when its first stage fails, inputs that differ in one thing (a batch
-dimension, the type of numbers) are tried, and if these work, the error says so in place of torch's own.
+Nobody can know which inputs a model takes. So when it fails, inputs that differ in one thing (a batch dimension, the type of
+numbers) are tried, and if these work, the error says so in place of torch's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anytime.checks import check_inputs, tensors_of
+from anytime.checks import Inputs, check_inputs, map_inputs, tensors_of
 from anytime.errors import AnytimeError, DtypeError, InputError, ShapeError
 from anytime.models.base import Carry
 
@@ -39,6 +39,26 @@ def places(count: int, names: Sequence[str] = ()) -> list[str]:
     if count == 1 and len(names) < 2:
         return ["x"]
     return [f"x[{key!r}]" for key in (names or range(count))]
+
+
+def structured(given: Carry, like: Inputs) -> Inputs:
+    """A flat tuple of tensors in the structure of other inputs.
+
+    >>> structured((torch.zeros(1), torch.ones(1)), {"ids": torch.zeros(2), "mask": torch.zeros(2)})
+    {'ids': tensor([0.]), 'mask': tensor([1.])}
+    """
+    tensors = iter(given)
+    return map_inputs(lambda _: next(tensors), like)
+
+
+def run_explained(run: Callable[[Inputs], list[Tensor]], x: Inputs) -> list[Tensor]:
+    """The logits of each exit; the error for inputs that the model refuses says what is wrong, where that can be found."""
+    try:
+        return run(x)
+    except Exception as error:
+        names = tuple(map(str, x)) if isinstance(x, Mapping) else ()
+        explain(tensors_of(x), names, lambda given: run(structured(given, x)), error)
+        raise
 
 
 def explain(given: Carry, names: Sequence[str], run: Callable[[Carry], object], error: Exception) -> None:
