@@ -16,6 +16,7 @@ from anytime.models.modes import without_autocast
 from anytime.run.engines.base import Engine
 from anytime.run.engines.eager import EagerEngine, dtype_of
 from anytime.run.engines.folding import FoldedEngine, allow_tf32, difference, eval_copy
+from anytime.run.engines.given import not_staged
 from anytime.run.engines.running import device_of
 
 ENGINES = ("eager", "folded", "onnxruntime", "cuda-graphs")
@@ -81,11 +82,7 @@ def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | No
     if name == "eager":
         return EagerEngine(model)
     if not is_staged(model):
-        raise OptionError(
-            f"the engine {name!r} was requested for a {type(model).__name__} that cannot be run stage by stage",
-            expected="a model with stage(exit, carry), see anytime.models.is_staged",
-            fix="use engine='eager', or attach the exits with method='trace', which reports the obstacle",
-        )
+        raise not_staged(model, f"the engine {name!r} was requested, and ", fix="use engine='eager', or ")
     if example is None:
         raise OptionError(
             f"the engine {name!r} was requested without an example", expected="typical inputs", fix="pass example=x"
