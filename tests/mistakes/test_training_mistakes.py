@@ -50,6 +50,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     "exits of different sizes": (lambda: anytime.fit(Uneven(), (X, Y)), ShapeError, ("(40, 3), (40, 2)", "linear layer")),
     "inputs without labels": (lambda: train(X), InputError, ("shape (40, 2)", "DataLoader")),
     "batches without labels": (lambda: train([X]), LabelError, ("without labels", "(x, y)")),
+    "too few labels for a dict": (lambda: train(({"x": X}, Y[:3])), LabelError, ("3", "40 rows")),
     "a dict without labels": (lambda: train([{"x": X}]), LabelError, ("a dict of x", "labels")),
     "a generator": (lambda: train((X, Y) for _ in range(2)), InputError, ("only once", "list(data)")),
     "a path as data": (lambda: train("train.csv"), InputError, ("str", "DataLoader")),
