@@ -102,8 +102,8 @@ class MultiExit(nn.Module):
         )
 
     def carry_size(self, exit: int) -> int:
-        """The number of tensors that stage `exit` takes; 1 by default."""
-        return 1
+        """The number of tensors that stage `exit` takes; by default the inputs for the first, and 1 for the others."""
+        return 1 if exit else max(1, len(self.input_names))
 
     def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
         """For each tensor of a carry, the dimensions besides the batch that vary between inputs, with their names.
