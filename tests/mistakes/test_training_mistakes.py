@@ -82,7 +82,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     ),
     "validation without labels": (lambda: train((X, Y), val=[X]), LabelError, ("without labels",)),
     "a policy without labels": (lambda: anytime.fit_stopping(model(), [X]), LabelError, ("labels", "(x, y)")),
-    "a policy that may lose everything": (lambda: anytime.fit_stopping(model(), [(X, Y)], loss=1.5), OptionError, ("1.5",)),
+    "a policy that may lose everything": (
+        lambda: anytime.fit_stopping(model(), [(X, Y)], loss=1.5),
+        OptionError,
+        ("loss is 1.5", "loss=0.01"),
+    ),
     "a policy for no rule": (lambda: anytime.fit_stopping(model(), [(X, Y)], rule="prodct"), OptionError, ("product",)),
     "an unknown guarantee": (lambda: anytime.fit_stopping(model(), [(X, Y)], method="hope"), OptionError, ("hope", "crc")),  # type: ignore[arg-type]
 }

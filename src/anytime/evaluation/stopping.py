@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from anytime.checks import check_fraction
 from anytime.combine import Rule, parse_rule
 from anytime.combine.advice import default_rule
 from anytime.combine.named import as_rule
@@ -56,6 +57,7 @@ def fit_stopping(
         >>> policy.rows, policy.rule
         (300, Product(activation=ReLU(), weights='linear', shift=0.0))
     """
+    check_fraction(loss, "loss", fix="pass the part of the accuracy that stopping early may cost, such as loss=0.01")
     collected = collect_logits(model, map(labelled_batch, as_batches(data, batch=_BATCH)))
     exits, _, classes = collected.logits.shape
     chosen = default_rule(classes) if rule is None else as_rule(rule, exits=exits, classes=classes)
