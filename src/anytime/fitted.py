@@ -196,8 +196,8 @@ def fitted_from(document: Mapping[str, Any], *, path: str | Path) -> Fitted:
 
 def read_document(path: str | Path) -> dict[str, Any]:
     """The document of a file, after checking its checksum; `kind` says what it describes."""
-    fix = "pass the path of a file that save() wrote"
-    return document_from(read_file(path, most=LARGEST_FILE, expected="a fitted object's file", fix=fix), path)
+    expected, fix = "the file of a fitted object, or for anytime.load a folder with a model", "check the path"
+    return document_from(read_file(path, most=LARGEST_FILE, expected=expected, fix=fix), path)
 
 
 def document_from(data: bytes, path: str | Path) -> dict[str, Any]:

@@ -46,7 +46,24 @@ def test_onnx_is_the_default(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
     assert run(["export", str(folder), "--out", str(tmp_path / "out"), "--example-size", "3"]) == 0
     document = json.loads((tmp_path / "out" / "exported.json").read_text())
-    assert (document["kind"], anytime.parse_rule(document["rule"])) == ("onnx", anytime.Product())
+    assert (document["kind"], anytime.parse_rule(document["rule"])) == ("onnx", anytime.Caching())  # below five classes
+
+
+def test_a_model_that_takes_several_tensors_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra 'text' of the tests is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    bert = BertForSequenceClassification(BertConfig(**sizes, max_position_embeddings=16, num_labels=6)).eval()
+    x = {"input_ids": torch.ones(2, 7, dtype=torch.int64), "attention_mask": torch.ones(2, 7, dtype=torch.int64)}
+    model = anytime.attach_exits(bert, at=["bert.encoder.layer.0"], example=x).eval()
+    anytime.save(model, tmp_path / "model")
+    assert run(["export", str(tmp_path / "model"), "--out", str(tmp_path / "out")]) == 0
+    *_, answer = load_exported(tmp_path / "out").run(x)
+    with torch.no_grad():
+        torch.testing.assert_close(answer.probs, anytime.Product()(model(x)).probs[-1])
+    assert run(["profile", str(tmp_path / "out"), "--repeats", "1"]) == 0  # with rows that are not too long
 
 
 def test_the_size_of_images_comes_from_the_model(tmp_path: Path) -> None:

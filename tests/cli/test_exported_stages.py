@@ -15,6 +15,7 @@ from anytime.artifacts import seal
 from anytime.cli import run
 from anytime.models import MLP, MLPConfig, create, measure_cost, save
 from anytime.run.export import export
+from anytime.run.export.description import check_description
 
 pytest.importorskip("onnxruntime", reason="the extra 'engines' is not installed")
 Captured = pytest.CaptureFixture[str]
@@ -136,3 +137,11 @@ def test_wrong_calls_are_named(folder: Path, capsys: Captured) -> None:
     ):
         assert run(words) == 2
         assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("example", [[], [[2, 2]], [["2"]], [[3]], 3, [[True]]])
+def test_an_example_of_other_sizes_than_the_inputs_is_refused(example: object, folder: Path) -> None:
+    document = json.loads((folder / "onnx" / "exported.json").read_text())
+    check_description({**document, "example": None})  # as earlier releases wrote
+    with pytest.raises(ValueError, match="an example of other sizes"):
+        check_description({**document, "example": example})

@@ -104,6 +104,10 @@ def test_structures_reach_the_model_by_name() -> None:
     found = anytime.collect_logits(Pair(), [({"b": X, "a": 2 * X}, Y % 2)])
     torch.testing.assert_close(found.logits, torch.stack([2 * X, 3 * X]))
     assert torch.equal(anytime.collect_logits(lambda a, b: [a, a + b], [((2 * X, X), Y % 2)]).logits, found.logits)
+    for columns in ({"b": X, "a": 2 * X}, (2 * X, X)):  # as one pair of inputs and labels, without a loader
+        whole = anytime.collect_logits(Pair(), (columns, Y % 2))
+        assert torch.equal(whole.logits, found.logits)
+        assert torch.equal(whole.labels, Y % 2)
 
 
 def test_inputs_go_to_the_type_of_the_model(model: MLP) -> None:

@@ -103,6 +103,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         "attach the exits with an example of this shape",
     ),
     "stages of a module in a thread": (lambda: exits(method="thread").stage(0, (IMAGES,)), StateError, "use exits(x)"),
+    "the cost of a module without exits": (lambda: measure_cost(body(), IMAGES), OptionError, "anytime.attach_exits"),  # type: ignore[arg-type]
     "the cost for a text": (lambda: measure_cost(exits(), "a cat"), DtypeError, "example is"),  # type: ignore[arg-type]
     "an encoder without token ids": (lambda: encoder()({"ids": IDS}), InputError, "return_tensors='pt'"),
     "a stage of an encoder with a mask": (lambda: encoder().stage(0, (IDS, MASK)), ShapeError, "token_ids(encoded)"),

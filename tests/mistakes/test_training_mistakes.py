@@ -50,6 +50,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     "exits of different sizes": (lambda: anytime.fit(Uneven(), (X, Y)), ShapeError, ("(40, 3), (40, 2)", "linear layer")),
     "inputs without labels": (lambda: train(X), InputError, ("shape (40, 2)", "DataLoader")),
     "batches without labels": (lambda: train([X]), LabelError, ("without labels", "(x, y)")),
+    "too few labels for a dict": (lambda: train(({"x": X}, Y[:3])), LabelError, ("3", "40 rows")),
     "a dict without labels": (lambda: train([{"x": X}]), LabelError, ("a dict of x", "labels")),
     "pixels as bytes": (lambda: train((X.to(torch.uint8), Y)), DtypeError, ("torch.uint8", "/ 255")),
     "bytes to fit a policy on": (lambda: anytime.fit_stopping(model(), [(X.to(torch.uint8), Y)]), DtypeError, ("/ 255",)),
@@ -84,7 +85,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     ),
     "validation without labels": (lambda: train((X, Y), val=[X]), LabelError, ("without labels",)),
     "a policy without labels": (lambda: anytime.fit_stopping(model(), [X]), LabelError, ("labels", "(x, y)")),
-    "a policy that may lose everything": (lambda: anytime.fit_stopping(model(), [(X, Y)], loss=1.5), OptionError, ("1.5",)),
+    "a policy that may lose everything": (
+        lambda: anytime.fit_stopping(model(), [(X, Y)], loss=1.5),
+        OptionError,
+        ("loss is 1.5", "loss=0.01"),
+    ),
     "a policy for no rule": (lambda: anytime.fit_stopping(model(), [(X, Y)], rule="prodct"), OptionError, ("product",)),
     "an unknown guarantee": (lambda: anytime.fit_stopping(model(), [(X, Y)], method="hope"), OptionError, ("hope", "crc")),  # type: ignore[arg-type]
 }

@@ -295,6 +295,14 @@ def test_a_model_without_either_says_so_when_it_is_used() -> None:
         next(Neither().exits(points()))
 
 
+def test_the_first_stage_takes_the_named_inputs_by_default() -> None:
+    class Named(MultiExit):
+        num_exits = 2
+        input_names = ("ids", "mask")
+
+    assert [Named().carry_size(exit) for exit in (0, 1)] == [2, 1]
+
+
 def test_protocols_are_recognised_by_attributes() -> None:
     class Plain:
         num_exits = 1

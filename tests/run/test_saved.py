@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import anytime
 from anytime.calibrate import fit_temperature
 from anytime.conformal import fit_conformal_sets
-from anytime.errors import FormatError, IntegrityError, OptionError, OverwriteError
+from anytime.errors import FormatError, IntegrityError, MissingFileError, OptionError, OverwriteError
 from anytime.models import (
     MLP,
     AttachedExits,
@@ -308,6 +308,20 @@ def test_inputs_and_classes_of_a_model_of_one_s_own_come_from_an_example(tmp_pat
     assert unknown.inputs == ()
     with pytest.raises(FormatError, match="example=x"):
         _ = unknown.classes
+
+
+def test_the_default_rule_follows_the_classes_that_were_saved(tmp_path: Path) -> None:
+    folder = anytime.save(Yielding(), tmp_path / "model", example=FLAT)  # four classes, which the module itself does not tell
+    with anytime.Runner.load(folder, build=Yielding) as runner:
+        assert runner.rule == anytime.Caching()
+    with anytime.Runner.load(folder, build=Yielding, rule="latest") as runner:
+        assert runner.rule == anytime.Latest()
+
+
+def test_a_folder_of_another_library_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(MissingFileError, match=r"has no model of this library.*\n.*\n.*attach_exits"):
+        anytime.load(tmp_path)
 
 
 def test_a_model_of_several_inputs_keeps_their_names(tmp_path: Path) -> None:

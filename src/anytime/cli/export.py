@@ -25,7 +25,7 @@ def export(
         model: A folder that `anytime.save` or `anytime train` wrote.
         out: Folder for the files.
         rule: A rule such as `product(softplus)`, or a rule.json that `anytime tune` wrote; by default the saved one, calibrated
-            if temperatures were saved, or else product.
+            if temperatures were saved, or else product, with fewer than five classes caching.
         format: onnx for ONNX Runtime, on any machine, phone or browser; torch-export for `torch.export.load`, whose files can
             run code when they are loaded and therefore need `--trust`.
         example_size: Shape of one input, such as `3,32,32`; by default from the model's config.
@@ -36,8 +36,9 @@ def export(
     from anytime.cli.console import progress_bar
     from anytime.cli.options import counts
     from anytime.cli.rules import read_rule, rule_files
-    from anytime.loading.models import import_function, input_shape, make_example, open_model, saved_rule
+    from anytime.loading.models import import_function, input_specs, open_model, saved_rule
     from anytime.models import measure_cost
+    from anytime.models.input_spec import make_inputs
     from anytime.outputs import check_folder
     from anytime.run.export import export as write
     from anytime.run.export.description import KIND
@@ -45,8 +46,8 @@ def export(
     check_folder(out, kind=KIND, inputs=(model, model / "model", *rule_files(rule or "")))
     opened = open_model(model, build=import_function(build))
     network = opened.model
-    size = input_shape(network) if example_size is None else counts(example_size, "example-size", example="3,32,32")
-    example, about = make_example(network, size, batch=1), opened.data
+    size = None if example_size is None else counts(example_size, "example-size", example="3,32,32")
+    example, about = make_inputs(input_specs(network, size), 1), opened.data
     chosen = saved_rule(opened) if rule is None else as_rule(read_rule(rule), exits=network.num_exits, classes=opened.classes)
     with progress_bar("exporting", "stages") as progress:
         write(

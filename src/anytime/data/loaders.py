@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from anytime.checks import Inputs, as_tensor, check_inputs, tensors_of
+from anytime.checks import Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import DtypeError, InputError, LabelError
 
 LABELS = ("labels", "label")
@@ -92,7 +92,7 @@ def as_batches(data: Any, *, batch: int, generator: torch.Generator | None = Non
     A data set becomes a DataLoader with `batch` rows per batch; everything else has batches of its own.
 
     Args:
-        data: A DataLoader, a map-style data set, a tuple of tensors, or an iterable of batches.
+        data: A DataLoader, a map-style data set, all rows as `(x, y)` in tensors, or an iterable of batches.
         batch: Rows per batch of a data set.
         generator: Shuffles a data set in each iteration, and leaves out rows that do not fill a batch.
         once: Whether a generator, which can be iterated only once, is accepted.
@@ -126,6 +126,8 @@ def _as_rows(data: Any) -> Dataset[Any] | None:
     if isinstance(data, tuple) and len(data) > 1 and all(isinstance(part, Tensor | np.ndarray) for part in data):
         columns = check_inputs(data, "data")
         return TensorDataset(*columns)
+    if isinstance(data, tuple) and len(data) == 2 and _are_columns(*data):
+        return _Columns(*data)
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, IterableDataset)
     if not indexed or isinstance(data, str | bytes | Tensor | np.ndarray | Mapping):
         return None
@@ -133,6 +135,33 @@ def _as_rows(data: Any) -> Dataset[Any] | None:
         raise InputError("the data are empty", expected=_EXPECTED, fix="pass at least one batch, or a data set with rows")
     single = isinstance(data, Dataset) or _is_scalar(_split(data[0])[1])
     return data if single else None
+
+
+def _are_columns(x: Any, y: Any) -> bool:
+    """Whether these are several tensors of inputs with the labels of their rows, not two batches."""
+    parts = x.values() if isinstance(x, Mapping) else x if isinstance(x, tuple) else ()
+    tensors = (*parts, y)
+    return len(tensors) > 1 and y is not None and all(isinstance(part, Tensor | np.ndarray) for part in tensors)
+
+
+class _Columns(Dataset[Any]):
+    """Rows of inputs in several tensors, with their labels."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self._x, self._y = check_inputs(x), as_tensor(y, "y")
+        rows = count_rows(self._x)
+        if self._y.ndim == 0 or len(self._y) != rows:
+            raise LabelError(
+                f"y has shape {tuple(self._y.shape)} for {rows} rows of x",
+                expected=f"{rows} labels",
+                fix="pass labels and inputs of the same rows, in the same order",
+            )
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def __getitem__(self, row: int) -> Any:
+        return map_inputs(lambda tensor: tensor[row], self._x), self._y[row]
 
 
 def _is_scalar(label: Any) -> bool:

@@ -61,8 +61,8 @@ def open_model_or_name(text: str, *, build: Any = None, threads: int = 1, trust:
 
 
 def saved_rule(opened: Opened) -> Any:
-    """The rule that was saved beside a model, with its calibration or policy, or else the product."""
-    return choose_rule(opened.rule, opened.calibration, policy=opened.policy)[0]
+    """The rule that was saved beside a model, with its calibration or policy, or else the default one for its classes."""
+    return choose_rule(opened.rule, opened.calibration, policy=opened.policy, classes=opened.known_classes)[0]
 
 
 def import_function(text: str | None) -> Any:

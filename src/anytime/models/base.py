@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.checks.inputs import Inputs, tensors_of
-from anytime.errors import ShapeError, StateError
+from anytime.errors import OptionError, ShapeError, StateError
 from anytime.models.input_spec import InputSpec
 
 Carry = tuple[Tensor, ...]
@@ -53,6 +53,18 @@ def is_staged(model: object) -> TypeGuard[StagedModel]:
         (True, False)
     """
     return isinstance(model, StagedModel) and bool(getattr(model, "staged", True))
+
+
+def check_network(model: Any) -> Any:
+    """The model, if it is a torch module with exits."""
+    if not isinstance(model, nn.Module) or not isinstance(model, ExitModel):
+        raise OptionError(
+            f"the model is a {type(model).__name__}" + (", without exits" if isinstance(model, nn.Module) else ""),
+            expected="a torch module with num_exits and exits(x)",
+            fix="add exits with anytime.attach_exits; for a module that returns the logits of all exits, wrap it with "
+            "anytime.models.from_outputs",
+        )
+    return model
 
 
 class MultiExit(nn.Module):
@@ -102,8 +114,8 @@ class MultiExit(nn.Module):
         )
 
     def carry_size(self, exit: int) -> int:
-        """The number of tensors that stage `exit` takes; 1 by default."""
-        return 1
+        """The number of tensors that stage `exit` takes; by default the inputs for the first, and 1 for the others."""
+        return 1 if exit else max(1, len(self.input_names))
 
     def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
         """For each tensor of a carry, the dimensions besides the batch that vary between inputs, with their names.

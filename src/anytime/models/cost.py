@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from anytime.checks import Inputs, map_inputs
 from anytime.models.attach.probe import FlopCounter, check_example
-from anytime.models.base import MultiExit
+from anytime.models.base import MultiExit, check_network
 
 Counter = Callable[[Any, Tensor, Tensor], int]
 """The cost of one call of a layer, from the layer, its input and its output."""
@@ -76,6 +76,7 @@ def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.M
         >>> measure_cost(MSDNet(MSDNetConfig(classes=10)), torch.zeros(1, 3, 32, 32)).macs[0]
         15128842
     """
+    check_network(model)
     row = map_inputs(lambda tensor: tensor[:1], check_example(example))
     counters = {**_COUNTERS, **(layers or {})}
     try:

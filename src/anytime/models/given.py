@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from anytime.checks import Inputs, check_inputs, map_inputs, tensors_of
-from anytime.errors import AnytimeError, DtypeError, InputError, ShapeError
+from anytime.errors import AnytimeError, DtypeError, InputError, OptionError, ShapeError
+from anytime.models.attach.exits import AttachedExits
 from anytime.models.base import Carry
+from anytime.models.outputs import OutputsModel
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -80,8 +82,23 @@ def explain(given: Carry, names: Sequence[str], run: Callable[[Carry], object], 
         except Exception:  # the next one may work
             continue
         raise found from error
-    if isinstance(error, IndexError):
+    if isinstance(error, IndexError) or _shorter_works(given, run):
         refuse_tokens(given, called, error)
+
+
+def _shorter_works(given: Carry, run: Callable[[Carry], object]) -> bool:
+    """Whether the first half of each row of tokens would be taken: then the rows are too long."""
+    tokens = [x for x in given if x.dtype in _INTEGERS and x.ndim > 1 and x.shape[1] > 1]
+    if not tokens:
+        return False
+    length, half = tokens[0].shape[1], max(1, tokens[0].shape[1] // 2)
+    shorter = tuple(x[:, :half] if x.ndim > 1 and x.shape[1] == length else x for x in given)
+    try:
+        with torch.inference_mode():
+            run(shorter)
+    except Exception:
+        return len(tokens[0][0]) > 2 and _shorter_works(shorter, run)
+    return True
 
 
 def refuse_tokens(given: Sequence[Any], called: Sequence[str], error: Exception) -> None:
@@ -111,6 +128,20 @@ def wrong_type(x: Tensor, called: str, wanted: torch.dtype) -> DtypeError:
             fix="convert it; pixels need the scale of the training as well, e.g. x.float() / 255, then mean and std",
         )
     return DtypeError(got, expected=str(wanted), fix=f"convert it: x.to({wanted})")
+
+
+def not_staged(model: object, before: str = "", *, fix: str = "") -> OptionError:
+    """The error for a model that cannot be run stage by stage, where that is needed."""
+    how = "define stage(exit, carry) in the model's class"
+    if isinstance(model, OutputsModel):
+        how = "pass the stages to from_outputs: a list of (body, head)"
+    elif isinstance(model, AttachedExits):
+        how = "attach the exits with method='trace' or 'replay', which report the obstacle"
+    return OptionError(
+        f"{before}{type(model).__name__} cannot be run stage by stage",
+        expected="a model with stage(exit, carry), see anytime.models.is_staged",
+        fix=fix + how,
+    )
 
 
 def check_number(given: Sequence[Any], wanted: int) -> None:

@@ -84,7 +84,7 @@ class OutputReader:
         return getattr(output, name, output)
 
     def _stacked(self, logits: Tensor, rows: int) -> Tensor:
-        fix = "pass exits_dim=1 for (batch, exits, classes), exits_dim=0 for (exits, batch, classes)"
+        fix = "from_outputs(model, exits_dim=1) for (batch, exits, classes), exits_dim=0 for (exits, batch, classes)"
         if logits.ndim != 3:
             raise ShapeError(
                 f"the model returns a tensor of shape {tuple(logits.shape)} for {rows} inputs",

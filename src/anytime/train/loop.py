@@ -13,8 +13,8 @@ from torch import nn
 
 from anytime.data.base import ImageData
 from anytime.data.text import TokenData
-from anytime.errors import DivergedError, OptionError
-from anytime.models.base import ExitModel
+from anytime.errors import DivergedError
+from anytime.models.base import check_network
 from anytime.progress import Progress
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
@@ -115,18 +115,6 @@ def fit(
         training = _step_type(rows, config)(network, rows, plan[0].objective, config, hardware, ranks)
         evaluation = measure(training.model, val, graph=hardware.graph) if val is not None and rank_zero else None
         return _Loop(training, plan, evaluation, options).run()
-
-
-def check_network(model: Any) -> Any:
-    """The model, if it is a torch module with exits."""
-    if not isinstance(model, nn.Module) or not isinstance(model, ExitModel):
-        raise OptionError(
-            f"the model is a {type(model).__name__}" + (", without exits" if isinstance(model, nn.Module) else ""),
-            expected="a torch module with num_exits and exits(x)",
-            fix="add exits with anytime.attach_exits; for a module that returns the logits of all exits, wrap it with "
-            "anytime.models.from_outputs",
-        )
-    return model
 
 
 def _gpus(hardware: Hardware) -> list[str]:

@@ -53,7 +53,7 @@ def test_auto_is_eager_without_an_example_or_without_stages(make_network: Any) -
     second: Any = make_engine(OnlyExits(), example=x)
     assert (first.name, first.why) == ("eager", "no example to measure on")
     assert (second.name, second.why) == ("eager", "the model cannot be run stage by stage")
-    with pytest.raises(OptionError, match="'folded' was requested for a OnlyExits"):
+    with pytest.raises(OptionError, match="'folded' was requested, and OnlyExits cannot be run"):
         make_engine(OnlyExits(), "folded", example=x)
 
 

@@ -104,6 +104,43 @@ def test_tokens_outside_of_the_vocabulary_are_named(name: str, make: Any, two: A
         engine.begin({**x, "input_ids": x["input_ids"] + 10}).advance()
 
 
+@pytest.mark.parametrize("name", ["eager", "generator"])
+def test_rows_of_too_many_tokens_are_named(name: str) -> None:
+    class Limited(MultiExit):
+        num_exits, length = 1, 9
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(20, 4), nn.Parameter(torch.zeros(1, self.length, 4))
+
+        def carry_size(self, exit: int) -> int:
+            return 1
+
+        def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
+            (x,) = carry
+            places = self.places[:, : x.shape[1]].expand(1, x.shape[1], 4)  # fails in longer rows
+            return (), (self.words(x) + places).mean(1)
+
+    class ByExits(Limited):
+        def exits(self, x: Any) -> Iterator[Tensor]:
+            yield self.stage(0, (x,))[1]
+
+    engine = make_engine((Limited if name == "eager" else ByExits)().eval(), "eager")
+    with pytest.raises(InputError, match=r"x of shape \(2, 80\), with numbers from 1 to 1\n  expected: .*in rows of at most"):
+        engine.begin(torch.ones(2, 80, dtype=torch.int64)).advance()
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_pixels_for_a_model_in_half_precision_are_refused_with_the_same_error(generator: bool) -> None:
+    class ByExits(Images):
+        def exits(self, x: Any) -> Iterator[Tensor]:
+            yield from super().exits(x)
+
+    model = (ByExits if generator else Images)().eval().half()
+    with pytest.raises(DtypeError, match=r"x is torch.uint8\n  expected: floating-point"):
+        make_engine(model, "eager").begin(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)).advance()
+
+
 def test_an_error_of_the_model_itself_is_not_replaced(two: Any) -> None:
     class Broken(two.TwoInputs):  # type: ignore[misc, name-defined]
         def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:

@@ -239,7 +239,8 @@ class Rebuilding:
             raise FormatError(
                 f"build() returned a {type(made).__name__} with {getattr(made, 'num_exits', 'no')} exits",
                 expected=f"{exits} exits, as the model in {self.path} has",
-                fix="build the model as it was when it was saved",
+                fix="return the model with its exits from the function, as it was saved, "
+                f"such as from_outputs(Network(), exits={exits})",
                 path=self.path,
             )
         return self._checked(made, prefix, made_by=f"the {type(made).__name__} that build() returned")
@@ -252,7 +253,7 @@ class Rebuilding:
         if found is None:
             several = f", and only {self._made - 1} functions were passed" if self._made > 1 else ""
             raise OptionError(
-                f"the model in {self.path.parent} has a {kind[:200]}, which is not of this library{several}",
+                f"the model in {self.path.parent} needs the code of {kind[:200]}, which a folder does not hold{several}",
                 expected="build, a function that makes it with any weights; a list of functions if there are several",
                 fix="anytime.load(folder, build=make_model), or --build package.module:function on the command line",
             )

@@ -12,6 +12,7 @@ from torch import Tensor
 from anytime.checks import Inputs, check_inputs, check_threads, count_rows
 from anytime.errors import AnytimeError, CheckError, OptionError
 from anytime.models.base import ExitModel, is_staged
+from anytime.models.given import not_staged
 from anytime.models.modes import without_autocast
 from anytime.run.engines.base import Engine
 from anytime.run.engines.eager import EagerEngine, dtype_of
@@ -94,11 +95,7 @@ def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | No
     if name == "eager":
         return EagerEngine(model)
     if not is_staged(model):
-        raise OptionError(
-            f"the engine {name!r} was requested for a {type(model).__name__} that cannot be run stage by stage",
-            expected="a model with stage(exit, carry), see anytime.models.is_staged",
-            fix="use engine='eager', or attach the exits with method='trace', which reports the obstacle",
-        )
+        raise not_staged(model, f"the engine {name!r} was requested, and ", fix="use engine='eager', or ")
     if example is None:
         raise OptionError(
             f"the engine {name!r} was requested without an example", expected="typical inputs", fix="pass example=x"

@@ -82,7 +82,7 @@ class _ByStages(Joinable[Tensor]):
 
     def _try(self, given: Carry) -> None:
         """Run the first stage on other inputs."""
-        _checked(self._model.stage(0, given)[1], 0, len(given[0]))
+        _checked(self._model.stage(0, _as_model(given, self._model))[1], 0, len(given[0]))
 
 
 class _ByGenerator(Running[Tensor]):
@@ -115,7 +115,7 @@ class _ByGenerator(Running[Tensor]):
 
     def _try(self, given: Carry) -> None:
         """Run to the first exit, on other inputs of the same structure."""
-        again: Any = iter(self._model.exits(structured(given, self._x)))
+        again: Any = iter(self._model.exits(structured(_as_model(given, self._model), self._x)))
         try:
             _checked(next(again), 0, len(given[0]))
         finally:
@@ -170,6 +170,12 @@ def _checked(logits: object, exit: int, rows: int) -> Tensor:
         expected=f"logits of shape ({rows}, classes), one row per input",
         fix="return (batch, classes) logits from every exit, and pass inputs with the batch first",
     )
+
+
+def _as_model(given: Carry, model: object) -> Carry:
+    """Floating-point tensors in the type of the model."""
+    dtype = dtype_of(model)
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in given)
 
 
 def dtype_of(model: object) -> torch.dtype | None:

@@ -65,6 +65,7 @@ def check_description(document: Mapping[str, Any]) -> None:
     files = [stage.get("file") for stage in stages]
     _require(all(isinstance(file, str) for file in files) and len(set(files)) == exits, "does not name one file per stage")
     _check_chain(stages, classes)
+    _check_example(document.get("example"), tensors_of_stage(stages[0], "inputs"))
 
 
 def tensors_of_stage(stage: Mapping[str, Any], side: str) -> list[tuple[str, str, tuple[int | str, ...]]]:
@@ -98,6 +99,18 @@ def _check_chain(stages: Sequence[Mapping[str, Any]], classes: int) -> None:
         _require(kinds[: len(OUTPUTS)] == answer, f"has answers of stage {number} of other types or shapes")
         left = kinds[len(OUTPUTS) :]
     _require(not left, "has a last stage with outputs for another one")
+
+
+def _check_example(sizes: Any, inputs: Sequence[tuple[str, str, tuple[int | str, ...]]]) -> None:
+    """The sizes of an example of the inputs, without the batch, which earlier releases did not write."""
+    if sizes is None:
+        return
+    shapes = [shape[1:] for _, _, shape in inputs]
+    valid = isinstance(sizes, list) and all(isinstance(each, list) for each in sizes)
+    valid = valid and [len(each) for each in sizes] == [len(shape) for shape in shapes]
+    pairs = [pair for each, shape in zip(sizes, shapes, strict=True) for pair in zip(each, shape, strict=True)] if valid else []
+    valid = valid and all(type(one) is int and _is_size(one) and (one == size or isinstance(size, str)) for one, size in pairs)
+    _require(valid, f"has an example of other sizes than the inputs: {_short(sizes)}")
 
 
 def _check_data(data: Any) -> None:

@@ -34,7 +34,7 @@ from anytime.combine.base import Rule
 from anytime.combine.named import parse_rule
 from anytime.errors import CheckError, OptionError
 from anytime.models.base import Carry, ExitModel, StagedModel, is_staged
-from anytime.models.given import names_of
+from anytime.models.given import names_of, not_staged
 from anytime.run.engines import onnx as onnx_export
 from anytime.run.engines.eager import EagerEngine
 from anytime.run.engines.folding import eval_copy
@@ -99,11 +99,7 @@ def export(
     """
     check_choice(format, "format", get_args(Format))
     if not is_staged(model):
-        raise OptionError(
-            f"a {type(model).__name__} cannot be run stage by stage",
-            expected="a model with stage(exit, carry), see anytime.models.is_staged",
-            fix="attach the exits with method='trace', which reports the obstacle",
-        )
+        raise not_staged(model)
     known = parse_rule(rule) if isinstance(rule, str) else rule
     copy = eval_copy(model)
     assert isinstance(copy, StagedModel)
@@ -126,6 +122,7 @@ def export(
         "rule": repr(known),
         "tolerance": TOLERANCE,
         "stages": [plan.described(f"stage_{number}.{_SUFFIX[format]}") for number, plan in enumerate(plans, 1)],
+        "example": [list(tensor.shape[1:]) for tensor in given],
         "how_to_drive": _HOW,
     }
     try:

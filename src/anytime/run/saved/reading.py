@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anytime.artifacts import bundle_names, bundle_reader, tensors_from_bytes
+from anytime.artifacts import bundle_kind, bundle_names, bundle_reader, tensors_from_bytes
 from anytime.calibrate import Temperature
 from anytime.combine import Intersection, Rule, parse_rule
 from anytime.data.description import DATA, KNOWN, Description, read_description
@@ -115,7 +115,12 @@ class Opened:
         fits = self.profile is not None and given.get("engine", self.profile.engine) == self.profile.engine
         if self.profile is not None and fits and "profile" not in given:
             saved |= {"profile": self.profile, "engine": self.profile.engine}
-        return {**{name: value for name, value in saved.items() if value is not None}, **given}
+        arguments = {**{name: value for name, value in saved.items() if value is not None}, **given}
+        by_default = arguments.get("rule") is None and not arguments.get("calibration")
+        if by_default and self.known_classes is not None and not isinstance(self.model, ExportedModel):
+            # Chosen here, since the model itself may not know its classes.
+            arguments["rule"] = choose_rule(None, None, self.known_classes, arguments.get("policy"))[0]
+        return arguments
 
     def _rule_of(self, arguments: Mapping[str, Any]) -> Any:
         """The rule that a runner uses with these arguments; with none of them, the one that was saved."""
@@ -199,10 +204,11 @@ def inputs_of(model: Any) -> tuple[InputSpec, ...]:
     """The tensors that a model or exported stages take, if known."""
     if not isinstance(model, ExportedModel):
         return input_specs_of(model)
+    examples = model.description.get("example") or [[_TOKENS] * len(shape[1:]) for _, _, shape in model.inputs]
     specs = []
-    for name, dtype, (_, *sizes) in model.inputs:
-        # A variable length is that of a usual text; the size of the vocabulary is not known.
-        shape = tuple(size if isinstance(size, int) else _TOKENS for size in sizes)
+    for (name, dtype, (_, *sizes)), usual in zip(model.inputs, examples, strict=True):
+        # A variable length is that of the example, or of a usual text; the size of the vocabulary is not known.
+        shape = tuple(size if isinstance(size, int) else given for size, given in zip(sizes, usual, strict=True))
         specs.append(InputSpec(name if len(model.inputs) > 1 else "", DTYPES[dtype], shape, fill=1))
     return tuple(specs)
 
@@ -231,6 +237,13 @@ def _open_saved(folder: Path, data: str | None, build: Any, head: Head | None) -
         )
     if not exists(place, Path.is_dir):
         raise MissingFileError(f"there is no folder {folder}", expected=_FOLDER, fix="check the path", path=folder)
+    if bundle_kind(place) is None:
+        raise MissingFileError(
+            f"{folder} has no model of this library: manifest.json does not exist",
+            expected=_FOLDER,
+            fix="copy all files of the folder again; to a Hugging Face model, add exits first: attach_exits, then anytime.save",
+            path=place,
+        )
     whole = folder.resolve()
     name = whole.parent.name if whole.name == "model" else whole.name
     with bundle_reader(place) as read:
