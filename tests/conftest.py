@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
+from anytime.errors import AnytimeError
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background
 torch.set_num_threads(int(os.environ.get("ANYTIME_TEST_THREADS", "1")))
@@ -54,6 +57,19 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda other: current.__setitem__(0, other))
     return made
+
+
+@pytest.fixture(scope="session")
+def explained() -> Callable[[Callable[[], object], type[AnytimeError], str], None]:
+    """Makes a mistake: the error is of its class, has its words, and says what it got, what was expected and how to fix it."""
+
+    def check(call: Callable[[], object], kind: type[AnytimeError], words: str) -> None:
+        with pytest.raises(kind) as caught:
+            call()
+        assert words in str(caught.value)
+        assert all((caught.value.got, caught.value.expected, caught.value.fix))
+
+    return check
 
 
 @pytest.fixture(scope="session")
