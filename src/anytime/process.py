@@ -59,8 +59,11 @@ def exit_code(call: Callable[[], int]) -> int:
     except OSError as error:
         _report(f"anytime: {_explained(error)}")
         _drop_stdout()
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):
+    except Exception as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # cleaning up after Ctrl-C failed, as in parts of argparse
+            _report(_INTERRUPTED_TEXT)
+            return INTERRUPTED
+        if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and "allocate memory" in str(error)):
             raise
         why = " ".join(str(error).split())[:200] or "an allocation failed"
         fix = "use fewer rows, a smaller batch or network, or a machine with more memory"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from anytime.cli import run
+from anytime.process import exit_code
 
 RANDOM = np.random.default_rng(0)
 COMMAND = f"{sys.executable} -m anytime.cli"
@@ -100,6 +101,17 @@ def test_ctrl_c_in_a_verb_is_130(logits: Path, monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr("anytime.evaluation.open_logits", interrupted)
     assert run(["evaluate", str(logits)]) == 130
+    assert capsys.readouterr().err == "anytime: interrupted\n"
+
+
+def test_ctrl_c_that_breaks_a_clean_up_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise AttributeError("what the clean-up needs was not made yet")
+
+    assert exit_code(interrupted) == 130
     assert capsys.readouterr().err == "anytime: interrupted\n"
 
 
