@@ -6,7 +6,7 @@
 
 Logits, rival and memory are those of `benchmarks/evaluate.py`: each point is a memory-mapped float32 file, evaluated in a
 process of its own. One size grows at a time: rows with 5 exits and 10 classes, classes with 5 exits and 2,000 rows, exits with
-2,000 rows and 1,000 classes. The rival stops growing after a size that takes it more than `--plain-seconds`.
+2,000 rows and 1,000 classes. The rival stops growing after a size that takes it more than `--plain-seconds` of CPU.
 
 A slope is that of the logarithm over the logarithm of the size, fitted to the larger half of the points: 1 is linear. Read the
 slope of CPU seconds: they hardly depend on what else the machine is doing. Sizes that do not fit the disk or the memory are
@@ -104,7 +104,7 @@ def measure(sweep: Sweep, sizes: Sequence[int], plain_seconds: float) -> tuple[P
             path = Path(folder) / "logits.npy"
             write_logits(path, *sweep.shape(size))
             add(mine, size, ours, path)
-            if not theirs.found or theirs.found[-1]["seconds"] <= plain_seconds:
+            if not theirs.found or theirs.found[-1]["cpu"] <= plain_seconds:
                 add(theirs, size, plain, path)
     return mine, theirs
 
@@ -178,9 +178,7 @@ def main() -> None:
     names = [sweep.name for sweep in SWEEPS]
     parser.add_argument("--axes", nargs="+", choices=names, default=names, help="what grows")
     parser.add_argument("--quick", action="store_true", help="two small sizes each")
-    parser.add_argument(
-        "--plain-seconds", type=float, default=3.0, help="the rival stops growing after a size that takes longer"
-    )
+    parser.add_argument("--plain-seconds", type=float, default=3.0, help="CPU seconds of a size after which the rival stops")
     parser.add_argument("--picture", type=Path, help="where to draw the charts, an SVG file")
     options = parser.parse_args()
     print(f"anytime.evaluate, {engine()}; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")

@@ -23,7 +23,8 @@ def test_the_slope_is_the_exponent_of_the_larger_half(monkeypatch: pytest.Monkey
 
 def test_a_quick_run_prints_both_sides_and_draws_them(tmp_path: Path) -> None:
     picture = tmp_path / "scaling.svg"
-    command = [sys.executable, str(FOLDER / "scaling.py"), "--quick", "--axes", "exits", "--picture", str(picture)]
+    options = ["--quick", "--axes", "exits", "--plain-seconds", "60", "--picture", str(picture)]
+    command = [sys.executable, str(FOLDER / "scaling.py"), *options]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^\| 8 (\| [\d,.]+ ){6}\|$", output, re.MULTILINE)
     assert re.search(r"^\| slope (\| [\d.]+ ){2}", output, re.MULTILINE)
