@@ -51,6 +51,8 @@ from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_SCALE_BYTES = 64 << 20
+"""Logits by which probabilities are told from logits: at most so many bytes, and 2,048 rows."""
 EXAMPLES = 200
 WORST = 20
 
@@ -320,7 +322,8 @@ def open_rows(
         known = check_labels(labels, batch=samples, classes=classes, device=device)
     rows = LogitRows(given, known, probabilities, ignore_index)
     if not probabilities:
-        check_scale(rows.block(slice(0, min(2048, samples)), 0))
+        some = max(1, _SCALE_BYTES // (4 * exits * classes))
+        check_scale(rows.block(slice(0, min(2048, some, samples)), 0))
     return rows
 
 
