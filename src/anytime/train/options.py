@@ -14,7 +14,17 @@ from torch import nn
 from anytime.checks import check_choice, check_count, check_flag, check_number
 from anytime.errors import OptionError
 from anytime.models import AttachedExits
-from anytime.train.config import L2W, Distillation, Hardware, ObjectiveName, OptimizerName, Precision, Schedule, TrainConfig
+from anytime.train.config import (
+    L2W,
+    Distillation,
+    Hardware,
+    ObjectiveName,
+    OptimizerName,
+    Precision,
+    Schedule,
+    StrongAugment,
+    TrainConfig,
+)
 from anytime.train.log import EpochLog
 
 EPOCHS, WARMUP = 10, 0.05
@@ -93,6 +103,9 @@ class Settings(TypedDict, total=False):
     distillation: Distillation
     l2w: L2W
     augment: bool
+    strong_augment: StrongAugment
+    label_smoothing: float
+    average_decay: float
     seed: int
     clip_norm: float | None
     steps_per_epoch: int | None

@@ -136,7 +136,7 @@ class BatchStep(TrainStep):
         if self._classes is None:
             self._classes = self._count_classes(inputs)
         labels = check_labels(labels, batch=count_rows(inputs), classes=self._classes)
-        self._batch = inputs, labels.to(self.device, non_blocking=True)
+        self._batch = inputs, self.targets(labels.to(self.device, non_blocking=True), self._classes)
         super().__call__(index, lr)
 
     def run(self) -> None:
@@ -254,6 +254,18 @@ def _check(config: TrainConfig, hardware: Hardware, ranks: Ranks | None) -> None
             "objective is 'l2w' with batches from a loader",
             expected="images in memory: L2W reads each batch twice",
             fix="pass an anytime.data.ImageData, or use another objective",
+        )
+    if config.strong_augment.used:
+        raise OptionError(
+            "strong_augment is set with batches from a loader",
+            expected="images of this library: a loader has its own transforms",
+            fix="pass an anytime.data.ImageData, or augment in the loader",
+        )
+    if config.average_decay:
+        raise OptionError(
+            f"average_decay is {config.average_decay:g} with batches from a loader",
+            expected="0: the model itself is trained, not a copy",
+            fix="set average_decay=0, or pass data of anytime.data",
         )
     used = [name for name in ("graph", "streams") if getattr(hardware, name)]
     if used:

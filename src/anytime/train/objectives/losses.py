@@ -1,8 +1,8 @@
 """Training objectives: functions from the logits of all exits and the labels to the loss of each exit.
 
-A `Loss` takes `(exits, batch, classes)` logits, or a list with those of each exit, and `(batch,)` labels and returns `(exits,)`
-losses in at least float32. An `Objective` takes the network itself, for methods that need more than its logits; the trainer
-minimises the sum of its losses.
+A `Loss` takes `(exits, batch, classes)` logits, or a list with those of each exit, and `(batch,)` labels or `(batch, classes)`
+probabilities of the classes, and returns `(exits,)` losses in at least float32. An `Objective` takes the network itself, for
+methods that need more than its logits; the trainer minimises the sum of its losses.
 None of them reads a value back to the CPU, so that they can be captured in a CUDA graph.
 """
 
@@ -67,7 +67,7 @@ def distillation(
 
     Args:
         logits: `(exits, batch, classes)`, or a list with `(batch, classes)` per exit.
-        labels: `(batch,)`.
+        labels: `(batch,)`, or probabilities, `(batch, classes)`.
         teacher: The teacher's logits, `(batch, classes)`; no gradient flows to them.
         weight: γ.
         temperature: T.
@@ -122,6 +122,16 @@ def one_for_all(*, weight: float = 0.1, temperature: float = 1.0) -> Objective:
     return objective
 
 
+def smooth_labels(labels: Tensor, classes: int, *, smoothing: float = 0.0) -> Tensor:
+    """Labels as probabilities, `(batch, classes)`, of which `smoothing` is spread over all classes.
+
+    >>> smooth_labels(torch.tensor([1]), 4, smoothing=0.2)
+    tensor([[0.0500, 0.8500, 0.0500, 0.0500]])
+    """
+    chosen = labels[:, None] == torch.arange(classes, device=labels.device)  # `F.one_hot` may wait for the device
+    return chosen * (1 - smoothing) + smoothing / classes
+
+
 def at_least_float32(logits: ExitLogits) -> Tensor:
     """The logits as one tensor in float32, or in float64 if that is what they are."""
     logits = stack_exits(logits)
@@ -130,6 +140,9 @@ def at_least_float32(logits: ExitLogits) -> Tensor:
 
 def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | None) -> Tensor:
     exits, batch, classes = log_probs.shape
-    flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none")
-    losses = flat.view(exits, batch).mean(1)
+    if labels.ndim == 2:
+        losses = -(labels * log_probs).sum(-1).mean(1)
+    else:
+        flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none")
+        losses = flat.view(exits, batch).mean(1)
     return losses if weights is None else torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)])
