@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset
 import anytime
 from anytime.errors import AnytimeError, DtypeError, InputError, LabelError, OptionError, ShapeError
 from anytime.models import MLP, MLPConfig, MultiExit
-from anytime.train import TrainConfig
+from anytime.train import StrongAugment, TrainConfig
 
 X, Y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+DIGITS = anytime.data.load_digits()["val"]
 
 
 def model() -> MLP:
@@ -78,8 +79,35 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
         OptionError,
         ("l2w", "another objective"),
     ),
+    "mixup of batches from a loader": (
+        lambda: train((X, Y), strong_augment=StrongAugment(mixup=0.8)),
+        OptionError,
+        ("loader", "ImageData"),
+    ),
+    "averaged weights with a loader": (lambda: train((X, Y), average_decay=0.99), OptionError, ("0.99", "average_decay=0")),
+    "a number as the augmentation": (
+        lambda: train((X, Y), strong_augment=2),
+        OptionError,
+        ("operations, magnitude", "NAME: VALUE"),
+    ),
+    "mixup of an odd batch": (
+        lambda: anytime.fit(model(), DIGITS, batch=33, strong_augment=StrongAugment(mixup=0.8)),
+        OptionError,
+        ("33", "batch=34"),
+    ),
+    "mixup with sample weights": (
+        lambda: anytime.fit(model(), DIGITS, TrainConfig(objective="l2w", strong_augment=StrongAugment(cutmix=1.0))),
+        OptionError,
+        ("l2w", "neither mixup nor cutmix"),
+    ),
+    "smoothed labels with sample weights": (
+        lambda: anytime.fit(model(), DIGITS, TrainConfig(objective="l2w", label_smoothing=0.1)),
+        OptionError,
+        ("l2w", "label_smoothing=0"),
+    ),
+    "all of a label smoothed": (lambda: train((X, Y), label_smoothing=1.0), OptionError, ("label_smoothing", "below 1")),
     "steps of an epoch of images": (
-        lambda: anytime.fit(model(), anytime.data.load_digits()["val"], steps_per_epoch=3),
+        lambda: anytime.fit(model(), DIGITS, steps_per_epoch=3),
         OptionError,
         ("digits", "remove steps_per_epoch"),
     ),
