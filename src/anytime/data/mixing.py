@@ -6,6 +6,7 @@ rows 2 and 3, and so on, which stay together when several processes share a batc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from anytime.data.augment import Drawn
 
 _ERASED = (0.02, 1 / 3)
-_SIDES = (0.3, 1 / 0.3)
+_LOG_RATIO = math.log(1 / 0.3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,9 @@ def draw_erased(count: int, *, probability: float, height: int, width: int, nois
 
     The sides of a box have a ratio from 0.3 to its inverse, and none is longer than the image's.
     """
-    area = rng.uniform(*_ERASED, count) * height * width
-    ratio = np.exp(rng.uniform(*np.log(_SIDES), count))
+    least, most = _ERASED
+    area = rng.uniform(least, most, count) * height * width
+    ratio = np.exp(rng.uniform(-_LOG_RATIO, _LOG_RATIO, count))
     chosen = rng.random(count) < probability
     high, wide = (np.where(chosen, side, 0) for side in (np.sqrt(area * ratio), np.sqrt(area / ratio)))
     high, wide = high.clip(max=height), wide.clip(max=width)
@@ -108,7 +110,7 @@ def mix(values: Tensor, own: Tensor) -> Tensor:
     tensor([[0.7500, 0.2500],
             [0.2500, 0.7500]])
     """
-    others = values.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+    others = values.view(-1, 2, *values.shape[1:]).flip(1).reshape(values.shape)
     return own * values + (1 - own) * others
 
 

@@ -6,7 +6,7 @@ addresses, which a captured step reads.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,14 @@ from anytime.train.config import StrongAugment
 
 # Images of noise, of which each erased box shows a part of one.
 _NOISES = 64
+
+
+class _Epoch(NamedTuple):
+    """What is drawn for an epoch: per image, per image, and per step."""
+
+    operations: Operations
+    erased: Erased
+    mixing: Mixing
 
 
 class StrongDraws:
@@ -45,13 +53,16 @@ class StrongDraws:
         self.settings, self._seed, self._images, self._steps, self._shape = settings, seed, images, steps, shape
         noises = np.random.default_rng([seed, 3]).standard_normal((_NOISES, *shape), dtype=np.float32)
         self._noises = torch.from_numpy(noises).to(device)
-        self._drawn = tuple(drawn.to(device) for drawn in self._draw(0))
+        operations, erased, mixing = self._draw(0)
+        self._drawn = _Epoch(operations.to(device), erased.to(device), mixing.to(device))
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
 
     def begin(self, epoch: int) -> None:
         """Draw for an epoch."""
-        for own, drawn in zip(self._drawn, self._draw(epoch), strict=True):
-            own.copy_(drawn)
+        drawn = self._draw(epoch)
+        self._drawn.operations.copy_(drawn.operations)
+        self._drawn.erased.copy_(drawn.erased)
+        self._drawn.mixing.copy_(drawn.mixing)
 
     def select(self, step: int) -> None:
         """Prepare step `step` of the epoch."""
@@ -59,27 +70,26 @@ class StrongDraws:
 
     def recolour(self, pixels: Tensor, rows: Tensor) -> Tensor:
         """Change the colours of pixels from 0 to 255, those of the images `rows`."""
-        return recolour(pixels, self._drawn[0][rows]) if self.settings.operations else pixels
+        return recolour(pixels, self._drawn.operations[rows]) if self.settings.operations else pixels
 
     def distort(self, images: Tensor, rows: Tensor) -> Tensor:
         """Transform and erase normalised images; what comes from outside is their mean, 0."""
-        operations, erased, _ = self._drawn
         if self.settings.operations:
-            images = transform(images, operations.affine[rows])
-        return erase(images, erased[rows], self._noises) if self.settings.erasing else images
+            images = transform(images, self._drawn.operations.affine[rows])
+        return erase(images, self._drawn.erased[rows], self._noises) if self.settings.erasing else images
 
     def mix(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mix images, and the probabilities of their classes."""
         if not self.settings.mixes:
             return images, targets
-        own = own_weights(self._drawn[2][self._step], *self._shape[1:])
+        own = own_weights(self._drawn.mixing[self._step], *self._shape[1:])
         return mix(images, own), mix(targets, own.mean())
 
-    def _draw(self, epoch: int) -> tuple[Operations, Erased, Mixing]:
+    def _draw(self, epoch: int) -> _Epoch:
         settings, (_, height, width) = self.settings, self._shape
         rng = np.random.default_rng([self._seed, epoch, 3])
         size: dict[str, Any] = {"height": height, "width": width, "rng": rng}
-        return (
+        return _Epoch(
             draw_operations(
                 self._images, operations=settings.operations, magnitude=settings.magnitude, rng=rng, aspect=height / width
             ),
