@@ -62,6 +62,13 @@ Place = Callable[[int], str]
 
 def check_logits(values: Any, *, name: str = "logits", first_row: int = 0, place: Place | None = None) -> Tensor:
     """Logits of all exits, `(exits, batch, classes)`, as float32 or float64; errors count rows from `first_row`."""
+    logits = as_float(check_logits_shape(values, name=name), name)
+    _check_finite(logits, name, first_exit=0, first_row=first_row, place=place)
+    return logits
+
+
+def check_logits_shape(values: Any, *, name: str = "logits") -> Tensor:
+    """Logits of all exits, `(exits, batch, classes)`, of any value: nothing is read, so a GPU is not waited for."""
     logits = as_tensor(values, name)
     if logits.ndim != 3:
         raise ShapeError(
@@ -79,8 +86,6 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0, place
             expected=f"{_SHAPE} with at least one exit and one class",
             fix="collect logits of at least one exit with one score per class",
         )
-    logits = as_float(logits, name)
-    _check_finite(logits, name, first_exit=0, first_row=first_row, place=place)
     return logits
 
 

@@ -63,9 +63,11 @@ class FitOptions:
         check_flag(self.resume, "resume")
         if self.seconds is not None:
             check_number(self.seconds, "seconds", above=0)
-        if not isinstance(self.folder, str | PathLike | None):
+        if not isinstance(self.folder, str | PathLike | None) or (self.path is not None and self.path.is_file()):
             raise OptionError(
-                f"folder is {self.folder!r}", expected="a path", fix="pass folder='run', or None to write no files"
+                f"folder is {self.folder!r}",
+                expected="the path of a folder",
+                fix="pass another one, such as folder='run', or None to write no files",
             )
         if self.resume and self.folder is None:
             raise OptionError("resume is true without a folder", expected="the folder of the run", fix="pass folder=")
