@@ -48,7 +48,8 @@ class AttachedExits(MultiExit):
         head: Makes the head for a place from the shape of the features of one input; `PooledHead` by default. A head with a
             true attribute `reads_previous` gets the logits of the exit before as its second argument.
         example: A batch, of which at most two rows are used: a tensor, a tuple of tensors, which the module gets by position,
-            or a dict, which it gets by name. Heads on sequences read an `attention_mask` and pool real tokens only.
+            or a dict, which it gets by name (or whole, if it takes one argument), without `labels`. Heads on sequences read an
+            `attention_mask` and pool real tokens only.
         classes: The number of classes; by default as many as the module has.
         frozen: Whether to train the heads only.
         statistics: The batch norms of a frozen module: `fixed`, always in eval mode (ZTW), or `moving`, updated in train mode
