@@ -15,9 +15,10 @@ _ENOUGH, _FEW = 2048, 32
 """How many rows are examined for their scale, and below how many they could look like probabilities by chance."""
 _ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
+_STACK = "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit"
 
 
-def as_tensor(values: Any, name: str) -> Tensor:
+def as_tensor(values: Any, name: str, *, fix: str = _STACK) -> Tensor:
     """The values as a tensor that shares their memory where possible.
 
     >>> as_tensor(np.zeros(3, dtype=np.float32), "zeros").shape
@@ -39,9 +40,7 @@ def as_tensor(values: Any, name: str) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="read it into memory: logits[:]"
-        if hasattr(values, "ndim")
-        else "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
+        fix="read it into memory: logits[:]" if hasattr(values, "ndim") else fix,
     )
 
 
@@ -192,7 +191,7 @@ def check_label_shape(values: Any, *, batch: int, device: torch.device | None = 
         )
     if labels.shape[0] != batch:
         raise LabelError(
-            f"got {labels.shape[0]} labels for the logits of {batch} inputs",
+            f"{labels.shape[0]} labels for the logits of {batch} inputs",
             expected=f"{batch} labels",
             fix="pass labels and logits of the same rows, in the same order",
         )
