@@ -132,8 +132,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     "a class to fit a policy for": (lambda: anytime.fit_stopping(MLP, (X, Y)), OptionError, ("the class MLP", "model itself")),
     "a loss of logits without exits": (lambda: joint_cross_entropy(LOGITS[0], Y), ShapeError, ("rank 2", "logits[None]")),
     "a loss of dense logits": (lambda: joint_cross_entropy(LOGITS[..., None], Y), ShapeError, ("rank 4",)),
-    "a loss of one-hot labels": (
-        lambda: joint_cross_entropy(LOGITS, nn.functional.one_hot(Y).float()),
+    "a loss of one-hot labels as integers": (
+        lambda: joint_cross_entropy(LOGITS, nn.functional.one_hot(Y)),
+        ShapeError,
+        ("(40, 3)", "argmax"),
+    ),
+    "a loss of probabilities of other classes": (
+        lambda: joint_cross_entropy(LOGITS, nn.functional.one_hot(Y, 4).float()),
         DtypeError,
         ("torch.float32", "argmax"),
     ),
