@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
         DtypeError,
         ("torch.float32", "argmax"),
     ),
-    "a loss of fewer labels": (lambda: product_likelihood(LOGITS, Y[:3]), LabelError, ("got 3 labels", "40")),
+    "a loss of fewer labels": (lambda: product_likelihood(LOGITS, Y[:3]), LabelError, ("3 labels", "40")),
     "a loss of a label too large": (lambda: product_likelihood(LOGITS, Y + 1), LabelError, ("from 1 to 3", "subtract 1")),
     "a loss with a weight too few": (
         lambda: joint_cross_entropy(LOGITS, Y, weights=(1,)),
