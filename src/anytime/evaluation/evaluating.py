@@ -7,7 +7,7 @@ prediction sets. Memory does not grow with the number of rows, except for the la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -111,9 +111,9 @@ def evaluate(
         setup = Setup(exit_costs(costs, exits), costs is not None, strict, seed, rows.labels is not None, block_rows)
         request = BlockTask(combiners, fingerprints=bool(tuned))
         request = replace(request, compiled=use_compiled(engine, rows, request, samples=samples))
-        if mapper is None and (count := _processes(processes, parts, samples * exits * classes)) > 1:
-            mapper = on_processes(count)
-        with _kept(work, plain) as results, setup.workers(rows) as map_in_order:
+        count = 1 if mapper is not None else _processes(processes, parts, samples * exits * classes)
+        others = on_processes(count) if count > 1 else nullcontext(mapper)
+        with _kept(work, plain) as results, setup.workers(rows) as map_in_order, others as mapper:
             run = partial(run_tasks, mapper=mapper, map_in_order=map_in_order, results=results)
             if sets is not None and rows.labels is not None:
                 request = replace(request, sets=_calibrated(parts, rows, setup, request, sets, run))
@@ -201,11 +201,14 @@ def _kept(work: str | Path | None, plain: Mapping[str, Any]) -> Iterator[Results
     check_keepable(plain)
     place = Path(work)
     check_results(place)
-    with lock_run(place, doing="evaluating"):
-        results = Results(place)
-        yield results
-        results.clear()
-    results.discard()
+    try:
+        with lock_run(place, doing="evaluating"):
+            results = Results(place)
+            yield results
+            results.clear()
+    finally:
+        with suppress(OSError):
+            place.rmdir()  # if nothing is left in it
 
 
 def _calibrated(

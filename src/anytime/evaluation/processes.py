@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,32 +20,29 @@ from anytime.errors import StateError
 from anytime.evaluation.shards import Mapper, Packed
 
 
-def on_processes(count: int) -> Mapper:
+@contextmanager
+def on_processes(count: int) -> Iterator[Mapper]:
     """A function that maps tasks over so many processes, each with one thread."""
-
-    def mapper(work: Callable[[bytes], tuple[bool, bytes]], tasks: Sequence[tuple[int, bytes]]) -> Iterator[Packed]:
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        pool = ProcessPoolExecutor(min(count, len(tasks)) or 1, context, _begin, (theirs,))
-        try:
-            yield from _as_completed(pool, work, tasks, 2 * count)
-            pool.shutdown()
-        except BrokenProcessPool as error:
-            raise StateError(
-                "a process that evaluated a part has ended",
-                expected="processes that run to the end",
-                fix="use fewer processes if memory is short; with a folder for the sums, the same call continues",
-            ) from error
-        finally:
-            ours.close()  # ends processes that still compute
-            theirs.close()
-            pool.shutdown(cancel_futures=True)
-
-    return mapper
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    pool = ProcessPoolExecutor(count, context, _begin, (theirs,))
+    try:
+        yield partial(_as_completed, pool, 2 * count)
+        pool.shutdown()
+    except BrokenProcessPool as error:
+        raise StateError(
+            "a process that evaluated a part has ended",
+            expected="processes that run to the end",
+            fix="use fewer processes if memory is short; with a folder for the sums, the same call continues",
+        ) from error
+    finally:
+        ours.close()  # ends processes that still compute
+        theirs.close()
+        pool.shutdown(cancel_futures=True)
 
 
 def _as_completed(
-    pool: ProcessPoolExecutor, work: Callable[..., Any], tasks: Sequence[tuple[int, bytes]], ahead: int
+    pool: ProcessPoolExecutor, ahead: int, work: Callable[..., Any], tasks: Sequence[tuple[int, bytes]]
 ) -> Iterator[Packed]:
     running: dict[Future[Any], int] = {}
     waiting = list(reversed(tasks))

@@ -225,11 +225,6 @@ class Results:
             if path.name.endswith(_SUFFIX):
                 path.unlink(missing_ok=True)
 
-    def discard(self) -> None:
-        """Remove the folder if nothing is left in it; after its lock is released."""
-        with suppress(OSError):
-            self.folder.rmdir()
-
     @staticmethod
     def _name(key: str, data: bytes) -> str:
         return f"{key}-{hashlib.sha256(data).hexdigest()[:32]}{_SUFFIX}"
