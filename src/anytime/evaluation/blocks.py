@@ -29,6 +29,7 @@ from anytime.metrics import Trajectories, follow
 
 _CHUNK_BYTES = 32 << 20
 _COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
+_CHUNK_ROWS = 1 << 14  # whose trajectories under three rules take 14 MB with 5 exits
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 _PERMUTED = 5 << 17  # rows up to which a permutation of all is made
 
@@ -186,7 +187,7 @@ class Chunk:
 def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:
     """All rows in chunks of whole blocks; those for compiled code are larger, but enough for all threads."""
     most = min(_COMPILED_BYTES // (4 * row_values), samples // 8) if compiled else _CHUNK_BYTES // (4 * row_values)
-    rows = max(block, min(1 << 16, most))
+    rows = max(block, min(_CHUNK_ROWS, most))
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
 
