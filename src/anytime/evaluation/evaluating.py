@@ -32,6 +32,7 @@ from anytime.evaluation.blocks import (
     rows_for_sets,
     rows_within,
     set_thresholds,
+    workers,
 )
 from anytime.evaluation.compiled import Engine, use_compiled
 from anytime.evaluation.files import cut, forget, paths_of
@@ -113,7 +114,8 @@ def evaluate(
         request = replace(request, compiled=use_compiled(engine, rows, request, samples=samples))
         count = 1 if mapper is not None else _processes(processes, parts, samples * exits * classes)
         others = on_processes(count) if count > 1 else nullcontext(mapper)
-        with _kept(work, plain) as results, setup.workers(rows) as map_in_order, others as mapper:
+        threads = max(len(setup.chunks(part.rows, exits, classes, compiled=True)) for part in parts)
+        with _kept(work, plain) as results, workers(threads) as map_in_order, others as mapper:
             run = partial(run_tasks, mapper=mapper, map_in_order=map_in_order, results=results)
             if sets is not None and rows.labels is not None:
                 request = replace(request, sets=_calibrated(parts, rows, setup, request, sets, run))

@@ -26,7 +26,7 @@ from anytime.combine import Caching, Rule
 from anytime.combine.named import DEFAULT_RULES, name_of, name_rules, plain_rules
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows
+from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows, workers
 from anytime.evaluation.compiled import Engine, use_compiled
 from anytime.evaluation.measure import Evaluation, Progress, Setup
 from anytime.evaluation.opening import open_rows
@@ -231,9 +231,10 @@ def _measure(
     request = replace(request, compiled=use_compiled(engine, rows, request))
     tuned = {name: each for name, each in named.items() if isinstance(each, TunedRule)}
     seen = dict.fromkeys(tuned, 0)
-    with setup.workers(rows) as map_in_order:
+    samples = rows.logits.shape[1]
+    with workers(len(setup.chunks(samples, exits, classes, compiled=True))) as map_in_order:
         thresholds, log_odds, calibration_prints = calibrate_rows(
-            held, request, sets, calibrating, seed=setup.seed, block=setup.block(rows), map_in_order=map_in_order
+            held, request, sets, calibrating, seed=setup.seed, block=setup.block(exits, classes), map_in_order=map_in_order
         )
         held_prints = torch.cat((fingerprints(logits), calibration_prints))
         for each in tuned.values():
@@ -254,7 +255,6 @@ def _measure(
                 drops[name].add(found.seen)
 
         request = replace(request, combiners={**combiners, **scaled}, sets=thresholds)
-        samples = rows.logits.shape[1]
         sums = setup.measure(rows, request, list(every), map_in_order, add, sample=setup.sample(samples), progress=progress)
     evaluation, metrics = setup.evaluation(sums, rows, request, list(every))
     for name, rule in tuned.items():

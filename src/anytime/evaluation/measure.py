@@ -7,7 +7,6 @@ the prediction sets. Memory does not grow with the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ from anytime.evaluation.blocks import (
     follow_chunk,
     some_rows,
     uniforms,
-    workers,
 )
 from anytime.evaluation.examples import Example, ExampleCollector
 from anytime.evaluation.figures import figures
@@ -139,19 +137,13 @@ class Setup:
     labelled: bool
     block_rows: int | None = None
 
-    def block(self, rows: LogitRows) -> int:
+    def block(self, exits: int, classes: int) -> int:
         """How many rows a block has."""
-        exits, _, classes = rows.logits.shape
         return block_size(exits, classes) if self.block_rows is None else check_count(self.block_rows, "block_rows")
 
-    def chunks(self, rows: LogitRows, *, compiled: bool) -> list[slice]:
+    def chunks(self, samples: int, exits: int, classes: int, *, compiled: bool) -> list[slice]:
         """All rows in chunks, for compiled code or not."""
-        exits, samples, classes = rows.logits.shape
-        return chunks(samples, self.block(rows), exits * classes, compiled=compiled)
-
-    def workers(self, rows: LogitRows) -> AbstractContextManager[MapInOrder]:
-        """Threads for one chunk each."""
-        return workers(len(self.chunks(rows, compiled=True)))
+        return chunks(samples, self.block(exits, classes), exits * classes, compiled=compiled)
 
     def sample(self, samples: int) -> tuple[int, ...]:
         """The numbers of some random rows to show."""
@@ -194,9 +186,9 @@ class Setup:
         exits, samples, classes = rows.logits.shape
         labels, sets, layout = rows.labels, request.sets, rows.layout
         sums = self.empty(request.combiners, sample, rows, first=first)
-        parts = self.chunks(rows, compiled=request.compiled)
+        parts = self.chunks(samples, exits, classes, compiled=request.compiled)
         draws = uniforms((part.stop - part.start for part in parts), exits, [self.seed, 2], first=first)
-        for chunk in map_in_order(partial(follow_chunk, rows, request, self.block(rows)), parts, draws):
+        for chunk in map_in_order(partial(follow_chunk, rows, request, self.block(exits, classes)), parts, draws):
             for name, each in chunk.rules.items():
                 sums.summaries[name].add(each.seen)
                 if layout is not None and labels is not None:

@@ -129,13 +129,14 @@ class ScoreTask(Task):
         return scores_from_bytes(data, self.request.combiners, path)
 
     def _compute(self, rows: LogitRows, map_in_order: MapInOrder, progress: Progress | None) -> dict[str, Tensor]:
+        exits, _, classes = rows.logits.shape
         scores, *_ = score_rows(
             rows,
             self.request,
             self.raps,
             self.chosen,
             seed=self.setup.seed,
-            block=self.setup.block(rows),
+            block=self.setup.block(exits, classes),
             map_in_order=map_in_order,
             before=self.before,
         )
