@@ -195,7 +195,8 @@ def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False)
 def rows_within(chosen: Tensor, rows: slice) -> Tensor:
     """Those of the chosen rows, in order, that are among `rows`, counted from the first of these."""
     first, last = torch.searchsorted(chosen, torch.tensor([rows.start, rows.stop])).tolist()
-    return chosen[first:last] - rows.start
+    inside: Tensor = chosen[first:last] - rows.start
+    return inside
 
 
 def uniforms(sizes: Iterable[int], exits: int, seed: Sequence[int], *, first: int = 0) -> Iterator[Tensor]:

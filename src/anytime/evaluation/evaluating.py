@@ -1,7 +1,7 @@
 """`evaluate`: the metrics of every rule, from logits in memory or in any number of files.
 
 All rows are read once. If there are labels, a random fifth of the rows, at most 131,072, is read before that, to calibrate the
-prediction sets. Memory does not grow with the number of rows, except for the labels of a caller's tensors and arrays.
+prediction sets. Memory does not grow with the number of rows of files; the labels of a part are held.
 """
 
 from __future__ import annotations
@@ -255,7 +255,9 @@ def _sums(
         tasks.append(SumTask(part, setup, replace(request, sets=sets), sample, tuned))
     results = run(tasks, progress=progress)
     if len(tasks) == 1:
-        return next(iter(results))
+        (alone,) = results
+        assert isinstance(alone, Sums)
+        return alone
     total = setup.empty(request.combiners, sample)
     for each in results:
         if copies := [name for name, head in each.heads.items() if head in total.heads.values()]:

@@ -157,7 +157,7 @@ class Setup:
         """Sums over no rows; `rows` and `first` are needed to add rows, not to merge."""
         summaries = {name: Summary(self.costs, labelled=self.labelled, strict=self.strict) for name in names}
         locate = _nowhere if rows is None else rows.locate
-        return Sums(summaries, ExampleCollector(sample, WORST, locate, first=first, file=rows and rows.file))
+        return Sums(summaries, ExampleCollector(sample, WORST, locate, first=first, file=None if rows is None else rows.file))
 
     def measure(
         self,

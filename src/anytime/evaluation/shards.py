@@ -247,14 +247,17 @@ def _is_ours(name: str) -> bool:
     return name == LOCK or name.endswith(_SUFFIX) or name.startswith(".anytime-file-")
 
 
-class _Held(dict[str, bytes]):
+class _Held:
     """Results in memory until they are used."""
 
-    def get(self, key: str, default: Any = None) -> bytes | None:
-        return self.pop(key, None)
+    def __init__(self) -> None:
+        self._held: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        return self._held.pop(key, None)
 
     def put(self, key: str, data: bytes) -> None:
-        self[key] = data
+        self._held[key] = data
 
 
 def run_tasks(
