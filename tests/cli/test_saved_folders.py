@@ -185,3 +185,24 @@ def test_a_model_without_an_example_is_profiled_with_a_shape(place: Path, capsys
     assert run([*words]) == 2
     assert "example=x" in capsys.readouterr().err
     assert document(capsys, *words, "--input-shape", "2")["exits"] == 2
+
+
+def test_a_model_without_an_example_takes_the_arrays_given(place: Path, capsys: Captured) -> None:
+    made: dict[str, Any] = {}
+    exec(CODE, made)
+    body = [made["make_backbone"]() for _ in range(2)]
+    anytime.save(anytime.models.Ensemble(body), place / "ensemble")
+    found = document(capsys, "predict", "ensemble", "x.npy", *BUILD, "--engine", "eager")
+    assert (found["inputs"], found["exits"]) == (4, 2)
+
+
+def test_a_model_in_half_precision_is_profiled(place: Path, capsys: Captured) -> None:
+    model = anytime.load(place / "saved", build=_backbone())
+    anytime.save(model.half(), place / "half")
+    assert document(capsys, "profile", "half", *BUILD, "--repeats", "1", "--engine", "eager")["exits"] == 2
+
+
+def _backbone() -> Any:
+    made: dict[str, Any] = {}
+    exec(CODE, made)
+    return made["make_backbone"]

@@ -234,7 +234,10 @@ def test_a_large_compressed_file_gives_the_same_numbers_in_chunks(tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space the way Linux does")
-def test_a_file_larger_than_the_memory_allowed_is_evaluated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["plain", "compiled"])
+def test_a_file_larger_than_the_memory_allowed_is_evaluated(tmp_path: Path, engine: str) -> None:
+    if engine == "compiled":
+        pytest.importorskip("numba")
     exits, rows, classes = 4, 60_000, 250
     path = tmp_path / "large.npy"
     logits = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(exits, rows, classes))
@@ -243,15 +246,16 @@ def test_a_file_larger_than_the_memory_allowed_is_evaluated(tmp_path: Path) -> N
         logits[exit] = rng.standard_normal((1, classes), dtype=np.float32)
     logits.flush()
     np.save(tmp_path / "labels.npy", rng.integers(0, classes, rows))
-    # 240 MB of logits, and 160 MB of memory beyond what importing torch takes. Each thread needs some: two are enough.
+    # 240 MB of logits, and 160 MB of memory beyond what the code takes. Each thread needs some: two are enough.
     script = (
-        "import os, re, resource, sys, anytime, anytime.evaluation\n"
+        "import os, re, resource, sys, torch, anytime, anytime.evaluation\n"
         "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])\n"
+        "anytime.evaluate(torch.randn(4, 8, 250), torch.arange(8), engine=sys.argv[3])\n"
         "used = int(re.search(r'VmData:\\s+(\\d+)', open('/proc/self/status').read())[1]) << 10\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (used + (160 << 20),) * 2)\n"
-        "print(anytime.evaluate(sys.argv[1], sys.argv[2]).samples)"
+        "print(anytime.evaluate(sys.argv[1], sys.argv[2], engine=sys.argv[3]).samples)"
     )
-    command = [sys.executable, "-c", script, str(path), str(tmp_path / "labels.npy")]
+    command = [sys.executable, "-c", script, str(path), str(tmp_path / "labels.npy"), engine]
     done = subprocess.run(command, capture_output=True, text=True, env={"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"})
     assert done.stdout.strip() == str(rows), done.stderr[-2000:]
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +137,13 @@ def test_what_was_damaged_on_the_way_is_refused(fake: FakeHub, tmp_path: Path) -
 def test_a_folder_needs_no_hub(tmp_path: Path) -> None:
     folder = anytime.save(anytime.create_model("mlp-toy", classes=3), tmp_path / "mlp")
     assert from_pretrained(folder).num_exits == 5
+
+
+def test_a_new_process_knows_where_to_keep_what_it_downloads(tmp_path: Path) -> None:
+    code = "from anytime.integrations.hub import download; download('me/nothing')"
+    offline = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=False)
+    assert "FileError: 'me/nothing' could not be downloaded" in found.stderr
 
 
 def test_mistakes_are_explained(fake: FakeHub, tmp_path: Path) -> None:

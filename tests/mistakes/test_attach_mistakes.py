@@ -67,6 +67,13 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a text as an example": (lambda: exits(example="a cat"), DtypeError, "example is"),
     "a list of texts as an example": (lambda: exits(Reader(), ["blocks.0"], ["a cat", "a dog"]), DtypeError, "example is"),
     "a number in a dict of examples": (lambda: exits(Reader(), ["blocks.0"], {**TOKENS, "n": 3}), DtypeError, "example['n']"),
+    "None in a dict of examples": (lambda: exits(Reader(), ["blocks.0"], {**TOKENS, "n": None}), DtypeError, "leave out None"),
+    "an example that is a batch with labels": (lambda: exits(example=(IMAGES, IDS)), InputError, "(x, y), x alone"),
+    "lists of token ids": (lambda: reader()({"input_ids": [[3, 4]], "attention_mask": [[1, 1]]}), DtypeError, "return_tensors"),
+    "inputs by position and by name": (lambda: reader()(IDS, attention_mask=MASK), InputError, "all by name"),
+    "no inputs": (lambda: reader()(), InputError, "0 inputs"),
+    "a name too many": (lambda: reader()(**TOKENS, token_type_ids=IDS), InputError, "leave out token_type_ids"),
+    "a name too few": (lambda: reader()(input_ids=IDS), InputError, "add attention_mask"),
     "an empty dict as an example": (lambda: exits(Reader(), ["blocks.0"], {}), InputError, "example is empty"),
     "an example without rows": (lambda: exits(example=IMAGES[:0]), ShapeError, "skip an empty batch"),
     "examples of different lengths": (

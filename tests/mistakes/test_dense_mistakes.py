@@ -111,11 +111,14 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         "omit a policy",
     ),
     "a runner with the batch as classes": (lambda: runner(class_dim=0), OptionError, "class_dim=1"),
+    "a runner with a dimension that is not there": (lambda: runner(class_dim=5), OptionError, "pass class_dim=1 for (batch,"),
+    "pixels to collect": (lambda: anytime.collect_logits(Segmenter(), [torch.zeros(4, 3)]), ShapeError, "Metrics(class_dim=2)"),
     "a report of metrics": (
         lambda: anytime.write_report(evaluated().rules["product"], "report"),
         DtypeError,
         "evaluate the logits first",  # type: ignore[arg-type]
     ),
+    "a report without a folder": (lambda: anytime.write_report(evaluated(), None), OptionError, "'report'"),  # type: ignore[arg-type]
     "a table of an unknown rule": (lambda: evaluated().table("prodct"), OptionError, "did you mean 'product'"),
     "a plot of an unknown chart": (lambda: evaluated().plot("acuracy"), OptionError, "did you mean 'accuracy'"),
     "a figure as axes": (lambda: evaluated().plot(ax="axes"), DtypeError, "subplots"),  # type: ignore[arg-type]

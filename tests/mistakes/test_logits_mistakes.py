@@ -38,6 +38,11 @@ def collected(batches: Any, model: Any = MODEL, **options: Any) -> Callable[[], 
     return lambda: anytime.collect_logits(model, batches, **options)
 
 
+def stacks(x: torch.Tensor) -> torch.Tensor:
+    """A function of one tensor."""
+    return LOGITS[:, : len(x)]
+
+
 def metrics_of(*batches: tuple[Any, Any]) -> Callable[[], object]:
     def call() -> object:
         metrics = Metrics()
@@ -50,6 +55,9 @@ def metrics_of(*batches: tuple[Any, Any]) -> Callable[[], object]:
 
 LIST = list(LOGITS)
 CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
+    "a batch with row numbers": (collected([(X, torch.arange(6), Y)], stacks), InputError, "too many positional arguments"),
+    "a model with exits as a source": (lambda: from_outputs(MODEL, example=X), OptionError, "use it as it is"),
+    "a network for a runner": (lambda: anytime.Runner(nn.Linear(2, 5)), OptionError, "from_outputs"),
     "pixels as bytes": (collected([(X.to(torch.uint8), Y)]), DtypeError, "/ 255"),
     "logits that are still in a file": (
         lambda: anytime.certify(anytime.samples.cifar100_msdnet().logits, Y, "product"),

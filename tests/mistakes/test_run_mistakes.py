@@ -54,10 +54,10 @@ def points() -> Runner:
     return Runner(MLP(MLPConfig(classes=5)).eval(), "latest")
 
 
-def exported(example: Any, names: tuple[str, ...] = ("ids", "mask")) -> Path:
+def exported(example: Any, names: tuple[str, ...] = ("ids", "mask"), **options: Any) -> Path:
     model = Pair().eval()
     model.input_names = names
-    return export(model, Path(tempfile.mkdtemp()) / "stages", rule="latest", example=example)
+    return export(model, Path(tempfile.mkdtemp()) / "stages", rule="latest", example=example, **options)
 
 
 def with_engine_object() -> bytes:
@@ -87,6 +87,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         ShapeError,
         "x[None]",
     ),
+    "progress of an export as a flag": (lambda: exported((IDS, MASK), progress=True), OptionError, "progress=print"),
     "an export without a batch": (lambda: exported((IDS[0], MASK[0])), ShapeError, "x[None]"),
     "one tensor in an example for two": (lambda: make_engine(Pair(), "folded", example=IDS), InputError, "ids, mask"),
     "one tensor in a profile for two": (lambda: profile_model(pair().engine, IDS, repeats=1), InputError, "ids, mask"),

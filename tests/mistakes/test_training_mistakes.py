@@ -8,18 +8,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anytime
-from anytime.errors import AnytimeError, DtypeError, InputError, LabelError, OptionError, ShapeError
+from anytime.errors import AnytimeError, DivergedError, DtypeError, InputError, LabelError, OptionError, ShapeError
 from anytime.models import MLP, MLPConfig, MultiExit
-from anytime.train import TrainConfig
+from anytime.train import StrongAugment, TrainConfig, distillation, joint_cross_entropy, product_likelihood
 
 X, Y = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
+DIGITS = anytime.data.load_digits()["val"]
+LOGITS = torch.zeros(2, 40, 3)
 
 
 def model() -> MLP:
     return MLP(MLPConfig(classes=3, exits=2, width=4))
+
+
+def normed() -> nn.Module:
+    body = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+    return anytime.models.from_outputs([(body, nn.Linear(4, 3)), (nn.Identity(), nn.Linear(4, 3))], example=X)
 
 
 def train(data: Any, **settings: Any) -> object:
@@ -78,11 +85,78 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
         OptionError,
         ("l2w", "another objective"),
     ),
+    "mixup of batches from a loader": (
+        lambda: train((X, Y), strong_augment=StrongAugment(mixup=0.8)),
+        OptionError,
+        ("loader", "ImageData"),
+    ),
+    "averaged weights with a loader": (lambda: train((X, Y), average_decay=0.99), OptionError, ("0.99", "average_decay=0")),
+    "a number as the augmentation": (
+        lambda: train((X, Y), strong_augment=2),
+        OptionError,
+        ("operations, magnitude", "NAME: VALUE"),
+    ),
+    "mixup of an odd batch": (
+        lambda: anytime.fit(model(), DIGITS, batch=33, strong_augment=StrongAugment(mixup=0.8)),
+        OptionError,
+        ("33", "batch=34"),
+    ),
+    "mixup with sample weights": (
+        lambda: anytime.fit(model(), DIGITS, TrainConfig(objective="l2w", strong_augment=StrongAugment(cutmix=1.0))),
+        OptionError,
+        ("l2w", "neither mixup nor cutmix"),
+    ),
+    "smoothed labels with sample weights": (
+        lambda: anytime.fit(model(), DIGITS, TrainConfig(objective="l2w", label_smoothing=0.1)),
+        OptionError,
+        ("l2w", "label_smoothing=0"),
+    ),
+    "all of a label smoothed": (lambda: train((X, Y), label_smoothing=1.0), OptionError, ("label_smoothing", "below 1")),
     "steps of an epoch of images": (
-        lambda: anytime.fit(model(), anytime.data.load_digits()["val"], steps_per_epoch=3),
+        lambda: anytime.fit(model(), DIGITS, steps_per_epoch=3),
         OptionError,
         ("digits", "remove steps_per_epoch"),
     ),
+    "one row for a batch norm": (
+        lambda: anytime.fit(normed(), DataLoader(TensorDataset(X[:9], Y[:9]), 8), epochs=1),
+        ShapeError,
+        ("one row", "drop_last=True"),
+    ),
+    "NaN in the inputs": (lambda: train((X * float("nan"), Y)), DivergedError, ("exit 1 is nan", "inputs for NaN")),
+    "validation on bytes": (lambda: train((X, Y), val=(X.byte(), Y)), DtypeError, ("torch.uint8", "/ 255")),
+    "a file as the folder": (
+        lambda: train((X, Y), folder=__file__),
+        OptionError,
+        ("test_training_mistakes.py", "folder='run'"),
+    ),
+    "a class to fit a policy for": (lambda: anytime.fit_stopping(MLP, (X, Y)), OptionError, ("the class MLP", "model itself")),
+    "a loss of logits without exits": (lambda: joint_cross_entropy(LOGITS[0], Y), ShapeError, ("rank 2", "logits[None]")),
+    "a loss of dense logits": (lambda: joint_cross_entropy(LOGITS[..., None], Y), ShapeError, ("rank 4",)),
+    "a loss of one-hot labels as integers": (
+        lambda: joint_cross_entropy(LOGITS, nn.functional.one_hot(Y)),
+        ShapeError,
+        ("(40, 3)", "argmax"),
+    ),
+    "a loss of probabilities of other classes": (
+        lambda: joint_cross_entropy(LOGITS, nn.functional.one_hot(Y, 4).float()),
+        DtypeError,
+        ("torch.float32", "argmax"),
+    ),
+    "a loss of fewer labels": (lambda: product_likelihood(LOGITS, Y[:3]), LabelError, ("got 3 labels", "40")),
+    "a loss of a label too large": (lambda: product_likelihood(LOGITS, Y + 1), LabelError, ("from 1 to 3", "subtract 1")),
+    "a loss with a weight too few": (
+        lambda: joint_cross_entropy(LOGITS, Y, weights=(1,)),
+        OptionError,
+        ("1 weights", "2 exits"),
+    ),
+    "a teacher of other classes": (
+        lambda: distillation(LOGITS, Y, LOGITS[-1][:, :2]),
+        ShapeError,
+        ("(40, 2)", "teacher=logits[-1]"),
+    ),
+    "a teacher as text": (lambda: distillation(LOGITS, Y, "last"), DtypeError, ("teacher",)),  # type: ignore[arg-type]
+    "a teacher's weight of two": (lambda: distillation(LOGITS, Y, LOGITS[-1], weight=2), OptionError, ("weight is 2",)),
+    "a temperature of zero": (lambda: distillation(LOGITS, Y, LOGITS[-1], temperature=0), OptionError, ("temperature is 0",)),
     "validation without labels": (lambda: train((X, Y), val=[X]), LabelError, ("without labels",)),
     "a policy without labels": (lambda: anytime.fit_stopping(model(), [X]), LabelError, ("labels", "(x, y)")),
     "a policy that may lose everything": (

@@ -29,6 +29,7 @@ X, Y = X[:120], Y[:120]
 FOREST = RandomForestClassifier(6, random_state=0).fit(X, Y)
 MODEL = TreeExits(FOREST, exits=3)
 BOOSTING = TreeExits(GradientBoostingClassifier(n_estimators=2).fit(X, Y))
+CLASSIFIER = AnytimeClassifier(RandomForestClassifier(6, random_state=0), exits=3)
 HOLED = np.where(X == 0, np.nan, X)
 
 
@@ -99,6 +100,13 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         LabelError,
         "two rows of every class",
     ),
+    "words to train on": (lambda: CLASSIFIER.fit([["a"], ["b"]], [0, 1]), DtypeError, "OrdinalEncoder"),
+    "words to predict": (lambda: CLASSIFIER.fit(X, Y).predict([["a"] * 64]), DtypeError, "OrdinalEncoder"),
+    "a single row to predict": (lambda: CLASSIFIER.fit(X, Y).predict(X[0]), DtypeError, "x[None]"),
+    "columns missing to predict": (lambda: CLASSIFIER.fit(X, Y).predict(X[:, 1:]), DtypeError, "63 features"),
+    "numbers as labels": (lambda: CLASSIFIER.fit(X, Y + 0.5), DtypeError, "continuous"),
+    "too few weights": (lambda: CLASSIFIER.fit(X, Y, sample_weight=np.ones(3)), DtypeError, "(3,)"),
+    "two labels per row": (lambda: CLASSIFIER.fit(X, np.stack((Y, Y), 1)), DtypeError, "1d array"),
     "a duration without a unit": (
         lambda: AnytimeClassifier(FOREST).fit(X, Y).predict(X[:1], deadline="1 fortnight"),
         OptionError,

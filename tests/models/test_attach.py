@@ -564,6 +564,34 @@ def test_fractions_select_the_nearest_block() -> None:
     assert model.exit_fractions == pytest.approx([spent[name] / total for name in wanted])
 
 
+def test_each_fraction_gets_a_place_of_its_own() -> None:
+    body = nn.Sequential(nn.Linear(6, 60), nn.ReLU(), nn.Linear(60, 6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.warns(AttachWarning, match="requested at 0.6 of the MACs is at 0.98"):
+        model = attach_exits(body, [0.6, 0.5], example=VECTORS)
+    assert model.exit_names == ("1", "3")
+
+
+def test_inputs_may_be_spread_out_or_one_dict() -> None:
+    class Reads(nn.Module):
+        """Takes a dict in its only argument."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.last(self.first(batch["left"] + 2 * batch["right"]).relu())  # type: ignore[no-any-return]
+
+    x = {"left": VECTORS, "right": VECTORS + 1}
+    body = Reads()
+    model = attach_exits(body, ["first"], example={**x, "labels": torch.zeros(len(VECTORS))}).eval()
+    assert model.input_names == ("left", "right")
+    assert model.staged
+    assert torch.equal(model(x)[-1], body(x))
+    assert torch.equal(model(**x), model(x))
+    assert torch.equal(model(x["left"], x["right"]), model(x))
+
+
 def test_among_layers_that_cost_nothing_the_last_is_chosen() -> None:
     body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3))
     assert attach_exits(body, [0.4], example=VECTORS, classes=3).exit_names == ("2",)

@@ -172,3 +172,8 @@ def test_the_model_is_not_changed() -> None:
 def test_an_example_without_a_row_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeError, match="example has shape"):
         measure_cost(Chain(nn.Linear(4, 4), nn.Linear(4, 4)), torch.zeros(shape))
+
+
+def test_inputs_get_the_type_of_the_weights() -> None:
+    model = Chain(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert measure_cost(model, torch.ones(2, 4)).macs == measure_cost(model.half(), torch.ones(2, 4)).macs

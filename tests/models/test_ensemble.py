@@ -70,6 +70,51 @@ def test_a_stop_of_the_average_stops_all_members() -> None:
     assert set(closed) == set(parts)
 
 
+class Sum(nn.Module):
+    """Takes two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 4)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.layer(left + 2 * right)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("x", [(POINTS, POINTS + 1), {"right": POINTS + 1, "left": POINTS}], ids=["tuple", "dict"])
+def test_members_may_take_several_tensors(x: Any) -> None:
+    parts = [Sum() for _ in range(3)]
+    ensemble = Ensemble(parts, example=x).eval()
+    torch.testing.assert_close(ensemble(x), torch.stack([part(POINTS, POINTS + 1) for part in parts]))
+    check_model(ensemble, x, classes=4)
+    with anytime.Runner(ensemble) as runner:
+        torch.testing.assert_close(runner.predict(x).logits, ensemble(x))
+    with pytest.raises(ShapeError, match="2 tensors") as caught:
+        Ensemble(parts)(x)
+    assert "example=x" in caught.value.fix
+
+
+def test_members_with_exits_know_their_inputs() -> None:
+    x = {"left": POINTS, "right": POINTS + 1}
+
+    class Deep(Sum):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(4, 4)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.last(super().forward(left, right).relu())  # type: ignore[no-any-return]
+
+    parts = [anytime.attach_exits(Deep(), at=["layer"], example=x).eval() for _ in range(2)]
+    torch.testing.assert_close(Ensemble(parts)(x), torch.stack([part(x)[-1] for part in parts]))
+    averaged = AveragedEnsemble(parts).eval()
+    assert averaged.staged
+    check_model(averaged, x, classes=4)
+    other = anytime.attach_exits(Deep(), at=["layer"], example=(POINTS, POINTS))
+    with pytest.raises(OptionError, match="unnamed inputs or left, right"):
+        AveragedEnsemble([parts[0], other])
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -235,3 +235,16 @@ def test_losses_take_a_list_of_logits(loss: Any) -> None:
     teacher = (torch.randn(5, 4),) if loss is distillation else ()
     torch.testing.assert_close(loss(list(logits), labels, *teacher), loss(logits, labels, *teacher))
     torch.testing.assert_close(loss(tuple(logits.half()), labels, *teacher), loss(logits.half(), labels, *teacher))
+
+
+def test_arrays_of_numpy_are_logits() -> None:
+    arrays = [torch.randn(5, 3).numpy() for _ in range(2)]
+    model = from_outputs(lambda x: arrays, example=X)
+    assert torch.equal(model(X), torch.stack([torch.from_numpy(each) for each in arrays]))
+    stacked = torch.stack([torch.from_numpy(each) for each in arrays]).numpy()
+    assert torch.equal(anytime.collect_logits(lambda x: stacked, [X]).logits, model(X))
+
+
+def test_stages_may_come_from_zip() -> None:
+    net = Branchy().eval()
+    assert torch.equal(from_outputs(zip(net.blocks, net.heads, strict=True))(X), torch.stack(list(net.each(X))))

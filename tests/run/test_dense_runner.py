@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -61,3 +62,8 @@ def test_a_dense_answer_has_no_single_label(model: Segmenter) -> None:
         answer = runner.predict(X[:1])
         with pytest.raises(ShapeError, match="42 positions"):
             _ = answer.label
+
+
+def test_a_copy_knows_the_dimension_of_the_classes(model: Segmenter) -> None:
+    with anytime.Runner(model, class_dim=1) as runner, copy.deepcopy(runner) as other:
+        assert torch.equal(other.predict(X).labels, runner.predict(X).labels)

@@ -108,6 +108,17 @@ def attach(**options: Any) -> AttachedExits:
     return anytime.attach_exits(make_backbone(), at=["2", "4"], example=X, **options)
 
 
+class Two(nn.Module):
+    """Takes two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FLAT.shape[1], 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.layer(a + 2 * b)  # type: ignore[no-any-return]
+
+
 MODELS: dict[str, tuple[Callable[[], Any], Tensor, dict[str, Any]]] = {
     "a network of the library": (lambda: create("msdnet-cifar", classes=7, exits=2), torch.randn(2, 3, 32, 32), {}),
     "a residual network with cascading exits": (
@@ -131,6 +142,11 @@ MODELS: dict[str, tuple[Callable[[], Any], Tensor, dict[str, Any]]] = {
         lambda: Ensemble([make_backbone(), make_backbone(5), create("resnet-cifar-20", classes=10, image_size=8)]),
         X,
         {"build": [make_backbone, lambda: make_backbone(5)]},
+    ),
+    "an ensemble of modules with two inputs": (
+        lambda: Ensemble([Two(), Two()], example={"a": FLAT, "b": FLAT}),
+        {"b": FLAT + 1, "a": FLAT},  # type: ignore[dict-item]
+        {"build": Two},
     ),
     "an averaged ensemble with attached exits": (
         lambda: AveragedEnsemble([attach(), attach()]),

@@ -14,14 +14,24 @@ from anytime.data import ImageData, load_digits
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.process import run_program
-from anytime.train.config import Hardware, TrainConfig
+from anytime.train.config import Hardware, StrongAugment, TrainConfig
 from anytime.train.data.rows import RowsStep
 from anytime.train.data.stream import StreamedStep
 from anytime.train.distributed import Ranks, launch
 from anytime.train.objectives.plan import phases
 from anytime.train.stopping import Stopping
 
-RECIPE = TrainConfig(epochs=2, batch=64, lr=0.1, nesterov=True, objective="joint-then-product", product_from=0.5)
+RECIPE = TrainConfig(
+    epochs=2,
+    batch=64,
+    lr=0.1,
+    nesterov=True,
+    objective="joint-then-product",
+    product_from=0.5,
+    strong_augment=StrongAugment(operations=2, erasing=0.25, mixup=0.8, cutmix=1.0),
+    label_smoothing=0.1,
+    average_decay=0.5,
+)
 STEPS = 4
 
 

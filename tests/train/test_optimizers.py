@@ -43,6 +43,21 @@ def test_steps_are_those_of_torch_and_continue_from_a_stored_state(name: str, ne
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_loaded_state_has_the_memory_format_of_the_weights(name: str) -> None:
+    config = TrainConfig(optimizer=name)
+    weights = TrainedWeights(nn.Conv2d(4, 8, 3), config, channels_last=True)
+    weights.set_lr(0.1)
+    weights.step([torch.randn_like(weight) for weight in weights.parameters])
+    state = optimizer_state(weights.optimizer, weights.named)
+    stored = {key: value.contiguous() for key, value in state.items()}  # as in a file
+    resumed = TrainedWeights(nn.Conv2d(4, 8, 3), config, channels_last=True)
+    resumed.load(weights.named, stored)
+    for key, value in optimizer_state(resumed.optimizer, resumed.named).items():
+        torch.testing.assert_close(value, state[key])
+        assert value.stride() == state[key].stride()  # fused optimizers on a GPU refuse other strides
+
+
 @pytest.mark.parametrize("change", ["missing", "shape", "adam"])
 def test_the_state_of_another_optimizer_is_refused(change: str) -> None:
     weights = TrainedWeights(network(), TrainConfig())

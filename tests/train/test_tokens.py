@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,17 @@ from anytime.data.text import TokenData, collect_vocabulary, load_text, tokenize
 from anytime.errors import OptionError
 from anytime.models import create
 from anytime.models.base import MultiExit
-from anytime.train import FitOptions, Hardware, TrainConfig, fit, joint_cross_entropy, learning_rate, on_logits, phases
+from anytime.train import (
+    FitOptions,
+    Hardware,
+    StrongAugment,
+    TrainConfig,
+    fit,
+    joint_cross_entropy,
+    learning_rate,
+    on_logits,
+    phases,
+)
 from anytime.train.data.tokens import TokenEvaluation, TokenStep, batch_widths
 from anytime.train.gpu.weights import TrainedWeights
 
@@ -223,11 +234,25 @@ def test_every_objective_for_logits_learns(objective: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "hardware"), [({"objective": "l2w", "head_rate": 1}, Hardware()), ({}, Hardware(compile=True))]
+    ("changes", "hardware"),
+    [
+        ({"objective": "l2w", "head_rate": 1}, Hardware()),
+        ({"strong_augment": StrongAugment(erasing=0.25)}, Hardware()),
+        ({}, Hardware(compile=True)),
+    ],
 )
 def test_settings_that_texts_do_not_support_are_refused(changes: dict[str, Any], hardware: Hardware) -> None:
     with pytest.raises(OptionError, match="texts"):
         fit(network(), rows(), replace(RECIPE, **changes), hardware=hardware)
+
+
+def test_texts_are_learnt_with_smoothed_labels_and_averaged_weights() -> None:
+    model = network(dropout=0.0)
+    recipe = replace(RECIPE, epochs=12, lr=5e-3, batch=16, head_rate=1.0, label_smoothing=0.1, average_decay=0.9)
+    outcome = fit(model, rows(200), recipe)
+    assert min(TokenEvaluation(model, rows(100, seed=1)).accuracy()) > 0.9
+    least = -(0.9 + 0.1 / 3) * math.log(0.9 + 0.1 / 3) - 2 * 0.1 / 3 * math.log(0.1 / 3)  # the entropy of a smoothed label
+    assert min(outcome.history[-1].losses) > least
 
 
 def test_an_encoder_learns_real_questions_from_scratch(shared: Path) -> None:

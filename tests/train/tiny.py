@@ -13,9 +13,20 @@ from torch import Tensor, nn
 
 from anytime.data import load_digits
 from anytime.models.base import MultiExit
-from anytime.train import EpochLog, FitOptions, TrainConfig, fit
+from anytime.train import EpochLog, FitOptions, StrongAugment, TrainConfig, fit
 
-RECIPE = TrainConfig(epochs=6, batch=64, lr=0.1, schedule="cosine", warmup=1, objective="joint-then-product", seed=1)
+RECIPE = TrainConfig(
+    epochs=6,
+    batch=64,
+    lr=0.1,
+    schedule="cosine",
+    warmup=1,
+    objective="joint-then-product",
+    strong_augment=StrongAugment(operations=2, erasing=0.25, mixup=0.8, cutmix=1.0),
+    label_smoothing=0.1,
+    average_decay=0.9,
+    seed=1,
+)
 
 
 class Tiny(MultiExit):

@@ -3,7 +3,7 @@
 The functions return the value, ready for use (tensors in at least float32), or raise a typed error. They never change it.
 """
 
-from anytime.checks.inputs import Inputs, check_inputs, count_rows, join_inputs, map_inputs, repeat_rows, tensors_of
+from anytime.checks.inputs import LABELS, Inputs, check_inputs, count_rows, join_inputs, map_inputs, repeat_rows, tensors_of
 from anytime.checks.numbers import (
     LARGEST_OLD_SEED,
     LARGEST_SEED,
@@ -28,6 +28,7 @@ from anytime.checks.tensors import (
     check_labels,
     check_log_probs,
     check_logits,
+    check_logits_shape,
     check_probabilities,
     check_scale,
     check_step,
@@ -37,6 +38,7 @@ from anytime.checks.tensors import (
 )
 
 __all__ = [
+    "LABELS",
     "LARGEST_OLD_SEED",
     "LARGEST_SEED",
     "MOST_SHARED",
@@ -56,6 +58,7 @@ __all__ = [
     "check_labels",
     "check_log_probs",
     "check_logits",
+    "check_logits_shape",
     "check_memory",
     "check_number",
     "check_probabilities",

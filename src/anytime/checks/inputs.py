@@ -17,6 +17,12 @@ from anytime.errors import DtypeError, InputError, ShapeError
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """What a model is called with."""
+LABELS = ("labels", "label")
+"""The keys of a dict that hold the labels in a batch of a loader, as in Hugging Face's data sets."""
+_CONVERT = (
+    "convert it first: torch.tensor for lists of numbers, the model's tokenizer with return_tensors='pt' for texts; "
+    "leave out None and options"
+)
 
 
 def check_inputs(x: Any, name: str = "x") -> Inputs:
@@ -34,14 +40,14 @@ def check_inputs(x: Any, name: str = "x") -> Inputs:
     if isinstance(x, Tensor) and x.ndim and x.shape[0]:
         return x  # the usual case: a check takes part of each request's time
     if isinstance(x, Mapping):
-        named = {key: as_tensor(value, f"{name}[{key!r}]") for key, value in x.items()}
+        named = {key: as_tensor(value, f"{name}[{key!r}]", fix=_CONVERT) for key, value in x.items()}
         _check_rows(named, name)
         return named
     if isinstance(x, tuple) or (isinstance(x, list) and x and all(isinstance(value, Tensor) for value in x)):
-        several = tuple(as_tensor(value, f"{name}[{index}]") for index, value in enumerate(x))
+        several = tuple(as_tensor(value, f"{name}[{index}]", fix=_CONVERT) for index, value in enumerate(x))
         _check_rows({str(index): value for index, value in enumerate(several)}, name)
         return several
-    single = as_tensor(x, name)
+    single = as_tensor(x, name, fix=_CONVERT)
     _check_rows({"": single}, name)
     return single
 
@@ -63,10 +69,11 @@ def tensors_of(x: Inputs, names: Sequence[str] = ()) -> tuple[Tensor, ...]:
         return (x,)
     if isinstance(x, Mapping):
         if names and set(names) != set(x):
+            missing, unknown = [name for name in names if name not in x], [str(name) for name in x if name not in names]
             raise InputError(
                 f"the inputs are named {', '.join(map(str, x))}",
-                expected=f"the names {', '.join(names)}",
-                fix="pass the same tensors as in the example that the model was made with",
+                expected=f"the names {', '.join(names)}, as in the example that the model was made with",
+                fix="; ".join(f"{do} {', '.join(odd)}" for do, odd in (("add", missing), ("leave out", unknown)) if odd),
             )
         return tuple(x[name] for name in names or x)
     tensors = (x,) if isinstance(x, Tensor) else tuple(x)
@@ -133,7 +140,7 @@ def _refuse_others(x: Any) -> None:
         raise DtypeError(
             f"the input is a {type(x).__name__}" + ("" if values == (x,) else " of other values than tensors"),
             expected="a tensor, or a tuple or dict of tensors",
-            fix="convert it first: torch.from_numpy for arrays, the model's tokenizer for texts",
+            fix=_CONVERT,
         )
 
 

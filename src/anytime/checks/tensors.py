@@ -15,9 +15,10 @@ _ENOUGH, _FEW = 2048, 32
 """How many rows are examined for their scale, and below how many they could look like probabilities by chance."""
 _ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
+_STACK = "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit"
 
 
-def as_tensor(values: Any, name: str) -> Tensor:
+def as_tensor(values: Any, name: str, *, fix: str = _STACK) -> Tensor:
     """The values as a tensor that shares their memory where possible.
 
     >>> as_tensor(np.zeros(3, dtype=np.float32), "zeros").shape
@@ -39,9 +40,7 @@ def as_tensor(values: Any, name: str) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="read it into memory: logits[:]"
-        if hasattr(values, "ndim")
-        else "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit",
+        fix="read it into memory: logits[:]" if hasattr(values, "ndim") else fix,
     )
 
 
@@ -62,6 +61,13 @@ Place = Callable[[int], str]
 
 def check_logits(values: Any, *, name: str = "logits", first_row: int = 0, place: Place | None = None) -> Tensor:
     """Logits of all exits, `(exits, batch, classes)`, as float32 or float64; errors count rows from `first_row`."""
+    logits = as_float(check_logits_shape(values, name=name), name)
+    _check_finite(logits, name, first_exit=0, first_row=first_row, place=place)
+    return logits
+
+
+def check_logits_shape(values: Any, *, name: str = "logits") -> Tensor:
+    """Logits of all exits, `(exits, batch, classes)`, of any value: nothing is read, so a GPU is not waited for."""
     logits = as_tensor(values, name)
     if logits.ndim != 3:
         raise ShapeError(
@@ -79,8 +85,6 @@ def check_logits(values: Any, *, name: str = "logits", first_row: int = 0, place
             expected=f"{_SHAPE} with at least one exit and one class",
             fix="collect logits of at least one exit with one score per class",
         )
-    logits = as_float(logits, name)
-    _check_finite(logits, name, first_exit=0, first_row=first_row, place=place)
     return logits
 
 
@@ -187,7 +191,7 @@ def check_label_shape(values: Any, *, batch: int, device: torch.device | None = 
         )
     if labels.shape[0] != batch:
         raise LabelError(
-            f"got {labels.shape[0]} labels for the logits of {batch} inputs",
+            f"{labels.shape[0]} labels for the logits of {batch} inputs",
             expected=f"{batch} labels",
             fix="pass labels and logits of the same rows, in the same order",
         )

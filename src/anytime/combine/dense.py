@@ -22,6 +22,7 @@ from anytime.errors import DeviceError, LabelError, OptionError, ShapeError
 
 _CACHE_BYTES = 2 << 20
 _EXAMPLE = "class_dim=2 for (exits, batch, classes, height, width), class_dim=-1 for (exits, batch, length, classes)"
+_OF_ONE_EXIT = "class_dim=1 for (batch, classes, height, width), class_dim=-1 for (batch, length, classes)"
 
 
 @dataclass(frozen=True)
@@ -54,20 +55,20 @@ class Layout:
             class_dim: The dimension of the classes, counted from the start or, if negative, from the end.
             lead: The number of dimensions before the batch: 1 for the logits of all exits, 0 for those of one exit.
         """
-        first, rank = lead + 1, len(shape)
+        first, rank, fix = lead + 1, len(shape), f"pass {_EXAMPLE if lead else _OF_ONE_EXIT}"
         if rank <= first:
             raise ShapeError(
                 f"logits have shape {tuple(shape)}: rank {rank}",
                 expected=f"at least {first + 1} dimensions: {'exits, ' * lead}batch, classes, and those of the positions",
                 fix="omit class_dim for the logits of one exit" if lead == 0 else f"pass logits of all exits: {_EXAMPLE}",
             )
-        whole = check_count(class_dim, "class_dim", low=-rank, most=rank - 1, fix=f"pass {_EXAMPLE}")
+        whole = check_count(class_dim, "class_dim", low=-rank, most=rank - 1, fix=fix)
         dim = whole if whole >= 0 else whole + rank
         if dim < first:
             raise OptionError(
                 f"class_dim is {whole}, which is the dimension of the {'exits' if dim < lead else 'batch'} in {tuple(shape)}",
                 expected=f"a dimension from {first} to {rank - 1}, or from {first - rank} to -1",
-                fix=f"pass {_EXAMPLE}",
+                fix=fix,
             )
         positions = tuple(size for each, size in enumerate(shape) if each >= first and each != dim)
         return cls(shape[lead], positions, shape[dim], dim - rank)

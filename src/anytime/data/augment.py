@@ -6,16 +6,35 @@ loop over images. It can be captured in a CUDA graph or compiled, and the same d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 
+class Drawn:
+    """Random numbers as tensors with one entry per image or step: the base of frozen dataclasses."""
+
+    def __getitem__(self, index: Any) -> Self:
+        return self._apply(lambda tensor: tensor[index])
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move all tensors to a device."""
+        return self._apply(lambda tensor: tensor.to(device))
+
+    def copy_(self, other: Self) -> None:
+        """Copy the values of `other` in place."""
+        for part in fields(self):  # type: ignore[arg-type]
+            getattr(self, part.name).copy_(getattr(other, part.name))
+
+    def _apply(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return type(self)(*(function(getattr(self, part.name)) for part in fields(self)))  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True, eq=False)
-class Draws:
+class Draws(Drawn):
     """The random crop and flip of each of N images.
 
     Attributes:
@@ -27,15 +46,6 @@ class Draws:
     down: Tensor
     right: Tensor
     flip: Tensor
-
-    def __getitem__(self, index: Tensor) -> Self:
-        return type(self)(self.down[index], self.right[index], self.flip[index])
-
-    def copy_(self, other: Draws) -> None:
-        """Copy the values of `other` in place."""
-        self.down.copy_(other.down)
-        self.right.copy_(other.right)
-        self.flip.copy_(other.flip)
 
 
 def draw(count: int, *, pad: int = 4, generator: torch.Generator) -> Draws:

@@ -111,6 +111,12 @@ class ImageData(LabelledRows):
             )
         self._check(len(self.images))
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
 
 class StreamedImages(LabelledRows, ABC):
     """Labelled images of one split that are read when they are needed; `mean` and `std` as in `ImageData`."""

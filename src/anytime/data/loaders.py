@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from anytime.checks import Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
+from anytime.checks import LABELS, Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import DtypeError, InputError, LabelError
 
-LABELS = ("labels", "label")
-"""The keys of a dict that hold the labels, as in Hugging Face's data sets."""
 _EXPECTED = "a DataLoader, a map-style data set, a tuple of tensors (x, y), or an iterable of batches (x, y)"
 
 

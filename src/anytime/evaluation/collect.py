@@ -83,11 +83,11 @@ def collect_logits(
 
 def exits_of(model: Any) -> Callable[[Inputs], list[Tensor]]:
     """A function from inputs to the logits of each exit, `(batch, classes)`."""
-    if isinstance(model, ExitModel):
+    if isinstance(model, ExitModel) and not isinstance(model, type):
         return lambda x: list(model.exits(on_device_of(model, x)))
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise OptionError(
-            f"the model is a {type(model).__name__}",
+            f"the model is {f'the class {model.__name__}' if isinstance(model, type) else f'a {type(model).__name__}'}",
             expected="a model with exits, or a module or function that returns the logits of all exits",
             fix="pass the model itself; wrap one with other outputs in anytime.models.from_outputs",
         )
@@ -127,7 +127,13 @@ def _collect(
 def _run_batch(
     run: Callable[[Inputs], list[Tensor]], number: int, inputs: Inputs, labels: Tensor | None, first_row: int
 ) -> _Batch:
-    logits = stack_exits(run_explained(run, inputs), name=f"the logits of batch {number}").cpu()
+    logits = stack_exits(run_explained(run, inputs), name=f"the logits of batch {number}", dense=True).cpu()
+    if logits.ndim > 3:
+        raise ShapeError(
+            f"the logits of batch {number} have shape {tuple(logits.shape)}",
+            expected="(exits, batch, classes); logits of pixels or tokens are not collected",
+            fix="add each batch to anytime.metrics.Metrics(class_dim=2), or pass the logits of some inputs to evaluate",
+        )
     if logits.shape[1] != count_rows(inputs):
         raise ShapeError(
             f"the model returned {logits.shape[1]} rows for the {count_rows(inputs)} inputs of batch {number}",

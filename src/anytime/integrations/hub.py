@@ -151,7 +151,7 @@ def push_to_hub(
 
 def _hub() -> Any:
     try:
-        import huggingface_hub
+        import huggingface_hub.constants  # which the package alone does not load
     except ImportError as error:
         raise MissingExtraError(
             "huggingface_hub is not installed", expected="the extra hub", fix="pip install 'anytime-nn[hub]'"

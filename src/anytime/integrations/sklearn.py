@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from anytime.checks import check_number
 from anytime.combine import Latest, Rule
 from anytime.combine.advice import default_rule
 from anytime.combine.named import as_rule
-from anytime.errors import LabelError, OptionError
+from anytime.errors import DtypeError, LabelError, OptionError
 from anytime.models.trees.exits import Spacing, TreeExits, check_kind, check_places
 from anytime.models.trees.xgboost import XgBoost
 from anytime.run import Answer, Runner, RunOptions
@@ -96,15 +97,16 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
             fit_params: Passed on to the estimator's `fit`; a value per row is not split for `calibrate`.
         """
         self._check_parameters()
-        X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_all_finite=self._finite())  # noqa: N806
-        check_classification_targets(y)
+        with _explained():
+            X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_all_finite=self._finite())  # noqa: N806
+            check_classification_targets(y)
+            if sample_weight is not None:
+                fit_params["sample_weight"] = _check_sample_weight(sample_weight, X)
         classes, codes = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise LabelError(
                 "the labels are all of one class", expected="at least two classes", fix="add rows of other classes"
             )
-        if sample_weight is not None:
-            fit_params["sample_weight"] = _check_sample_weight(sample_weight, X)
         rows, held = self._split(codes)
         if "sample_weight" in fit_params:
             fit_params["sample_weight"] = fit_params["sample_weight"][rows]
@@ -161,7 +163,8 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
 
     def _checked(self, X: Any) -> _Array:  # noqa: N803
         check_is_fitted(self)
-        kept: _Array = validate_data(self, X, dtype=(np.float64, np.float32), reset=False, ensure_all_finite=self._finite())
+        with _explained():
+            kept: _Array = validate_data(self, X, dtype=(np.float64, np.float32), reset=False, ensure_all_finite=self._finite())
         return kept
 
     def _finite(self) -> bool | str:
@@ -232,6 +235,20 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self._finite() == "allow-nan"
         return tags
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Complete scikit-learn's errors about inputs and labels."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise DtypeError(
+            str(error),
+            expected="inputs (rows, features) of numbers, the same features as in fit, and one label and weight per row",
+            fix="pass one row as x[None]; encode words and fill missing values in a step before: "
+            "make_pipeline(OrdinalEncoder(), AnytimeClassifier())",
+        ) from error
 
 
 def _probabilities(answer: Answer) -> _Array:

@@ -50,6 +50,10 @@ def read_input(given: str, opened: Opened) -> tuple[Inputs, str | None]:
         return read_named(path, opened.inputs), None
     with open_file(path, expected="an image, or .npy or .npz with one input or a batch of them"):
         pass
+    if not opened.inputs and path.suffix.lower() in (".npy", ".npz") and (array := read_array(path)).ndim > 1:
+        # It was saved without an example: the input is one.
+        kind = torch.int64 if array.dtype.kind in "iu" and array.dtype != np.uint8 else torch.float32
+        opened.model.input_specs = (InputSpec("", kind, array.shape[1:]),)
     shape = input_shape(opened.model)
     if path.suffix.lower() in (".npy", ".npz") or _takes_tokens(opened):
         return array_batch(read_array(path), opened), None

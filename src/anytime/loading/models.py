@@ -118,7 +118,8 @@ def input_specs(model: Any, shape: tuple[int, ...] | None = None) -> tuple[Input
         raise ShapeError(
             "the model takes inputs of unknown shape",
             expected="a model that was saved with an example of its inputs",
-            fix="save it again: anytime.save(model, folder, example=x)",
+            fix="save it again: anytime.save(model, folder, example=x); anytime predict also takes a .npy with a batch, "
+            "anytime profile an --input-shape",
         )
     if shape is not None and len(found) > 1:
         raise OptionError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anytime.checks.inputs import Inputs, tensors_of
-from anytime.errors import OptionError, ShapeError, StateError
+from anytime.errors import InputError, OptionError, ShapeError, StateError
 from anytime.models.input_spec import InputSpec
 
 Carry = tuple[Tensor, ...]
@@ -131,9 +131,25 @@ class MultiExit(nn.Module):
             carry, logits = self.stage(exit, carry)
             yield logits
 
-    def forward(self, x: Inputs) -> Tensor:
-        """The logits of all exits, `(exits, batch, classes)`."""
-        return torch.stack(tuple(self.exits(x)))
+    def forward(self, *x: Any, **named: Tensor) -> Tensor:
+        """The logits of all exits, `(exits, batch, classes)`.
+
+        Several tensors are passed as `exits` takes them, a tuple or a dict, or spread out: `model(left, right)` or
+        `model(**tokens)`.
+        """
+        if bool(x) == bool(named):
+            raise InputError(
+                f"{len(x)} inputs by position" + (f" and {', '.join(named)} by name" if named else ""),
+                expected="all inputs by position, or all by name",
+                fix="pass a dict or a tuple of tensors: model({'input_ids': ids, 'attention_mask': mask})",
+            )
+        return torch.stack(tuple(self.exits(named or (x[0] if len(x) == 1 else x))))
+
+    def _inputs(self, carry: Carry) -> Inputs:
+        """The inputs in the carry of the first stage as the model takes them."""
+        if self.input_names:
+            return dict(zip(self.input_names, carry, strict=True))
+        return carry if len(carry) > 1 else carry[0]
 
     def _check_carry(self, exit: int, carry: Carry) -> None:
         if not 0 <= exit < self.num_exits:

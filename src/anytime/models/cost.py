@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from anytime.checks import Inputs, map_inputs
 from anytime.models.attach.probe import FlopCounter, check_example
 from anytime.models.base import MultiExit, check_network
+from anytime.models.outputs import on_device_of
 
 Counter = Callable[[Any, Tensor, Tensor], int]
 """The cost of one call of a layer, from the layer, its input and its output."""
@@ -68,7 +69,7 @@ def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.M
 
     Args:
         model: The network. A layer may count itself with a method `macs`, see `CountsItself`.
-        example: A batch, of which the first row is used.
+        example: A batch, of which the first row is used; floating-point inputs get the type of the weights.
         layers: Counters for other types of layers, or to replace those above.
 
     Example:
@@ -77,13 +78,12 @@ def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.M
         15128842
     """
     check_network(model)
-    row = map_inputs(lambda tensor: tensor[:1], check_example(example))
+    row = on_device_of(model, map_inputs(lambda tensor: tensor[:1], check_example(example)))
     counters = {**_COUNTERS, **(layers or {})}
     try:
         return _count(_on_meta(model), map_inputs(lambda tensor: tensor.to("meta"), row), counters)
     except RuntimeError:  # the meta device has no values
-        device = next(model.parameters(), torch.zeros(())).device
-        return _count(copy.deepcopy(model), map_inputs(lambda tensor: tensor.to(device), row), counters)
+        return _count(copy.deepcopy(model), row, counters)
 
 
 def _count(shadow: MultiExit, row: Inputs, counters: Mapping[type[nn.Module], Counter]) -> Cost:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from anytime.checks import Inputs, check_logits
 from anytime.errors import OptionError, ShapeError, StateError
-from anytime.models.attach.probe import logits_of
+from anytime.models.attach.probe import call, check_example, logits_of
 from anytime.models.base import Carry, ExitModel, MultiExit
+from anytime.models.input_spec import input_specs
 
 
 class Ensemble(MultiExit):
@@ -25,16 +26,23 @@ class Ensemble(MultiExit):
 
     Args:
         members: Modules that return logits. Of a member with exits, the last exit is used.
+        example: A batch, for members that take a tuple of tensors, by position, or a dict, by name. Attached exits know their
+            inputs.
 
     Example:
         >>> Ensemble([nn.Linear(4, 3), nn.Linear(4, 3)])(torch.randn(5, 4)).shape
         torch.Size([2, 5, 3])
     """
 
-    def __init__(self, members: Sequence[nn.Module]) -> None:
+    def __init__(self, members: Sequence[nn.Module], *, example: Inputs | None = None) -> None:
         super().__init__()
         self.members = nn.ModuleList(_checked(members))
         self.num_exits = len(self.members)
+        known = [member.input_specs for member in self.members if isinstance(member, MultiExit) and member.input_specs]
+        self.input_specs = known[0] if known and example is None else ()
+        if example is not None:
+            self.input_specs = input_specs(check_example(example))
+        self.input_names = tuple(spec.name for spec in self.input_specs if spec.name)
 
     @classmethod
     def averaged(cls, members: Sequence[MultiExit]) -> AveragedEnsemble:
@@ -43,8 +51,18 @@ class Ensemble(MultiExit):
 
     def stage(self, exit: int, carry: Carry) -> tuple[Carry, Tensor]:
         """Run one member; all members read the input."""
+        if len(carry) > 1 and not self.input_specs:
+            raise ShapeError(
+                f"{len(carry)} tensors of inputs",
+                expected="one, or an ensemble that was made with an example of them",
+                fix="pass the inputs as an example: Ensemble(members, example=x)",
+            )
         self._check_carry(exit, carry)
-        return carry if exit + 1 < self.num_exits else (), _last(self.members[exit], carry[0])
+        return carry if exit + 1 < self.num_exits else (), _last(self.members[exit], self._inputs(carry))
+
+    def carry_size(self, exit: int) -> int:
+        """The inputs, which all members read."""
+        return max(1, len(self.input_specs))
 
 
 class AveragedEnsemble(MultiExit):
@@ -68,6 +86,14 @@ class AveragedEnsemble(MultiExit):
             )
         self.members = nn.ModuleList(members)
         self.num_exits = counts[0]
+        names = {tuple(getattr(member, "input_names", ())) for member in members}
+        if len(names) > 1:
+            raise OptionError(
+                f"the members take {' or '.join(', '.join(each) or 'unnamed inputs' for each in sorted(names))}",
+                expected="the same inputs for all members, in the same order",
+                fix="attach the exits of all members with the same example",
+            )
+        self.input_names = names.pop()
 
     @property
     def staged(self) -> bool:
@@ -97,7 +123,8 @@ class AveragedEnsemble(MultiExit):
 
     def carry_size(self, exit: int) -> int:
         """The sum over the members."""
-        return sum(member.carry_size(exit) for member in self._staged_members()) if exit else 1
+        sizes = [member.carry_size(exit) for member in self._staged_members()]
+        return sum(sizes) if exit else max(sizes, default=1)
 
     def exits(self, x: Inputs) -> Iterator[Tensor]:
         """Yield log-probabilities, `(batch, classes)`; the members run alternately, exit by exit."""
@@ -145,9 +172,9 @@ def _checked(members: Sequence[nn.Module]) -> list[nn.Module]:
     return found
 
 
-def _last(member: nn.Module, x: Tensor) -> Tensor:
+def _last(member: nn.Module, x: Inputs) -> Tensor:
     if not isinstance(member, ExitModel):
-        return logits_of(member(x))
+        return logits_of(call(member, x))
     *_, logits = member.exits(x)
     return logits
 

@@ -8,17 +8,18 @@ engine.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import Inputs, check_choice, check_count, check_inputs, count_rows, map_inputs
+from anytime.checks import Inputs, as_tensor, check_choice, check_count, count_rows, map_inputs
 from anytime.errors import OptionError, ShapeError
-from anytime.models.attach.probe import call, evaluating
-from anytime.models.base import MultiExit
+from anytime.models.attach.probe import call, check_example, evaluating
+from anytime.models.base import ExitModel, MultiExit
 from anytime.models.stage_list import Stage, StageList
 
 _LIST = "a list with one tensor (batch, classes) per exit, or a tensor (exits, batch, classes)"
@@ -51,7 +52,8 @@ class OutputReader:
     def read(self, output: Any, rows: int) -> list[Tensor]:
         """The logits of each exit, `(batch, classes)`, in the output for a batch of `rows` inputs."""
         found = self.select(output) if self.select is not None else self._named(output)
-        if isinstance(found, Tensor):
+        if isinstance(found, Tensor | np.ndarray):
+            found = as_tensor(found, "the model's output")
             return list(self._stacked(found, rows))
         if not isinstance(found, list | tuple):
             raise ShapeError(
@@ -107,6 +109,8 @@ class OutputReader:
 
     def _exit(self, exit: int, logits: Any, rows: int) -> Tensor:
         logits = getattr(logits, "logits", logits)
+        if isinstance(logits, np.ndarray):
+            logits = as_tensor(logits, f"exit {exit} of the model's output")
         if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows:
             return logits
         got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
@@ -171,7 +175,7 @@ class OutputsModel(MultiExit):
 
 
 def from_outputs(
-    source: Callable[..., Any] | Sequence[Stage],
+    source: Callable[..., Any] | Iterable[Stage],
     *,
     exits: int | None = None,
     example: Inputs | None = None,
@@ -218,22 +222,28 @@ def from_outputs(
         >>> stages.staged, torch.equal(stages(x), model(x))
         (True, True)
     """
-    given = None if example is None else check_inputs(example, "example")
+    given = None if example is None else check_example(example)
     if exits is not None:
         check_count(exits, "exits", fix="pass the number of logits that the model returns, or an example")
-    if isinstance(source, Sequence | nn.ModuleList):
+    if isinstance(source, Sequence | Iterator | nn.ModuleList):
         if (exits_dim, key, select) != (None, None, None):
             raise OptionError(
                 "exits_dim, key or select with a list of stages",
                 expected="stages that return (features, logits)",
                 fix="omit them, and wrap a stage that returns anything else",
             )
-        return StageList(source, exits=exits, example=given)
+        return StageList(source if isinstance(source, nn.ModuleList) else list(source), exits=exits, example=given)
     if not callable(source):
         raise OptionError(
             f"the source is a {type(source).__name__}",
             expected="a module or function that returns the logits of all exits, or a list of stages",
             fix="pass the module itself: from_outputs(model, example=x)",
+        )
+    if isinstance(source, ExitModel):
+        raise OptionError(
+            f"the source is a {type(source).__name__}, which has exits",
+            expected="a module that returns the logits of all exits at once",
+            fix="use it as it is: wrapped, it could not stop early",
         )
     reader = OutputReader(exits_dim, key, select)
     if given is None and exits is None:

@@ -89,11 +89,6 @@ class StageList(MultiExit):
             self._run(self.num_exits - 1, given)
         self._seen = True
 
-    def _inputs(self, carry: Carry) -> Inputs:
-        if self.input_names:
-            return dict(zip(self.input_names, carry, strict=True))
-        return carry if len(carry) > 1 else carry[0]
-
     def _run(self, exit: int, given: Any) -> tuple[Any, Tensor]:
         """The features and the logits of a stage, whose first takes inputs of any structure."""
         output = call(self.bodies[exit], given) if exit == 0 else self.bodies[exit](given)
@@ -129,7 +124,7 @@ def _parts(stage: Any, exit: int) -> tuple[nn.Module, nn.Module | None]:
     raise OptionError(
         f"stage {exit} is a {type(stage).__name__}",
         expected=_FORMS,
-        fix="wrap functions in a torch.nn.Module; list(zip(net.blocks, net.heads)) makes pairs",
+        fix="wrap functions in a torch.nn.Module; zip(net.blocks, net.heads) makes pairs",
     )
 
 

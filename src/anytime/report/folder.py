@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytime.artifacts import json_text, write_bundle
-from anytime.errors import DtypeError
+from anytime.errors import DtypeError, OptionError
 from anytime.evaluation.measures import MEASURES
 from anytime.installed import environment
 from anytime.outputs import check_folder
@@ -94,6 +94,8 @@ def write_report(found: Evaluation | Guarantees, folder: str | Path, *, title: s
             expected="the result of anytime.evaluate or of anytime.evaluation.measure_guarantees",
             fix="evaluate the logits first: anytime.write_report(anytime.evaluate(logits, labels), 'report')",
         )
+    if not isinstance(folder, str | Path):
+        raise OptionError(f"folder is {folder!r}", expected="a path", fix="pass the folder of the report, such as 'report'")
     check_folder(folder, kind="evaluate")
     guarantees = found if isinstance(found, Guarantees) else None
     evaluation = found.evaluation if isinstance(found, Guarantees) else found

@@ -126,7 +126,7 @@ class Runner:
             raise OptionError(f"options is {options!r}", expected="an anytime.RunOptions", fix="pass RunOptions(...)")
         self._options = options = options or RunOptions()
         self._arguments = {"rule": rule, "engine": engine, "calibration": calibration, "policy": policy, "macs": macs}
-        self._arguments |= {"probabilities": probabilities, "seed": seed}
+        self._arguments |= {"probabilities": probabilities, "seed": seed, "class_dim": class_dim}
         if isinstance(model, ExportedModel):
             rule, engine = rule_inside(model, rule, calibration), cast(Engine, model)
             macs = model.macs if macs is None else macs

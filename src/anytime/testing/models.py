@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import Inputs, check_count, count_rows, tensors_of
+from anytime.checks import Inputs, check_count, count_rows, map_inputs, tensors_of
 from anytime.errors import CheckError, OptionError, ShapeError
 from anytime.models.base import Carry, ExitModel, MultiExit, StagedModel, is_staged
 
@@ -22,7 +22,7 @@ Calls = list[list[str]]
 _ONE_STAGE = "compute each stage after the yield of the previous exit"
 
 
-def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None = None, tolerance: float = 1e-4) -> None:
+def check_model(model: ExitModel, example_input: Inputs, *, classes: int | None = None, tolerance: float = 1e-4) -> None:
     """Check a model with exits; raise `CheckError` at the first law that does not hold.
 
     The laws: the model yields `num_exits` finite tensors of one shape `(batch, classes)`; each stage runs only when its exit
@@ -36,7 +36,7 @@ def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None 
 
     Args:
         model: The model. Its mode, buffers and the random state are restored.
-        example_input: A batch of at least two different rows.
+        example_input: A batch of at least two different rows: a tensor, or a tuple or dict of tensors.
         classes: The number of classes that its logits should have; not checked where None.
         tolerance: How far two results may differ, relative to the largest logit.
 
@@ -62,7 +62,7 @@ def check_model(model: ExitModel, example_input: Tensor, *, classes: int | None 
             _check_modes(model, example_input)
 
 
-def _check_arguments(model: ExitModel, x: Tensor) -> None:
+def _check_arguments(model: ExitModel, x: Inputs) -> None:
     if not isinstance(model, ExitModel):
         raise OptionError(
             f"the model is a {type(model).__name__}",
@@ -88,11 +88,11 @@ def check_example(x: Inputs) -> None:
         )
 
 
-def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
+def _check_logits(model: ExitModel, x: Inputs, classes: int | None) -> Tensor:
     """The stacked logits, after checking their number, shapes, types and values, and that the input is unchanged."""
-    before = x.clone()
+    before = map_inputs(torch.clone, x)
     logits = list(model.exits(x))
-    if not torch.equal(before, x):
+    if not all(map(torch.equal, tensors_of(before), tensors_of(x))):
         raise CheckError(
             "the model changed its input",
             expected="an unchanged input",
@@ -104,7 +104,7 @@ def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
             expected=f"num_exits = {model.num_exits} times",
             fix="set num_exits to the number of exits that exits(x) yields",
         )
-    rows, width = x.shape[0], classes if classes is not None else logits[0].shape[-1]
+    rows, width = count_rows(x), classes if classes is not None else logits[0].shape[-1]
     for exit, now in enumerate(logits):
         if now.shape != (rows, width) or not now.is_floating_point():
             raise CheckError(
@@ -121,24 +121,28 @@ def _check_logits(model: ExitModel, x: Tensor, classes: int | None) -> Tensor:
     return torch.stack(logits)
 
 
-def _check_repeatable(model: ExitModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+def _check_repeatable(model: ExitModel, x: Inputs, logits: Tensor, tolerance: float) -> None:
     """The same logits again, for a row alone, and with two inputs interleaved."""
     again = torch.stack(list(model.exits(x)))
     fix = "turn off dropout and other noise in eval mode, and keep no state between calls"
     _check_close(again, logits, tolerance, got="the same input gave different logits the second time", fix=fix)
     fix = "do not mix the rows of a batch in eval mode (batch norm must use its running statistics)"
-    for row in (0, x.shape[0] - 1):
-        alone = torch.stack(list(model.exits(x[row : row + 1])))
+    for row in (0, count_rows(x) - 1):
+        alone = torch.stack(list(model.exits(_row(x, row))))
         got = f"row {row} alone gave different logits than in its batch"
         _check_close(alone, logits[:, row : row + 1], tolerance, got=got, fix=fix)
-    turns = zip(model.exits(x[:1]), model.exits(x[-1:]), strict=True)
+    turns = zip(model.exits(_row(x, 0)), model.exits(_row(x, count_rows(x) - 1)), strict=True)
     both = torch.stack([torch.cat(pair) for pair in turns])
     fix = "keep the state of exits(x) in local variables, not on the model"
     got = "two interleaved inputs gave different logits than one after the other"
     _check_close(both, logits[:, [0, -1]], tolerance, got=got, fix=fix)
 
 
-def _check_early_stop(model: ExitModel, x: Tensor) -> None:
+def _row(x: Inputs, row: int) -> Inputs:
+    return map_inputs(lambda tensor: tensor[row : row + 1], x)
+
+
+def _check_early_stop(model: ExitModel, x: Inputs) -> None:
     threads = set(threading.enumerate())
     iterator = model.exits(x)
     next(iterator)
@@ -152,16 +156,16 @@ def _check_early_stop(model: ExitModel, x: Tensor) -> None:
         )
 
 
-def _check_forward(model: MultiExit, x: Tensor, logits: Tensor, tolerance: float) -> None:
+def _check_forward(model: MultiExit, x: Inputs, logits: Tensor, tolerance: float) -> None:
     together, fix = model(x), "do not override MultiExit.forward"
     if not isinstance(together, Tensor):
         raise CheckError(f"forward(x) gave a {type(together).__name__}", expected=f"logits {tuple(logits.shape)}", fix=fix)
     _check_close(together, logits, tolerance, got="forward(x) differs from the exits", fix=fix)
 
 
-def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: float) -> None:
+def _check_stages(model: StagedModel, x: Inputs, logits: Tensor, tolerance: float) -> None:
     """Run every stage on the whole batch and on its last row alone, each time from the carry of the whole batch."""
-    carry: Carry = (x,)
+    carry: Carry = tensors_of(x, getattr(model, "input_names", ()))
     for exit in range(model.num_exits):
         before = tuple(tensor.clone() for tensor in carry)
         left, now = model.stage(exit, carry)
@@ -178,7 +182,7 @@ def _check_stages(model: StagedModel, x: Tensor, logits: Tensor, tolerance: floa
                 expected="the same logits",
                 fix="do not override MultiExit.exits",
             )
-        _check_left(model, exit, left, x.shape[0])
+        _check_left(model, exit, left, count_rows(x))
         left_alone, alone = model.stage(exit, tuple(tensor[-1:] for tensor in before))
         pairs = zip((alone, *left_alone), (now, *left), strict=False)
         if len(left) != len(left_alone) or not all(_is_near(row, rows[-1:], tolerance) for row, rows in pairs):
@@ -227,7 +231,7 @@ def _is_same(old: Tensor, new: Tensor) -> bool:
     return bool(((old == new) | (old != old)).all())  # NaN stays NaN
 
 
-def _check_lazy(model: nn.Module, x: Tensor) -> None:
+def _check_lazy(model: nn.Module, x: Inputs) -> None:
     """Record which submodules run for which exit, and which parameters each exit depends on."""
     assert isinstance(model, ExitModel)
     needed: set[str] = set()
@@ -256,7 +260,7 @@ def _check_lazy(model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _check_gradients(model: nn.Module, x: Tensor) -> None:
+def _check_gradients(model: nn.Module, x: Inputs) -> None:
     assert isinstance(model, ExitModel)
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trainable:
@@ -272,7 +276,7 @@ def _check_gradients(model: nn.Module, x: Tensor) -> None:
         )
 
 
-def _check_modes(model: nn.Module, x: Tensor) -> None:
+def _check_modes(model: nn.Module, x: Inputs) -> None:
     """Both modes yield all exits, and no submodule changes its mode."""
     assert isinstance(model, ExitModel)
     for mode in (True, False):

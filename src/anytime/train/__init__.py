@@ -1,7 +1,7 @@
 """Training: one loop over small objectives, eager on a CPU and captured as a CUDA graph on a GPU."""
 
 from anytime.errors import DivergedError
-from anytime.train.config import L2W, Distillation, Hardware, TrainConfig
+from anytime.train.config import L2W, Distillation, Hardware, StrongAugment, TrainConfig
 from anytime.train.data.logits import ExitEvaluation, exit_accuracy
 from anytime.train.log import EpochLog
 from anytime.train.loop import Outcome, fit
@@ -19,6 +19,7 @@ __all__ = [
     "FitOptions",
     "Hardware",
     "Outcome",
+    "StrongAugment",
     "TrainConfig",
     "distil_from_exit",
     "distillation",

@@ -19,6 +19,7 @@ from anytime.artifacts import read_bundle, tensors_from_bytes, tensors_to_bytes,
 from anytime.errors import FormatError, OptionError
 from anytime.models import load_weights
 from anytime.reading import json_from, parsing
+from anytime.train.config import TrainConfig
 from anytime.train.step import TrainStep
 
 _STATE, _MODEL, _OPTIMIZER = "state.json", "model.safetensors", "optimizer.safetensors"
@@ -72,8 +73,9 @@ def load(folder: Path, training: TrainStep) -> TrainState:
     """Restore a checkpoint into `training`; one of another recipe or of other data is refused."""
     files = read_bundle(folder)
     document = _document(files, folder)
-    for what, now in (("config", training.config.to_json()), ("data", training.identity())):
-        _check_same("recipe" if what == "config" else what, document[what], now)
+    # Settings that were added after the checkpoint was written had their defaults then.
+    _check_same("recipe", {**TrainConfig().to_json(), **document["config"]}, training.config.to_json())
+    _check_same("data", document["data"], training.identity())
     weights = tensors_from_bytes(files[_MODEL], path=folder / _MODEL)
     stored = tensors_from_bytes(files[_OPTIMIZER], path=folder / _OPTIMIZER)
     optimizer = {name.removeprefix(_PREFIX): values for name, values in stored.items() if name.startswith(_PREFIX)}

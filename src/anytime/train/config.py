@@ -75,6 +75,40 @@ class L2W:
 
 
 @dataclass(frozen=True)
+class StrongAugment:
+    """Strong augmentation of training images; by default none. Images are in memory or streamed by this library.
+
+    Args:
+        operations: Operations of RandAugment per image, each applied with probability one half; 0 for none.
+        magnitude: Their mean magnitude, from 0 to 10.
+        erasing: Probability that a random box of an image is replaced by noise.
+        mixup: Parameter of the beta distribution of the weights with which pairs of images and their labels are mixed.
+        cutmix: The same for the area of a box that is exchanged. With both, each batch has one of them, chosen at random.
+    """
+
+    operations: int = 0
+    magnitude: float = 9.0
+    erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count(self.operations, "operations", low=0, most=16)
+        for name, most in (("magnitude", 10.0), ("erasing", 1.0), ("mixup", 100.0), ("cutmix", 100.0)):
+            check_number(getattr(self, name), name, low=0, most=most)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed with others."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    @property
+    def used(self) -> bool:
+        """Whether images are changed at all."""
+        return self.operations > 0 or self.erasing > 0 or self.mixes
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """A recipe. The defaults are those of MSDNet on CIFAR: batch 64, 300 epochs, learning rate divided by 10 twice.
 
@@ -101,7 +135,11 @@ class TrainConfig:
         distillation: Settings of `distillation` and `one-for-all`.
         l2w: Settings of `l2w`.
         augment: Whether training images are randomly cropped (padding 4) and mirrored; texts are not changed.
-        seed: Seed of the order, the crops and dropout. The network's initial weights are the caller's.
+        strong_augment: RandAugment, random erasing, mixup and cutmix.
+        label_smoothing: Part of a label's probability that is spread over all classes.
+        average_decay: Highest decay of the exponential moving average of the weights, which is then what is validated and
+            stored; 0 for no average.
+        seed: Seed of the order, the augmentation and dropout. The network's initial weights are the caller's.
         clip_norm: Scale gradients down to this norm over all parameters; None to leave them as they are.
         steps_per_epoch: Steps of an epoch for batches from a loader; None for as many as it has.
     """
@@ -125,6 +163,9 @@ class TrainConfig:
     distillation: Distillation = field(default_factory=Distillation)
     l2w: L2W = field(default_factory=L2W)
     augment: bool = True
+    strong_augment: StrongAugment = field(default_factory=StrongAugment)
+    label_smoothing: float = 0.0
+    average_decay: float = 0.0
     seed: int = 0
     clip_norm: float | None = None
     steps_per_epoch: int | None = None
@@ -140,6 +181,8 @@ class TrainConfig:
         check_number(self.weight_decay, "weight_decay", low=0)
         for name, most in (("momentum", 1), ("warmup", self.epochs), ("product_from", 1)):
             check_number(getattr(self, name), name, low=0, most=most)
+        for name in ("label_smoothing", "average_decay"):
+            check_number(getattr(self, name), name, low=0, below=1)
         for name, choices in (("optimizer", OptimizerName), ("schedule", Schedule), ("objective", ObjectiveName)):
             check_choice(getattr(self, name), name, get_args(choices))
         for name in ("nesterov", "augment", "hold_statistics"):
@@ -152,7 +195,7 @@ class TrainConfig:
                 f"frozen is {self.frozen!r}", expected="a list of module names", fix="write it as a list: frozen=[blocks]"
             )
         object.__setattr__(self, "frozen", tuple(self.frozen))
-        for name, kind in (("distillation", Distillation), ("l2w", L2W)):
+        for name, kind in _NESTED.items():
             if not isinstance(getattr(self, name), kind):
                 known = ", ".join(part.name for part in fields(kind))
                 raise OptionError(
@@ -172,7 +215,7 @@ class TrainConfig:
         distillation = read.get("distillation")
         if isinstance(distillation, dict) and "share" in distillation:  # its former name
             read["distillation"] = {"weight" if name == "share" else name: value for name, value in distillation.items()}
-        for name, kind in (("distillation", Distillation), ("l2w", L2W)):
+        for name, kind in _NESTED.items():
             if isinstance(read.get(name), dict):
                 read[name] = _nested(name, kind, read[name])
         return cls(**read)
@@ -228,6 +271,9 @@ class Hardware:
         if device.startswith("cuda"):
             return cls(device=device, precision="bfloat16", channels_last=True, graph=True)
         return cls(device=device)
+
+
+_NESTED: dict[str, type[Any]] = {"distillation": Distillation, "l2w": L2W, "strong_augment": StrongAugment}
 
 
 def _nested(name: str, kind: type[Any], values: dict[str, Any]) -> Any:

@@ -212,7 +212,7 @@ class _Loop:
             raise DivergedError(
                 f"the loss of exit {bad[0]} is {losses[bad[0] - 1]} by step {step} (epoch {(step - 1) // self.per_epoch + 1})",
                 expected="finite losses",
-                fix=f"lower lr (now {self.config.lr:g}) or add warmup epochs, and start a new run{where}",
+                fix=f"check the inputs for NaN, lower lr (now {self.config.lr:g}) or add warmup epochs; start a new run{where}",
             )
 
     def _end_epoch(self, step: int, rate: float, seconds: float) -> None:

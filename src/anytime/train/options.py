@@ -14,7 +14,17 @@ from torch import nn
 from anytime.checks import check_choice, check_count, check_flag, check_number
 from anytime.errors import OptionError
 from anytime.models import AttachedExits
-from anytime.train.config import L2W, Distillation, Hardware, ObjectiveName, OptimizerName, Precision, Schedule, TrainConfig
+from anytime.train.config import (
+    L2W,
+    Distillation,
+    Hardware,
+    ObjectiveName,
+    OptimizerName,
+    Precision,
+    Schedule,
+    StrongAugment,
+    TrainConfig,
+)
 from anytime.train.log import EpochLog
 
 EPOCHS, WARMUP = 10, 0.05
@@ -53,9 +63,11 @@ class FitOptions:
         check_flag(self.resume, "resume")
         if self.seconds is not None:
             check_number(self.seconds, "seconds", above=0)
-        if not isinstance(self.folder, str | PathLike | None):
+        if not isinstance(self.folder, str | PathLike | None) or (self.path is not None and self.path.is_file()):
             raise OptionError(
-                f"folder is {self.folder!r}", expected="a path", fix="pass folder='run', or None to write no files"
+                f"folder is {self.folder!r}",
+                expected="the path of a folder",
+                fix="pass another one, such as folder='run', or None to write no files",
             )
         if self.resume and self.folder is None:
             raise OptionError("resume is true without a folder", expected="the folder of the run", fix="pass folder=")
@@ -93,6 +105,9 @@ class Settings(TypedDict, total=False):
     distillation: Distillation
     l2w: L2W
     augment: bool
+    strong_augment: StrongAugment
+    label_smoothing: float
+    average_decay: float
     seed: int
     clip_norm: float | None
     steps_per_epoch: int | None

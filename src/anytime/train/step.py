@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 from anytime.checks import Inputs
 from anytime.errors import OptionError
+from anytime.train.average import WeightAverage
 from anytime.train.config import Hardware, TrainConfig
 from anytime.train.distributed import Ranks
 from anytime.train.gpu.graph import Replayed
 from anytime.train.gpu.weights import TrainedWeights, optimizer_state
-from anytime.train.objectives.losses import Objective
+from anytime.train.objectives.losses import Objective, smooth_labels
 from anytime.train.schedule import default_sdn_weights, sdn_weights
 
 _COUNTER = "num_batches_tracked"
+_TRAINED, _UPDATES = "trained.", "average.updates"
 
 
 class ExitLosses(nn.Module):
@@ -76,6 +78,7 @@ class TrainStep(ABC):
         self.weights = TrainedWeights(network, config, dtype=dtype, channels_last=hardware.channels_last)
         self.losses = torch.zeros(model.num_exits, device=self.device)
         self.exit_weights = torch.ones(model.num_exits, device=self.device) if config.objective == "sdn" else None
+        self.average = WeightAverage(self._state(), decay=config.average_decay) if config.average_decay else None
         self._exit_losses = ExitLosses(network)
         self._forward: nn.Module = self._exit_losses if ranks is None else ranks.wrap(self._exit_losses)
         self.minimise(objective)
@@ -113,6 +116,8 @@ class TrainStep(ABC):
         """Train on batch `index` of this epoch with learning rate `lr`; the losses are added to `losses`."""
         self.weights.set_lr(lr)
         self._run()
+        if self.average is not None:
+            self.average.update()
         self.inputs += self.batch_size
 
     def run(self) -> None:
@@ -136,16 +141,23 @@ class TrainStep(ABC):
         self.weights.step(gradients)
         self.losses.add_(losses.detach(), alpha=fraction)
 
+    def targets(self, labels: Tensor, classes: int) -> Tensor:
+        """What the objective compares with: the labels, or probabilities of the classes if the recipe smooths or mixes them."""
+        config = self.config
+        soft = config.label_smoothing or config.strong_augment.mixes
+        return smooth_labels(labels, classes, smoothing=config.label_smoothing) if soft else labels
+
     @torch.no_grad()
     def publish(self, steps: int) -> None:
-        """Copy weights and statistics, after `steps` steps, to the caller's model."""
+        """Copy weights and statistics, or their average, after `steps` steps to the caller's model."""
         if self.network is self.model:
             return
-        trained = self.weights.named
+        average = {} if self.average is None else self.average.values
+        trained = {**self.weights.named, **average}
         for name, parameter in self.model.named_parameters():
             if name in trained:
                 parameter.copy_(trained[name])
-        statistics = dict(self.network.named_buffers())
+        statistics = {**dict(self.network.named_buffers()), **average}
         for name, buffer in self.model.named_buffers():
             if name in statistics:
                 buffer.copy_(statistics[name])
@@ -153,17 +165,30 @@ class TrainStep(ABC):
                 buffer.fill_(steps)
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """The state of the optimizer by name, for a checkpoint."""
-        return optimizer_state(self.weights.optimizer, self.weights.named)
+        """The state of the optimizer by name, for a checkpoint; with an average, also the weights, which are not published."""
+        state = optimizer_state(self.weights.optimizer, self.weights.named)
+        if self.average is None:
+            return state
+        trained = {_TRAINED + name: value for name, value in self.average.weights.items()}
+        return {**state, **trained, _UPDATES: torch.tensor(self.average.updates)}
 
     @torch.no_grad()
     def adopt(self, optimizer: dict[str, Tensor], losses: Tensor) -> None:
         """Continue from the caller's model, an optimizer state and the losses of an unfinished epoch."""
-        self.weights.load(dict(self.model.named_parameters()), optimizer)
-        statistics = dict(self.model.named_buffers())
+        values = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        if self.average is not None:
+            self.average.load(values, updates=int(optimizer[_UPDATES]))
+            values |= {name: optimizer[_TRAINED + name] for name in self.average.values}
+        own = {name: value for name, value in optimizer.items() if name != _UPDATES and not name.startswith(_TRAINED)}
+        self.weights.load(values, own)
         for name, buffer in self.network.named_buffers():
-            buffer.copy_(statistics[name])
+            buffer.copy_(values[name])
         self.losses.copy_(losses)
+
+    def _state(self) -> dict[str, Tensor]:
+        """The trained weights and the statistics, by name; they change in place."""
+        statistics = {name: buffer for name, buffer in self.network.named_buffers() if buffer.is_floating_point()}
+        return {**self.weights.named, **statistics}
 
     def mean_losses(self) -> Tensor:
         """The sum of the losses in this epoch so far per exit, as the mean over all ranks."""

@@ -48,7 +48,8 @@ class AttachedExits(MultiExit):
         head: Makes the head for a place from the shape of the features of one input; `PooledHead` by default. A head with a
             true attribute `reads_previous` gets the logits of the exit before as its second argument.
         example: A batch, of which at most two rows are used: a tensor, a tuple of tensors, which the module gets by position,
-            or a dict, which it gets by name. Heads on sequences read an `attention_mask` and pool real tokens only.
+            or a dict, which it gets by name (or whole, if it takes one argument), without `labels`. Heads on sequences read an
+            `attention_mask` and pool real tokens only.
         classes: The number of classes; by default as many as the module has.
         frozen: Whether to train the heads only.
         statistics: The batch norms of a frozen module: `fixed`, always in eval mode (ZTW), or `moving`, updated in train mode
@@ -104,7 +105,7 @@ class AttachedExits(MultiExit):
         self.frozen, self.statistics = frozen, statistics
         self._mask = _find_mask(module, rows)
         self.backbone = module
-        seen, visits = visit_places(module, at, rows)
+        seen, visits, reached = visit_places(module, at, rows)
         names = {id(part): name for name, part in reversed(list(module.named_modules(remove_duplicate=False)))}
         named = {id(module.get_submodule(name)): name for name, _ in (call_of(place) for place in at if isinstance(place, str))}
         self._calls = tuple(len(seen.of(visit.module)) for visit in visits)  # how often each runs
@@ -116,7 +117,7 @@ class AttachedExits(MultiExit):
         self.num_exits = len(visits) + 1
         self._overwritten = tuple(visit.overwritten for visit in visits)
         self._fixed = frozen and statistics == "fixed"
-        self._warn_of_places(at)
+        self._warn_of_places(reached)
         self.classes = known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
         make = head or (lambda shape: PooledHead(shape, known))
         self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
@@ -201,17 +202,15 @@ class AttachedExits(MultiExit):
         """The attention mask, `(batch, tokens)`, among the inputs."""
         return None if self._mask is None else tensors_of(x, self.input_names)[self._mask]
 
-    def _warn_of_places(self, at: Sequence[Location]) -> None:
-        for place in at:
-            if isinstance(place, float) and self.announces:
-                nearest = min(self.exit_fractions, key=lambda fraction: abs(fraction - place))
-                if abs(nearest - place) > _FAR:
-                    warnings.warn(
-                        f"the exit requested at {place:g} of the MACs is at {nearest:.2f}, the nearest end of a block; "
-                        "name a place to choose another",
-                        AttachWarning,
-                        stacklevel=5,  # the caller, outside of the decorators
-                    )
+    def _warn_of_places(self, reached: Mapping[float, float]) -> None:
+        for requested, fraction in reached.items():
+            if abs(fraction - requested) > _FAR and self.announces:
+                warnings.warn(
+                    f"the exit requested at {requested:g} of the MACs is at {fraction:.2f}, the nearest end of a block; "
+                    "name a place to choose another",
+                    AttachWarning,
+                    stacklevel=5,  # the caller, outside of the decorators
+                )
 
     def _reads_previous(self, exit: int) -> bool:
         return 0 < exit < len(self.heads) and bool(getattr(self.heads[exit], "reads_previous", False))

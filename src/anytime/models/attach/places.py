@@ -18,12 +18,19 @@ Location = str | float
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tuple[Probe, list[Visit]]:
-    """Run a module, and return the calls of the submodules at the places, in the order in which they finish."""
+def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tuple[Probe, list[Visit], dict[float, float]]:
+    """Run a module, and return the calls of the submodules at the places, in the order in which they finish.
+
+    The last result has for each fraction in `at` that of the place.
+    """
     if not isinstance(at, Sequence) or isinstance(at, str):
         raise OptionError(f"at is {at!r}", expected="a list of names or fractions", fix=f"pass at=[{at!r}]")
     first = None if all(isinstance(place, str) for place in at) else probe(module, rows)
-    parts = [_by_name(module, place) if isinstance(place, str) else _by_fraction(module, first, place) for place in at]
+    fractions = [_check_fraction(place) for place in at if not isinstance(place, str)]
+    nearest: dict[float, Visit] = {}
+    for fraction in sorted(fractions):
+        nearest[fraction] = _by_fraction(module, first, fraction, [visit.flops for visit in nearest.values()])
+    parts = [_by_name(module, place) if isinstance(place, str) else _call(first, nearest[place]) for place in at]
     seen = probe(module, rows, keep=tuple(part for part, _ in parts))
     visits = [_visit(seen, part, number, place, rows) for (part, number), place in zip(parts, at, strict=True)]
     for index, visit in enumerate(visits):
@@ -33,7 +40,8 @@ def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tup
                 expected="each exit at its own place",
                 fix="remove one of them, or name the places",
             )
-    return seen, [visit for visit in seen.visits if any(visit is wanted for wanted in visits)]
+    reached = {fraction: visit.flops / seen.flops for fraction, visit in nearest.items()}
+    return seen, [visit for visit in seen.visits if any(visit is wanted for wanted in visits)], reached
 
 
 def call_of(place: str) -> tuple[str, int]:
@@ -61,14 +69,24 @@ def _by_name(module: nn.Module, place: str) -> tuple[nn.Module, int | None]:
     )
 
 
-def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> tuple[nn.Module, int]:
-    """The block whose end is nearest to a fraction of the MACs; the last of several that end at the same fraction."""
+def _check_fraction(fraction: Any) -> float:
     if not isinstance(fraction, float) or not 0 < fraction < 1:
         raise OptionError(
             f"an exit is at {fraction!r}",
             expected="the name of a submodule, or a fraction of the MACs above 0 and below 1",
             fix="remove it: the module's own output is always the last exit",
         )
+    return fraction
+
+
+def _call(seen: Probe | None, visit: Visit) -> tuple[nn.Module, int]:
+    """A submodule and the index of its call."""
+    assert seen is not None
+    return visit.module, seen.number(visit)
+
+
+def _by_fraction(module: nn.Module, seen: Probe | None, fraction: float, taken: Sequence[int]) -> Visit:
+    """The block whose end is nearest to a fraction of the MACs and is not taken; the last of several that end there."""
     assert seen is not None
     blocks, rows = _blocks(module), seen.output.shape[0]
     ends = [
@@ -86,9 +104,9 @@ def _by_fraction(module: nn.Module, seen: Probe | None, fraction: Any) -> tuple[
             expected="at least two blocks of layers whose MACs torch can count",
             fix="name the places instead of passing fractions",
         )
-    nearest = min(abs(visit.flops / seen.flops - fraction) for visit in ends)
-    last = [visit for visit in ends if abs(visit.flops / seen.flops - fraction) == nearest][-1]
-    return last.module, seen.number(last)
+    free = [visit for visit in ends if visit.flops not in taken] or ends
+    nearest = min(abs(visit.flops / seen.flops - fraction) for visit in free)
+    return [visit for visit in free if abs(visit.flops / seen.flops - fraction) == nearest][-1]
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from anytime.checks import Inputs, check_inputs, tensors_of
+from anytime.checks import LABELS, Inputs, check_inputs, tensors_of
 from anytime.errors import AnytimeError, InputError, ShapeError
 
 _SAME_COST = {
@@ -117,12 +117,42 @@ def logits_of(output: Any) -> Tensor:
 
 
 def call(module: Callable[..., Any], x: Inputs) -> Any:
-    """Call a module or function: a dict of inputs by name, a tuple by position. Language models are told to keep no cache."""
+    """Call a module or function: a tuple by position, a dict by name or, if it takes a single argument, as this.
+
+    Language models are told to keep no cache.
+    """
     named: dict[str, Any] = dict(x) if isinstance(x, Mapping) else {}
+    given: tuple[Any, ...] = () if isinstance(x, Mapping) else tensors_of(x)
     forward = getattr(module, "forward", module)
     if hasattr(getattr(module, "config", None), "use_cache") and "use_cache" in inspect.signature(forward).parameters:
         named = {"use_cache": False, **named}
-    return module(*(() if isinstance(x, Mapping) else tensors_of(x)), **named)
+    elif len(named) > 1 and _takes_one(forward):
+        given, named = (named,), {}
+    try:
+        return module(*given, **named)
+    except TypeError as error:
+        _check_arguments(forward, given, named, error)
+        raise
+
+
+def _takes_one(forward: Callable[..., Any]) -> bool:
+    """Whether there is one parameter only: several tensors have to be in it."""
+    kinds = [parameter.kind for parameter in inspect.signature(forward).parameters.values()]
+    return kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def _check_arguments(forward: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any], error: TypeError) -> None:
+    """Raise a typed error if a call failed because the inputs are not those that a function has parameters for."""
+    signature = inspect.signature(forward)
+    try:
+        signature.bind(*given, **named)
+    except TypeError as reason:
+        inputs = f"the inputs {', '.join(named)}" if named else f"{len(given)} tensors of inputs"
+        raise InputError(
+            f"{inputs} for forward{signature}: {reason}",
+            expected="a tensor for each argument: a tuple by position, or a dict by name",
+            fix="pass what you call the module with; of a batch (x, y), x alone",
+        ) from error
 
 
 def _try(module: nn.Module, rows: Inputs) -> Any:
@@ -158,8 +188,10 @@ def first_tensor(output: Any) -> Any:
 
 
 def check_example(example: Any) -> Inputs:
-    """Check that an example is a batch with at least one row."""
+    """Check that an example is a batch with at least one row; labels in a dict, as in the batches of a loader, are left out."""
     given = check_inputs(example, "example")
+    if isinstance(given, Mapping):
+        given = {name: tensor for name, tensor in given.items() if name not in LABELS} or given
     if isinstance(given, Tensor) and given.ndim < 2:
         raise ShapeError(
             f"the example has shape {tuple(given.shape)}",

@@ -129,7 +129,7 @@ class Rebuilding:
                 if name == "attached":
                     return self._attached(description, config, prefix, depth)
                 if name in ENSEMBLES:
-                    return self._ensemble(name, config, prefix, depth)
+                    return self._ensemble(name, description, config, prefix, depth)
                 if name == "transformers" and self.build is None:
                     return self._of_transformers(config, prefix)
                 if name in ("built", "transformers"):
@@ -198,13 +198,15 @@ class Rebuilding:
                 return self.head
         raise self._unreadable(f"has heads {heads!r}"[:200])
 
-    def _ensemble(self, name: str, config: Mapping[str, Any], prefix: str, depth: int) -> nn.Module:
+    def _ensemble(self, name: str, description: Any, config: Mapping[str, Any], prefix: str, depth: int) -> nn.Module:
         members = config.get("members")
         if not isinstance(members, list) or not 1 <= len(members) <= max(1, len(self.weights)):
             raise self._unreadable("has an ensemble without members")
         made: list[Any] = [self._make(member, f"{prefix}members.{number}.", depth + 1) for number, member in enumerate(members)]
+        with self._parsing():
+            specs = specs_from_documents(description.get("inputs", [])) if name == "ensemble" else ()
         try:
-            return ENSEMBLES[name](made)
+            return Ensemble(made, example=make_inputs(specs, batch=1)) if specs else ENSEMBLES[name](made)
         except OptionError as error:
             raise self._unreadable(f"has members that do not fit: {error.got}", expected=error.expected) from error
 

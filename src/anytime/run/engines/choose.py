@@ -64,7 +64,8 @@ def check_runnable(model: Any) -> int:
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="a model with num_exits and exits(x), or an engine",
-            fix="add exits to a network with anytime.models.attach_exits, or combine several in anytime.models.Ensemble",
+            fix="add exits to a network with anytime.attach_exits; wrap one that returns the logits of all exits in "
+            "anytime.models.from_outputs, and several networks in anytime.models.Ensemble",
         )
     return exits
 

@@ -98,6 +98,10 @@ def export(
         ['exported.json', 'manifest.json', 'stage_1.onnx', 'stage_2.onnx']
     """
     check_choice(format, "format", get_args(Format))
+    if not callable(progress or print):
+        raise OptionError(
+            f"progress is {progress!r}", expected="a function of the stages done and their number", fix="pass progress=print"
+        )
     if not is_staged(model):
         raise not_staged(model)
     known = parse_rule(rule) if isinstance(rule, str) else rule

@@ -114,7 +114,8 @@ def _check_model(model: Any) -> nn.Module:
         raise OptionError(
             f"the model is a {type(model).__name__}",
             expected="a torch module with num_exits and exits(x)",
-            fix="attach exits first: anytime.attach_exits(module, at=[0.5], example=x)"
+            fix="attach exits first: anytime.attach_exits(module, at=[0.5], example=x); if it returns the logits of all exits, "
+            "wrap it in anytime.models.from_outputs"
             if isinstance(model, nn.Module)
             else "save fitted objects with fitted.save(path), and models of other libraries, such as trees, with those",
         )

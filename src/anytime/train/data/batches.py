@@ -8,7 +8,7 @@ index of the step, so shuffling, random transforms in the same process and dropo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -136,13 +136,13 @@ class BatchStep(TrainStep):
         if self._classes is None:
             self._classes = self._count_classes(inputs)
         labels = check_labels(labels, batch=count_rows(inputs), classes=self._classes)
-        self._batch = inputs, labels.to(self.device, non_blocking=True)
+        self._batch = inputs, self.targets(labels.to(self.device, non_blocking=True), self._classes)
         super().__call__(index, lr)
 
     def run(self) -> None:
         inputs, labels = self.batch()
         with torch.enable_grad():
-            with self._autocast():
+            with self._autocast(), _explaining_one_row(len(labels)):
                 losses = self._forward(inputs, labels)
             self.descend(losses if self.exit_weights is None else losses * self.exit_weights)
 
@@ -198,6 +198,9 @@ class BatchEvaluation(ExitEvaluation):
             rows += len(labels)
         return tuple((right / rows).tolist())
 
+    def _exits(self, inputs: Inputs) -> list[Tensor]:
+        return list(self.model.exits(on_device_of(self.model, inputs)))
+
     @torch.no_grad()
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         device = next(self.model.parameters()).device
@@ -205,12 +208,27 @@ class BatchEvaluation(ExitEvaluation):
         with measuring(self.model):
             for batch in self._source:
                 inputs, labels = labelled_batch(batch)
-                logits = torch.stack(tuple(self.model.exits(on_device_of(self.model, inputs))))
+                logits = torch.stack(run_explained(self._exits, inputs))
                 known = check_labels(labels, batch=logits.shape[1], classes=logits.shape[2])
                 yield logits.float(), known.to(device)
                 empty = False
         if empty:
             raise InputError("val has no batch", expected="at least one batch", fix="pass val=None to train without validation")
+
+
+@contextmanager
+def _explaining_one_row(rows: int) -> Iterator[None]:
+    """Replace the error of a batch norm for a batch of one row, as the last one of a loader may be."""
+    try:
+        yield
+    except ValueError as error:
+        if rows > 1 or "more than 1 value per channel" not in str(error):
+            raise
+        raise ShapeError(
+            "a batch has one row, which a batch norm cannot be trained on",
+            expected="at least two rows in each batch",
+            fix="pass drop_last=True to the DataLoader, or choose another batch size",
+        ) from error
 
 
 def _length(source: Any) -> int:
@@ -254,6 +272,18 @@ def _check(config: TrainConfig, hardware: Hardware, ranks: Ranks | None) -> None
             "objective is 'l2w' with batches from a loader",
             expected="images in memory: L2W reads each batch twice",
             fix="pass an anytime.data.ImageData, or use another objective",
+        )
+    if config.strong_augment.used:
+        raise OptionError(
+            "strong_augment is set with batches from a loader",
+            expected="images of this library: a loader has its own transforms",
+            fix="pass an anytime.data.ImageData, or augment in the loader",
+        )
+    if config.average_decay:
+        raise OptionError(
+            f"average_decay is {config.average_decay:g} with batches from a loader",
+            expected="0: the model itself is trained, not a copy",
+            fix="set average_decay=0, or pass data of anytime.data",
         )
     used = [name for name in ("graph", "streams") if getattr(hardware, name)]
     if used:

@@ -1,7 +1,7 @@
 """Training on rows that are on the device as a whole: crop, forward, loss, backward, update.
 
 The same code runs eagerly on a CPU and is captured as a CUDA graph on a GPU. It never reads a value back to the CPU and draws
-no random numbers: the order and the crops of an epoch are drawn before it, on the CPU, from the seed and the epoch alone. So
+no random numbers: order and augmentation of an epoch are drawn before it, on the CPU, from the seed and the epoch alone. So
 both devices see the same batches, and a run can continue from any step.
 """
 
@@ -19,6 +19,7 @@ from anytime.data.base import ImageData
 from anytime.errors import OptionError
 from anytime.models.base import MultiExit
 from anytime.train.config import Hardware, TrainConfig
+from anytime.train.data.strong import StrongDraws
 from anytime.train.distributed import Ranks, check_distributed, sync_norms
 from anytime.train.gpu.graph import use_streams
 from anytime.train.objectives.losses import Objective
@@ -78,6 +79,7 @@ class RowsStep(TrainStep):
         self.rows = torch.zeros(rows, dtype=torch.int64, device=device)
         self.order = torch.zeros(len(data), dtype=torch.int64, device=device)
         self.draws = no_draws(len(data), device=device)
+        self.strong = self._strong_draws() if config.strong_augment.used else None
         self._mean, self._std = (torch.tensor(getattr(data, name, ()), device=device) for name in ("mean", "std"))
 
     @property
@@ -94,28 +96,53 @@ class RowsStep(TrainStep):
         return {"name": data.name, "images": len(data), "rows_crc32": zlib.crc32(data.rows.cpu().numpy().tobytes())}
 
     def begin(self, epoch: int) -> None:
-        """Draw the order and the crops of an epoch."""
+        """Draw the order and the augmentation of an epoch."""
         super().begin(epoch)
         generator = torch.Generator().manual_seed(seed_of(self.config.seed, epoch))
         self.order.copy_(torch.randperm(len(self.data), generator=generator))
         if self.config.augment:
             self.draws.copy_(draw(len(self.data), generator=generator))
+        if self.strong is not None:
+            self.strong.begin(epoch)
 
     def __call__(self, index: int, lr: float) -> None:
         batch = self.config.batch
         self.rows.copy_(self.order[index * batch : (index + 1) * batch][self.rank_rows])
+        if self.strong is not None:
+            self.strong.select(index)
         super().__call__(index, lr)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """The network's input and the labels of this step."""
         pixels = self.pixels(self.rows, self.draws[self.rows])
-        images = normalise(pixels, self._mean, self._std, dtype=self._dtype)
+        targets = self.targets(self.data.labels[self.rows], self.data.classes)
+        if self.strong is None:
+            images = normalise(pixels, self._mean, self._std, dtype=self._dtype)
+        else:
+            images = normalise(self.strong.recolour(pixels, self.rows), self._mean, self._std)
+            images, targets = self.strong.mix(self.strong.distort(images, self.rows), targets)
         memory_format = torch.channels_last if self.hardware.channels_last else torch.contiguous_format
-        return images.contiguous(memory_format=memory_format), self.data.labels[self.rows]
+        return images.to(self._dtype).contiguous(memory_format=memory_format), targets
 
     def pixels(self, rows: Tensor, draws: Draws) -> Tensor:
         """The images of `rows` as bytes, cropped and mirrored."""
         return crop_flip(self.data.images, rows, draws)
+
+    def _strong_draws(self) -> StrongDraws:
+        if self.config.strong_augment.mixes and len(self.rows) % 2:
+            raise OptionError(
+                f"batch is {self.config.batch} with mixup or cutmix, which mix pairs of images",
+                expected="an even number of images per process",
+                fix=f"set batch={self.config.batch + self.config.batch // len(self.rows)}",
+            )
+        return StrongDraws(
+            self.config.strong_augment,
+            seed=self.config.seed,
+            images=len(self.data),
+            steps=self.steps_per_epoch,
+            shape=self.data.shape,
+            device=self.device,
+        )
 
 
 def _stop_counting(network: nn.Module) -> None:

@@ -89,7 +89,7 @@ class TokenStep(RowsStep):
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """The tokens and labels of this step."""
-        return self.data.ids[:, : self.width][self.rows], self.data.labels[self.rows]
+        return self.data.ids[:, : self.width][self.rows], self.targets(self.data.labels[self.rows], self.data.classes)
 
 
 class TokenEvaluation(ExitEvaluation):
@@ -121,6 +121,8 @@ class TokenEvaluation(ExitEvaluation):
 def _check(config: TrainConfig, hardware: Hardware) -> None:
     if config.objective == "l2w":
         raise OptionError("objective is 'l2w' with texts", expected="images, as published", fix="use another objective")
+    if config.strong_augment.used:
+        raise OptionError("strong_augment is set with texts", expected="images", fix="remove strong_augment")
     if hardware.compile:
         raise OptionError(
             "compile=true with texts", expected="the plain step: each width would be compiled", fix="set compile=false"

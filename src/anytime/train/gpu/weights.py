@@ -120,9 +120,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, named: Mapping[str, T
         if any(value.shape != named[name].shape for entry, value in values.items() if entry != "step"):
             raise ValueError(f"the state of {name} has another shape")
     groups = optimizer.state_dict()["param_groups"]
-    by_weight = {id(weight): found[name] for name, weight in named.items()}
+    by_weight = {id(weight): {e: _like(weight, value) for e, value in found[name].items()} for name, weight in named.items()}
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     optimizer.load_state_dict({"state": {i: by_weight[id(w)] for i, w in enumerate(weights)}, "param_groups": groups})
+
+
+def _like(weight: Tensor, value: Tensor) -> Tensor:
+    """The value in the memory format of its weight, which fused optimizers require; files are contiguous."""
+    return torch.empty_like(weight, dtype=value.dtype).copy_(value) if value.shape == weight.shape else value
 
 
 def _optimizer(named: Mapping[str, Tensor], config: TrainConfig) -> torch.optim.Optimizer:

@@ -221,6 +221,12 @@ def _check(config: TrainConfig, hardware: Hardware) -> None:
             expected="neither compile nor streams: they do not support a gradient of a gradient",
             fix="set " + " ".join(f"{name}=false" for name in used),
         )
+    if config.label_smoothing or config.strong_augment.mixes:
+        raise OptionError(
+            "objective is 'l2w' with label_smoothing, mixup or cutmix",
+            expected="one label per sample, to whose loss L2W gives a weight",
+            fix="set label_smoothing=0, and neither mixup nor cutmix in strong_augment",
+        )
     if config.nesterov or config.batch % 2 or config.optimizer != "sgd" or config.clip_norm is not None:
         raise OptionError(
             f"objective is 'l2w' with optimizer={config.optimizer}, nesterov={config.nesterov}, batch={config.batch} and "

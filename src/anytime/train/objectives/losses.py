@@ -1,8 +1,8 @@
 """Training objectives: functions from the logits of all exits and the labels to the loss of each exit.
 
-A `Loss` takes `(exits, batch, classes)` logits, or a list with those of each exit, and `(batch,)` labels and returns `(exits,)`
-losses in at least float32. An `Objective` takes the network itself, for methods that need more than its logits; the trainer
-minimises the sum of its losses.
+A `Loss` takes `(exits, batch, classes)` logits, or a list with those of each exit, and `(batch,)` labels or `(batch, classes)`
+probabilities of the classes, and returns `(exits,)` losses in at least float32. An `Objective` takes the network itself, for
+methods that need more than its logits; the trainer minimises the sum of its losses.
 None of them reads a value back to the CPU, so that they can be captured in a CUDA graph.
 """
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from anytime.checks import stack_exits
+from anytime.checks import as_tensor, check_label_shape, check_labels, check_logits_shape, check_number, stack_exits
 from anytime.combine import Softplus
-from anytime.errors import OptionError
+from anytime.errors import OptionError, ShapeError
 from anytime.models.base import MultiExit
 from anytime.models.imta import IMTA, balanced_exits
 from anytime.models.msdnet import MSDNet
@@ -67,16 +67,24 @@ def distillation(
 
     Args:
         logits: `(exits, batch, classes)`, or a list with `(batch, classes)` per exit.
-        labels: `(batch,)`.
+        labels: `(batch,)`, or probabilities, `(batch, classes)`.
         teacher: The teacher's logits, `(batch, classes)`; no gradient flows to them.
         weight: γ.
         temperature: T.
         plain: Index of the exit that learns from the labels alone.
     """
-    values = at_least_float32(logits)
+    check_number(weight, "weight", low=0, most=1)
+    check_number(temperature, "temperature", above=0)
+    values, target = at_least_float32(logits), as_tensor(teacher, "the teacher's logits").detach()
+    if target.shape != values.shape[1:]:
+        raise ShapeError(
+            f"the teacher's logits have shape {tuple(target.shape)}",
+            expected=f"{tuple(values.shape[1:])}, as those of an exit",
+            fix="pass the teacher's logits of the same inputs, such as teacher=logits[-1]",
+        )
     plain %= len(values)
     losses = joint_cross_entropy(values, labels)
-    target = (at_least_float32(teacher.detach()) / temperature).log_softmax(-1)
+    target = (target.to(values.dtype) / temperature).log_softmax(-1)
     student = (values / temperature).log_softmax(-1)
     divergence = (target.exp() * (target - student)).mean((1, 2))
     weights = [0.0 if exit == plain else weight for exit in range(len(values))]
@@ -122,14 +130,38 @@ def one_for_all(*, weight: float = 0.1, temperature: float = 1.0) -> Objective:
     return objective
 
 
+def smooth_labels(labels: Tensor, classes: int, *, smoothing: float = 0.0) -> Tensor:
+    """Labels as probabilities, `(batch, classes)`, of which `smoothing` is spread over all classes.
+
+    >>> smooth_labels(torch.tensor([1]), 4, smoothing=0.2)
+    tensor([[0.0500, 0.8500, 0.0500, 0.0500]])
+    """
+    chosen = labels[:, None] == torch.arange(classes, device=labels.device)  # `F.one_hot` may wait for the device
+    return chosen * (1 - smoothing) + smoothing / classes
+
+
 def at_least_float32(logits: ExitLogits) -> Tensor:
     """The logits as one tensor in float32, or in float64 if that is what they are."""
-    logits = stack_exits(logits)
+    logits = check_logits_shape(stack_exits(logits))
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
 def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | None) -> Tensor:
     exits, batch, classes = log_probs.shape
-    flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none")
-    losses = flat.view(exits, batch).mean(1)
+    if weights is not None and len(weights) != exits:
+        raise OptionError(
+            f"{len(weights)} weights for the logits of {exits} exits",
+            expected=f"{exits} weights",
+            fix="give one weight per exit",
+        )
+    if getattr(labels, "shape", None) == (batch, classes) and labels.is_floating_point():
+        losses = -(labels * log_probs).sum(-1).mean(1)
+    else:
+        labels = check_label_shape(labels, batch=batch)
+        try:
+            flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none")
+        except IndexError:  # on a CPU
+            check_labels(labels, batch=batch, classes=classes)
+            raise
+        losses = flat.view(exits, batch).mean(1)
     return losses if weights is None else torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)])
