@@ -57,6 +57,17 @@ def open_npz(path: Path, names: Sequence[str], *, texts: bool = False) -> dict[s
         return {**dict.fromkeys(members), **found}
 
 
+def npz_headers(path: Path, names: Sequence[str]) -> dict[str, Header | None]:
+    """What a `.npz` file says about the named arrays, without reading them; None for the other arrays of the file."""
+    with parsing(path, expected=_WHOLE), open_file(path, expected=_WHOLE) as file, zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        found: dict[str, Header | None] = dict.fromkeys(members)
+        for name in members.keys() & set(names):
+            with archive.open(members[name]) as member:
+                found[name] = _read_header(path, cast(BinaryIO, member), texts=False)
+        return found
+
+
 def read_npz(path: Path, names: Sequence[str] | None = None, *, most: int, texts: bool = False) -> dict[str, NDArray[Any]]:
     """Those of the named arrays that a `.npz` file has, or all of its arrays, in memory: at most `most` bytes together."""
     wanted = list(open_npz(path, ())) if names is None else names

@@ -37,6 +37,7 @@ Each error has three parts: what it got, what was expected, and how to fix it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from anytime.safe_text import printable
 
@@ -54,8 +55,19 @@ class AnytimeError(Exception):
         super().__init__(got)
         self.got, self.expected, self.fix = got, expected, fix
 
+    def __reduce__(self) -> Any:
+        return _restored, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         return printable(f"{self.got}\n  expected: {self.expected}\n  fix: {self.fix}", lines=True)
+
+
+def _restored(kind: type[AnytimeError], arguments: tuple[Any, ...], state: dict[str, Any]) -> AnytimeError:
+    """An error from another process: the arguments of its class are by keyword, which pickle does not know."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(AnytimeError, ValueError):

@@ -12,7 +12,7 @@ import torch
 import anytime
 from anytime.cli import run
 from anytime.evaluation.blocks import LogitRows
-from anytime.evaluation.measure import open_rows
+from anytime.evaluation.opening import open_rows
 
 EXITS, IMAGES, CLASSES, HEIGHT, WIDTH = 3, 10, 4, 5, 6
 
@@ -71,8 +71,9 @@ def test_prediction_sets_are_calibrated_and_tested_on_different_images() -> None
     chosen, used = rows.for_sets(seed=0)
     images = {rows.locate(int(row))[0] for row in chosen}
     assert len(images) == IMAGES // 5
-    assert {rows.locate(row)[0] for row in range(len(used)) if used[row]} == images
-    assert {rows.locate(row)[0] for row in range(len(used)) if not used[row]} == set(range(IMAGES)) - images
+    tested = set(range(rows.logits.shape[1])) - set(used.tolist())
+    assert {rows.locate(int(row))[0] for row in used} == images
+    assert {rows.locate(row)[0] for row in tested} == set(range(IMAGES)) - images
 
 
 def test_examples_name_the_image_and_the_pixel() -> None:

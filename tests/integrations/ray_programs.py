@@ -209,6 +209,23 @@ def data() -> dict[str, Any]:
     }
 
 
+def evaluate() -> dict[str, Any]:
+    """Evaluation of the files of the folder in `argv`, on Ray and in this process."""
+    import anytime
+    from anytime.integrations.ray_data import evaluate_files
+
+    folder = sys.argv[2]
+    here = anytime.evaluate(folder).to_json()
+    with local_ray():
+        there = evaluate_files(folder).to_json()
+        try:
+            evaluate_files(folder, f"{folder}/../few-labels/*.npy")
+            error = ""
+        except anytime.AnytimeError as raised:
+            error = type(raised).__name__
+    return {"same": json.dumps(here) == json.dumps(there), "rows": here["samples"], "error": error}
+
+
 def kill(threads: int = 8) -> dict[str, Any]:
     """Two replicas under load, one of which is killed. Ends when there are two again."""
     import ray
@@ -249,4 +266,4 @@ def scale() -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.environ.update(SETTINGS)
-    print(json.dumps({"smoke": smoke, "data": data, "kill": kill, "scale": scale}[sys.argv[1]]()))
+    print(json.dumps({"smoke": smoke, "data": data, "evaluate": evaluate, "kill": kill, "scale": scale}[sys.argv[1]]()))

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from anytime.errors import AnytimeError, FormatError, MissingExtraError
-from anytime.integrations.ray_data import Predictor, predict_files
+from anytime.integrations.ray_data import Predictor, evaluate_files, predict_files
 from anytime.loading.blocks import cut_files
 from anytime.models import load
 from anytime.run import Runner
-from anytime.samples import digits_model
+from anytime.samples import cifar100_msdnet, digits_model
 
 PROGRAMS = Path(__file__).with_name("ray_programs.py")
 SHAPE = (1, 16, 16)
@@ -128,6 +128,32 @@ def test_without_ray_the_error_names_the_extra(folder: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(MissingExtraError, match=r"anytime-nn\[ray\]"):
         predict_files([folder / "inputs.npy"], folder / "model", workers=1)
+
+
+@pytest.mark.long
+def test_ray_evaluates_files_to_the_bytes_of_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs the extra ray")
+    file = cifar100_msdnet()
+    assert file.labels is not None
+    files, labels = tmp_path / "logits", tmp_path / "few-labels"
+    files.mkdir()
+    labels.mkdir()
+    for number, (start, stop) in enumerate(((0, 300), (300, 450), (450, 1000))):
+        known = file.labels[start:stop].numpy()
+        np.savez(files / f"{number}.npz", logits=file.logits.array[:, start:stop], labels=known)
+        np.save(labels / f"{number}.npy", known + 100 * (number == 1))
+    command = [sys.executable, PROGRAMS, "evaluate", files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {"same": True, "rows": 1000, "error": "LabelError"}
+
+
+def test_without_ray_files_are_not_evaluated_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    np.savez(tmp_path / "a.npz", logits=np.random.default_rng(0).normal(size=(2, 9, 3)))
+    with pytest.raises(MissingExtraError, match=r"anytime-nn\[ray\]"):
+        evaluate_files(tmp_path)
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from anytime.checks.numbers import (
     check_threads,
     free_memory,
 )
-from anytime.checks.overlap import MOST_SHARED, check_disjoint, fingerprints, shared_rows
+from anytime.checks.overlap import MOST_SHARED, check_disjoint, check_shared, fingerprints, shared_rows
 from anytime.checks.tensors import (
     as_float,
     as_tensor,
@@ -64,6 +64,7 @@ __all__ = [
     "check_probabilities",
     "check_scale",
     "check_seed",
+    "check_shared",
     "check_step",
     "check_threads",
     "count_rows",

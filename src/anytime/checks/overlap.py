@@ -51,14 +51,18 @@ def shared_rows(prints: Tensor, known: Tensor, *, names: tuple[str, str]) -> Ten
         names: Names of both for the error, such as "test rows" and "the calibration rows".
     """
     shared = torch.isin(prints, known)
-    count = int(shared.sum())
-    if count and count >= MOST_SHARED * len(prints):
+    check_shared(int(shared.sum()), len(prints), names=names)
+    return shared
+
+
+def check_shared(count: int, rows: int, *, names: tuple[str, str]) -> None:
+    """Refuse rows of which so many are also among others; see `shared_rows`."""
+    if count and count >= MOST_SHARED * rows:
         raise OverlapError(
-            f"{count} of the {len(prints)} {names[0]} are among {names[1]}",
+            f"{count} of the {rows} {names[0]} are among {names[1]}",
             expected=f"different rows for each, with less than {100 * MOST_SHARED:g} % duplicates",
             fix="use a random split, e.g. torch.randperm(rows).chunk(2)",
         )
-    return shared
 
 
 def check_disjoint(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[Tensor], *, names: tuple[str, str]) -> None:

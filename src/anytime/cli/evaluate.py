@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def evaluate(
     file: Path,
     /,
-    *,
+    *more: Path,
     labels: Path | None = None,
     calibration: Path | None = None,
     rules: str = "latest,caching,product",
@@ -33,13 +33,16 @@ def evaluate(
     ignore_index: int | None = None,
     seed: int = 0,
     engine: Literal["auto", "plain", "compiled"] = "auto",
+    processes: int | None = None,
 ) -> int:
     """Measure how anytime a model is, from the logits of its exits.
 
     Args:
-        file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits; or the
+        file: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, or `.npy` with logits; `.parquet`,
+            `.arrow` or `.feather` with a list of lists per row; a folder or a glob of such files, whose rows all count; or the
             folder of a training run or of a published run, whose test logits are used.
-        labels: A file with the labels, if FILE has none.
+        more: Further files, folders or globs.
+        labels: A file with the labels, if FILE has none; of several files a folder or a glob with one for each.
         calibration: A file with `logits` and `labels` of other rows, held out from training: temperatures, the fitted product,
             prediction sets and stopping thresholds are fitted on them and measured on FILE.
         rules: Rules to compare, such as `latest,product,product(softplus, weights=ones)`, or the rule.json of a tuning.
@@ -53,9 +56,11 @@ def evaluate(
         ignore_index: The label of positions to leave out, such as 255.
         seed: For the calibration split, the randomised sets and the sample of inputs.
         engine: Compiled code, PyTorch (plain), or compiled code where it saves time (auto).
+        processes: How many processes read files; by default one per core if the files are large. With --out, sums of what is
+            done are kept in OUT.partial, and the same command continues after an interruption.
     """
     from anytime.cli.console import progress_bar
-    from anytime.cli.logits import logits_file, refuse_same_file
+    from anytime.cli.logits import logits_files, refuse_same_file
     from anytime.cli.rules import rule_files, rules_from
     from anytime.conformal import Raps
     from anytime.evaluation import evaluate as measure
@@ -68,12 +73,16 @@ def evaluate(
             expected="one of them: certificates need rows that are independent, and the positions of an input are not",
             fix="omit --calibration; temperatures for positions come from anytime.fit_temperature(..., class_dim=2)",
         )
-    file = logits_file(file)
+    files = logits_files((file, *more))
+    if calibration is not None and len(files) > 1:
+        raise OptionError(
+            f"--calibration with {len(files)} files",
+            expected="one file of test rows, on which the guarantees are measured",
+            fix="save the test rows as one file, or omit --calibration",
+        )
     if out is not None:
-        check_folder(out, kind="evaluate", inputs=(file, labels, calibration, *rule_files(rules)))
-    source = open_logits(file, labels)
+        check_folder(out, kind="evaluate", inputs=(*files, labels, calibration, *rule_files(rules)))
     options: dict[str, Any] = {
-        "rules": dict(rules_from(rules, source)),
         "costs": None if costs is None else numbers(costs, "costs"),
         "probabilities": probabilities,
         "strict": strict,
@@ -83,17 +92,23 @@ def evaluate(
     }
     guaranteed = None
     if calibration is None:
+        if class_dim is None and ignore_index is None:
+            options |= {"processes": processes, "work": None if out is None else f"{out.resolve()}.partial"}
+        tuned = open_logits(files[0], labels) if len(files) == 1 and rule_files(rules) else None
         with progress_bar("evaluating") as progress:
-            found = measure(source, progress=progress, class_dim=class_dim, ignore_index=ignore_index, **options)
+            options |= {"rules": dict(rules_from(rules, tuned)), "progress": progress}
+            found = measure(files, labels, class_dim=class_dim, ignore_index=ignore_index, **options)
     else:
-        held_out = open_logits(calibration)
+        source, held_out = open_logits(files[0], labels), open_logits(calibration)
         # Equal logits are detected block by block while the rows are read.
         refuse_same_file(held_out.path, held_out.labels, source.path, source.labels)
         with progress_bar("fitting and measuring") as progress:
-            guaranteed = measure_guarantees(source, held_out, progress=progress, **options)
+            named = dict(rules_from(rules, source))
+            guaranteed = measure_guarantees(source, held_out, rules=named, progress=progress, **options)
         found = guaranteed.evaluation
     held = None if calibration is None else calibration.name
-    show(found, source=file.name, out=out, json=json, guaranteed=guaranteed, calibration=held)
+    name = files[0].name if len(files) == 1 else f"{len(files)} files"
+    show(found, source=name, out=out, json=json, guaranteed=guaranteed, calibration=held)
     return 0
 
 

@@ -6,33 +6,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anytime.errors import LabelError, MissingFileError, OverlapError
+from anytime.errors import LabelError, OverlapError
 from anytime.safe_text import print_safely as print
 
-_IN_FOLDER = ("test.npz", "test-sample.npz")
-
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from anytime.evaluation import LogitsFile
 
 
-def logits_file(path: Path) -> Path:
-    """The file itself, or the test logits in the folder of a run, with a message that names them."""
+def logits_files(paths: Sequence[Path]) -> list[Path]:
+    """The files that paths, folders and globs name, with a message for the folder of a run."""
+    from anytime.evaluation.files import RUN_LOGITS, paths_of
     from anytime.outputs import exists
 
-    if not exists(path, Path.is_dir):
-        return path
-    found = next((path / name for name in _IN_FOLDER if exists(path / name, Path.is_file)), None)
-    if found is None:
-        raise MissingFileError(
-            f"the folder {path} has no logits",
-            expected=f"{' or '.join(_IN_FOLDER)}, as a training run and a published run have them, or a file with logits",
-            fix="make logits: anytime.collect_logits(model, loader, out='logits.npz'), and pass their file",
-            path=path,
-        )
-    whole = "all test rows" if found.name == _IN_FOLDER[0] else "a random sample of the test rows"
-    print(f"anytime: evaluating {found}, {whole}", file=sys.stderr)
+    found = paths_of(list(paths)) or []
+    if len(paths) == len(found) == 1 and exists(paths[0], Path.is_dir) and found[0].name in RUN_LOGITS:
+        whole = "all test rows" if found[0].name == RUN_LOGITS[0] else "a random sample of the test rows"
+        print(f"anytime: evaluating {found[0]}, {whole}", file=sys.stderr)
     return found
 
 

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from anytime.evaluation import LogitsFile
 
 
-def rules_from(text: str, source: LogitsFile) -> dict[str, Rule[Any] | TunedRule]:
+def rules_from(text: str, source: LogitsFile | None) -> dict[str, Rule[Any] | TunedRule]:
     """The rules in a comma-separated list, by their texts; what ends in `.json` is a file.
 
     Args:
         text: Such as `latest,product(clipped(2), weights=ones),tuned/rule.json`.
-        source: The logits they are for: a tuned rule refuses another model's, and the rows it was tuned on.
+        source: The logits they are for: a tuned rule refuses another model's, and the rows it was tuned on. None leaves that
+            to the evaluation.
     """
     found: dict[str, Rule[Any] | TunedRule] = {}
     for part in split(text):
@@ -35,13 +36,13 @@ def rule_files(text: str) -> list[Path]:
     return [Path(part) for part in split(text) if part.endswith(".json")]
 
 
-def rule_from(text: str, source: LogitsFile) -> Rule[Any] | TunedRule:
+def rule_from(text: str, source: LogitsFile | None) -> Rule[Any] | TunedRule:
     """One rule, by name or from a file; see `rules_from`."""
     from anytime.calibrate import TunedRule
     from anytime.evaluation.blocks import LogitRows
 
     loaded = read_rule(text)
-    if isinstance(loaded, TunedRule) and source.logits.ndim == 3:
+    if isinstance(loaded, TunedRule) and source is not None and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
         new = loaded.unseen(LogitRows(source.logits, None).fingerprints(), purpose=f"this test (in {source.path.name})")
         if count := int((~new).sum()):

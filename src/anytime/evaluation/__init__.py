@@ -2,9 +2,10 @@
 
 from anytime.combine.named import DEFAULT_RULES
 from anytime.evaluation.collect import collect_logits
+from anytime.evaluation.evaluating import evaluate
 from anytime.evaluation.examples import Example
 from anytime.evaluation.guarantees import Guarantee, Guarantees, measure_guarantees
-from anytime.evaluation.measure import Evaluation, evaluate
+from anytime.evaluation.measure import Evaluation
 from anytime.evaluation.source import CollectedLogits, LogitsFile, open_logits
 from anytime.evaluation.stopping import fit_stopping
 

@@ -29,10 +29,12 @@ from anytime.metrics import Trajectories, follow
 
 _CHUNK_BYTES = 32 << 20
 _COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
+_CHUNK_ROWS = 1 << 14  # whose trajectories under three rules take 14 MB with 5 exits
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
+_PERMUTED = 5 << 17  # rows up to which a permutation of all is made
 
 SETS_ROWS = 1 << 17
-"""The most positions of dense logits that calibrate prediction sets: their scores are held in memory."""
+"""The most rows that calibrate prediction sets: their scores are held in memory."""
 NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 
 Combine = Callable[[Tensor], Prediction]
@@ -48,12 +50,16 @@ class LogitRows:
         labels: One per row.
         probabilities: Whether these are probabilities or their logarithms.
         ignore_index: The label of positions of dense logits that are not among the rows.
+        start: The number of the first of these rows in their file.
+        file: The name of the file, if there are several.
     """
 
     logits: Tensor | Mapped | DenseRows
     labels: Tensor | None
     probabilities: bool = False
     ignore_index: int | None = None
+    start: int = 0
+    file: str | None = None
 
     @property
     def layout(self) -> Layout | None:
@@ -63,7 +69,7 @@ class LogitRows:
     def block(self, rows: slice | Tensor, first_row: int) -> Tensor:
         """Read and check some rows, as float32 or float64; `first_row` is for error messages."""
         place = self.logits.place if isinstance(self.logits, DenseRows) else None
-        block = check_logits(self.logits[:, rows], first_row=first_row, place=place)
+        block = check_logits(self.logits[:, rows], first_row=self.start + first_row, place=place)
         return check_probabilities(block) if self.probabilities else block
 
     def labels_of(self, rows: slice | Tensor) -> Tensor | None:
@@ -79,33 +85,35 @@ class LogitRows:
 
     def locate(self, row: int) -> tuple[int, tuple[int, ...] | None]:
         """The input and, of dense logits, the position of a row."""
-        return self.logits.locate(row) if isinstance(self.logits, DenseRows) else (row, None)
-
-    def sample(self, most: int, seed: int) -> list[int]:
-        """The numbers of some random rows."""
-        samples, generator = self.logits.shape[1], np.random.default_rng([seed, 3])
-        if self.layout is None:
-            chosen = generator.permutation(samples)[:most]
-        else:  # without memory per row
-            chosen = generator.choice(samples, min(most, samples), replace=False)
-        return [int(row) for row in chosen]
+        return self.logits.locate(row) if isinstance(self.logits, DenseRows) else (self.start + row, None)
 
     def for_sets(self, seed: int) -> tuple[Tensor, Tensor]:
-        """The rows that calibrate prediction sets, and a mask of those that must not test them.
+        """The rows that calibrate prediction sets, and those that must not test them, both in order; see `rows_for_sets`.
 
-        A random fifth of the rows. The positions of an input are not independent, so of dense logits it is a fifth of the
-        inputs, and of their positions at most `SETS_ROWS`.
+        The positions of an input are not independent, so of dense logits it is a fifth of the inputs, and of their positions
+        at most `SETS_ROWS`.
         """
-        generator, samples = np.random.default_rng([seed, 0]), self.logits.shape[1]
-        inputs = samples if self.layout is None else self.layout.batch
-        chosen = torch.from_numpy(np.sort(generator.permutation(inputs)[: inputs // 5]))
-        if isinstance(self.logits, DenseRows):
-            used = self.logits.among(chosen)
-            chosen = used.nonzero()[:, 0]
-            if len(chosen) > SETS_ROWS:
-                chosen = chosen[torch.from_numpy(np.sort(generator.choice(len(chosen), SETS_ROWS, replace=False)))]
-            return chosen, used
-        return chosen, torch.zeros(samples, dtype=torch.bool).index_fill_(0, chosen, True)
+        if not isinstance(self.logits, DenseRows):
+            chosen = rows_for_sets(self.logits.shape[1], seed)
+            return chosen, chosen
+        inputs = self.logits.layout.batch
+        generator = np.random.default_rng([seed, 0])
+        used = self.logits.among(some_rows(inputs, inputs // 5, generator).sort().values).nonzero()[:, 0]
+        if len(used) <= SETS_ROWS:
+            return used, used
+        return used[torch.from_numpy(np.sort(generator.choice(len(used), SETS_ROWS, replace=False)))], used
+
+
+def rows_for_sets(samples: int, seed: int) -> Tensor:
+    """The rows that calibrate prediction sets, in order: a random fifth of all, at most `SETS_ROWS`."""
+    return some_rows(samples, min(samples // 5, SETS_ROWS), np.random.default_rng([seed, 0])).sort().values
+
+
+def some_rows(samples: int, most: int, generator: np.random.Generator) -> Tensor:
+    """The numbers of some random rows, in random order; memory does not grow with the number of rows."""
+    if samples <= _PERMUTED:
+        return torch.from_numpy(generator.permutation(samples)[:most])
+    return torch.from_numpy(generator.choice(samples, most, replace=False))
 
 
 @dataclass(frozen=True)
@@ -116,13 +124,20 @@ class SetThresholds:
         raps: Their settings.
         by_rule: The threshold per exit, `(exits,)`, for each rule.
         calibration_rows: How many rows they were calibrated on.
-        used: The test rows among those, `(samples,)`, which set metrics leave out; None if there are none.
+        used: The numbers of the test rows that set metrics leave out, in order; None if there are none.
     """
 
     raps: Raps
     by_rule: Mapping[Any, Tensor]
     calibration_rows: int
     used: Tensor | None = None
+
+    def kept(self, rows: slice) -> Tensor | slice:
+        """Which of some rows the set metrics count."""
+        if self.used is None:
+            return slice(None)
+        mask = torch.ones(rows.stop - rows.start, dtype=torch.bool)
+        return mask.index_fill_(0, rows_within(self.used, rows), False)
 
 
 @dataclass(frozen=True)
@@ -172,23 +187,43 @@ class Chunk:
 def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:
     """All rows in chunks of whole blocks; those for compiled code are larger, but enough for all threads."""
     most = min(_COMPILED_BYTES // (4 * row_values), samples // 8) if compiled else _CHUNK_BYTES // (4 * row_values)
-    rows = max(block, min(1 << 16, most))
+    rows = max(block, min(_CHUNK_ROWS, most))
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
 
 
-def uniforms(sizes: Iterable[int], exits: int, seed: Sequence[int]) -> Iterator[Tensor]:
-    """Random numbers for randomised sets, `(exits, size)` per part; the values do not depend on how rows are split."""
+def rows_within(chosen: Tensor, rows: slice) -> Tensor:
+    """Those of the chosen rows, in order, that are among `rows`, counted from the first of these."""
+    first, last = torch.searchsorted(chosen, torch.tensor([rows.start, rows.stop])).tolist()
+    inside: Tensor = chosen[first:last] - rows.start
+    return inside
+
+
+def uniforms(sizes: Iterable[int], exits: int, seed: Sequence[int], *, first: int = 0) -> Iterator[Tensor]:
+    """Random numbers for randomised sets, `(exits, size)` per part; the values do not depend on how rows are split.
+
+    Args:
+        sizes: The numbers of rows.
+        exits: The number of exits.
+        seed: Of the generator.
+        first: How many rows are before these.
+    """
     generator = np.random.default_rng(seed)
+    generator.bit_generator.advance(first * exits // 2)  # type: ignore[attr-defined]  # two numbers of 32 bits per step
+    generator.random(first * exits % 2, dtype=np.float32)
     for size in sizes:
         yield torch.from_numpy(generator.random((size, exits), dtype=np.float32)).T
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @contextmanager
 def workers(most: int) -> Iterator[MapInOrder]:
-    """A `map` over a few threads that yields in order and never runs far ahead of its consumer."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = max(1, min(available, most, _MAX_THREADS))
+    """A `map` over at most so many threads that yields in order and never runs far ahead of its consumer."""
+    threads = max(1, min(cores(), most, _MAX_THREADS))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -213,15 +248,46 @@ def calibrate_rows(
     rows: LogitRows, request: BlockTask, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
 ) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
     """Read the chosen rows once: thresholds of prediction sets, log-odds `(exits, rows)` by rule, and fingerprints."""
+    scores, log_odds, prints = score_rows(rows, request, raps, chosen, seed=seed, block=block, map_in_order=map_in_order)
+    return None if raps is None else set_thresholds(raps, scores), log_odds, prints
+
+
+def set_thresholds(raps: Raps, scores: Mapping[Any, Tensor]) -> SetThresholds:
+    """Prediction sets from the scores of the calibration rows, `(exits, rows)` by rule."""
+    thresholds = {name: raps.threshold(each) for name, each in scores.items()}
+    return SetThresholds(raps, thresholds, max(each.shape[1] for each in scores.values()))
+
+
+def score_rows(
+    rows: LogitRows,
+    request: BlockTask,
+    raps: Raps | None,
+    chosen: Tensor,
+    *,
+    seed: int,
+    block: int,
+    map_in_order: MapInOrder,
+    before: int = 0,
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
+    """Read the chosen rows once: scores and log-odds, `(exits, rows)` by rule, and fingerprints.
+
+    Args:
+        rows: All rows.
+        request: What to compute.
+        raps: Settings of the prediction sets; None for no scores.
+        chosen: The numbers of the rows, at least one, in order.
+        seed: For the randomised scores.
+        block: How many rows a block has.
+        map_in_order: See `workers`.
+        before: How many rows were chosen before these.
+    """
     exits, _, classes = rows.logits.shape
     sizes = chunks(len(chosen), block, exits * classes, compiled=True) if request.compiled else []
     parts = [chosen[part] for part in sizes] or torch.split(chosen, block)
     work = partial(_calibrate_compiled if request.compiled else calibrate_part, rows, request, raps, block)
-    found = list(map_in_order(work, parts, uniforms(map(len, parts), rows.logits.shape[0], [seed, 1])))
+    found = list(map_in_order(work, parts, uniforms(map(len, parts), exits, [seed, 1], first=before)))
     scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
-    thresholds = {} if raps is None else {name: raps.threshold(each) for name, each in scores.items()}
-    sets = None if raps is None else SetThresholds(raps, thresholds, len(chosen))
-    return sets, log_odds, torch.cat([part[2] for part in found])
+    return scores, log_odds, torch.cat([part[2] for part in found])
 
 
 @torch.inference_mode()

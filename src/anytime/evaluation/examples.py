@@ -26,6 +26,7 @@ class Example:
         probability: The label's probability at every exit, or the final answer's without labels.
         drop: The largest decrease of that probability.
         position: Of dense logits, the position in the input, such as (y, x).
+        file: The name of the file, if there are several; `row` is then its row in that file.
     """
 
     row: int
@@ -35,17 +36,20 @@ class Example:
     probability: dict[str, list[float]]
     drop: dict[str, float]
     position: tuple[int, ...] | None = None
+    file: str | None = None
 
     @property
     def name(self) -> str:
-        """The row and, if there is one, the position: `12` or `3 (40, 7)`."""
-        return str(self.row) if self.position is None else f"{self.row} ({', '.join(map(str, self.position))})"
+        """The row and, if there are, the position and the file: `12`, `3 (40, 7)` or `b.npz: 12`."""
+        row = str(self.row) if self.position is None else f"{self.row} ({', '.join(map(str, self.position))})"
+        return row if self.file is None else f"{self.file}: {row}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
         document = asdict(self)
-        if self.position is None:
-            del document["position"]
+        for name in ("position", "file"):
+            if document[name] is None:
+                del document[name]
         return document
 
 
@@ -53,13 +57,15 @@ class ExampleCollector:
     """Collects examples chunk by chunk: the rows of a sample, and the rows that drop most under the first rule.
 
     Args:
-        sample: The rows of the sample.
+        sample: The rows of the sample, counted over all files.
         worst: How many rows that drop most to keep; among equals the earlier ones. Rows that never drop are not kept.
-        locate: The input and the position of a row.
+        locate: The input and the position of a row, counted over the rows that are added here.
+        first: How many rows of other files are before these.
+        file: The name of the file, if there are several.
     """
 
-    def __init__(self, sample: Sequence[int], worst: int, locate: Locate) -> None:
-        self._locate = locate
+    def __init__(self, sample: Sequence[int], worst: int, locate: Locate, *, first: int = 0, file: str | None = None) -> None:
+        self._locate, self._first, self._file = locate, first, file
         self._sample: dict[int, Example | None] = dict.fromkeys(sample)
         self._keep = worst
         self._worst: list[tuple[float, int, Example]] = []
@@ -81,14 +87,33 @@ class ExampleCollector:
                 probability={name: curve.tolist() for name, curve in picked.items()},
                 drop={name: float(drop(curve[:, None])) for name, curve in picked.items()},
                 position=position,
+                file=self._file,
             )
 
+        begin = self._first + first_row
         for row in self._sample:
-            if first_row <= row < first_row + len(drops):
-                self._sample[row] = example(row - first_row)
+            if begin <= row < begin + len(drops):
+                self._sample[row] = example(row - begin)
         top = drops.double().argsort(descending=True, stable=True)[: self._keep].tolist()
         least = -self._worst[-1][0] if len(self._worst) == self._keep and self._worst else 0.0
-        new = [(-float(drops[column]), first_row + column, example(column)) for column in top if drops[column] > least]
+        self._keep_worst([(-float(drops[column]), begin + column, example(column)) for column in top if drops[column] > least])
+
+    def merge(self, other: ExampleCollector) -> None:
+        """Add what another collector has found in other rows of the same sample."""
+        self._sample.update({row: found for row, found in other._sample.items() if found is not None})
+        self._keep_worst(other._worst)
+
+    def state(self) -> dict[str, Any]:
+        """What was found, as a plain document."""
+        sample = [[row, asdict(found)] for row, found in self._sample.items() if found is not None]
+        return {"sample": sample, "worst": [[drop, row, asdict(found)] for drop, row, found in self._worst]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self._sample.update({row: _example(found) for row, found in state["sample"]})
+        self._worst = [(drop, row, _example(found)) for drop, row, found in state["worst"]]
+
+    def _keep_worst(self, new: Sequence[tuple[float, int, Example]]) -> None:
         self._worst = sorted([*self._worst, *new], key=lambda each: each[:2])[: self._keep]
 
     @property
@@ -100,3 +125,8 @@ class ExampleCollector:
     def worst(self) -> list[Example]:
         """The rows that drop most, the worst first."""
         return [example for _, _, example in self._worst]
+
+
+def _example(document: Mapping[str, Any]) -> Example:
+    position = document["position"]
+    return Example(**{**document, "position": None if position is None else tuple(position)})

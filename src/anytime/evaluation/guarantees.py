@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate import Certificate, DropTally, FittedProduct, Temperature, TunedRule, fit_product, fit_temperature
-from anytime.checks import check_fraction, check_number, check_seed, exit_costs, fingerprints, shared_rows
+from anytime.checks import check_fraction, check_number, check_seed, check_shared, exit_costs, fingerprints
 from anytime.combine import Caching, Rule
 from anytime.combine.named import DEFAULT_RULES, name_of, name_rules, plain_rules
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows
+from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows, workers
 from anytime.evaluation.compiled import Engine, use_compiled
-from anytime.evaluation.measure import Evaluation, Setup, check_unseen, open_rows
+from anytime.evaluation.measure import Evaluation, Progress, Setup
+from anytime.evaluation.opening import open_rows
 from anytime.metrics import RuleMetrics
 from anytime.policy import BudgetCurve, BudgetTally
 
@@ -183,11 +184,21 @@ def measure_guarantees(
                 expected=f"a rule, named neither {FITTED_PRODUCT!r} nor {SCALED_CACHING!r}",
                 fix="pass rules such as anytime.Product(), under other names",
             )
-    setup = Setup(rows, exit_costs(costs, exits), costs is not None, strict, seed, progress)
+    setup = Setup(exit_costs(costs, exits), costs is not None, strict, seed, labelled=True)
 
     def attempt(kept: Tensor) -> tuple[Guarantees, Tensor]:
         return _measure(
-            setup, held, kept, named, plain, sets=sets, drop=float(drop), confidence=float(confidence), engine=engine
+            setup,
+            rows,
+            held,
+            kept,
+            named,
+            plain,
+            sets=sets,
+            drop=float(drop),
+            confidence=float(confidence),
+            engine=engine,
+            progress=progress,
         )
 
     found, shared = attempt(torch.arange(held_samples))
@@ -196,6 +207,7 @@ def measure_guarantees(
 
 def _measure(
     setup: Setup,
+    rows: LogitRows,
     held: LogitRows,
     kept: Tensor,
     named: Mapping[str, Any],
@@ -205,6 +217,7 @@ def _measure(
     drop: float,
     confidence: float,
     engine: Engine,
+    progress: Progress | None,
 ) -> tuple[Guarantees, Tensor]:
     """The guarantees from the calibration rows `kept`, and which of all calibration rows are among the test rows."""
     exits, _, classes = held.logits.shape
@@ -215,19 +228,25 @@ def _measure(
     combiners = {name: each.combine for name, each in every.items()}
     scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
     request = BlockTask(combiners, log_odds=every, fingerprints=True)
-    request = replace(request, compiled=use_compiled(engine, setup.rows, request))
-    prints: list[Tensor] = []
-    with setup.workers() as map_in_order:
+    request = replace(request, compiled=use_compiled(engine, rows, request))
+    tuned = {name: each for name, each in named.items() if isinstance(each, TunedRule)}
+    seen = dict.fromkeys(tuned, 0)
+    samples = rows.logits.shape[1]
+    with workers(len(setup.chunks(samples, exits, classes, compiled=True))) as map_in_order:
         thresholds, log_odds, calibration_prints = calibrate_rows(
-            held, request, sets, calibrating, seed=setup.seed, block=setup.block, map_in_order=map_in_order
+            held, request, sets, calibrating, seed=setup.seed, block=setup.block(exits, classes), map_in_order=map_in_order
         )
         held_prints = torch.cat((fingerprints(logits), calibration_prints))
-        check_unseen(named, held_prints, purpose="the calibration")
+        for each in tuned.values():
+            each.unseen(held_prints, purpose="the calibration")
+        among = torch.zeros(len(held_prints), dtype=torch.bool)
         budgets = {name: BudgetTally(log_odds[name]) for name in every}
         drops = {name: DropTally(drop, strict=setup.strict) for name in every}
 
         def add(chunk: Chunk) -> None:
-            prints.append(chunk.fingerprints)
+            among.logical_or_(torch.isin(held_prints, chunk.fingerprints))
+            for name, rule in tuned.items():
+                seen[name] += int(torch.isin(chunk.fingerprints, rule.seen).sum())
             for name in every:
                 found = chunk.rules[name]
                 assert found.seen.correct is not None  # test rows have labels
@@ -236,9 +255,11 @@ def _measure(
                 drops[name].add(found.seen)
 
         request = replace(request, combiners={**combiners, **scaled}, sets=thresholds)
-        evaluation, metrics = setup.measure(request, list(every), map_in_order, add)
-    check_unseen(named, torch.cat(prints), purpose="the test")
-    among = shared_rows(held_prints, torch.cat(prints), names=("calibration rows", "the test rows"))
+        sums = setup.measure(rows, request, list(every), map_in_order, add, sample=setup.sample(samples), progress=progress)
+    evaluation, metrics = setup.evaluation(sums, rows, request, list(every))
+    for name, rule in tuned.items():
+        rule.check_unseen(seen[name], samples, purpose="the test")
+    check_shared(int(among.sum()), len(among), names=("calibration rows", "the test rows"))
     shared = torch.zeros(held.logits.shape[1], dtype=torch.bool)
     shared[torch.cat((fitting, calibrating))[among]] = True
     guarantees = Guarantees(

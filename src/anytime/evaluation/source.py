@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.arrays import open_npy, open_npz
+from anytime.arrays import npz_headers, open_npy, open_npz
 from anytime.artifacts import check_sealed
 from anytime.checks import check_memory
 from anytime.errors import DtypeError, FormatError, IntegrityError, LabelError
-from anytime.reading import open_file, parsing
+from anytime.reading import is_file, open_file, parsing
 
 _PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib"}
 _SAVE = "numpy.savez('logits.npz', logits=logits, labels=labels)"
@@ -112,9 +112,27 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
         path: `.npz` or `.safetensors` with `logits` and optionally `labels`, or `.npy` with logits.
         labels: A file with the labels, if they are not in `path`.
     """
-    file = Path(path)
+    logits, found = open_arrays(Path(path), None if labels is None else Path(labels))
+    return LogitsFile(Path(path), logits, None if found is None else _labels(found, logits.shape))
+
+
+def open_arrays(file: Path, labels: Path | None = None) -> tuple[Mapped, Mapped | None]:
+    """The logits and the labels of files, as for `open_logits`, both mapped."""
     arrays = _open(file, ("logits", "labels"))
     check_sealed(file)
+    return _named(file, arrays, labels)
+
+
+def shape_of(file: Path, labels: Path | None = None) -> tuple[tuple[int, ...], bool]:
+    """The shape of the logits in a file, and whether there are labels, from what the file says about itself."""
+    if file.suffix.lower() == ".npz" and is_file(file) and file.stat().st_size:
+        logits, found = _named(file, npz_headers(file, ("logits", "labels")), labels)
+    else:
+        logits, found = _named(file, _open(file, ("logits", "labels")), labels)
+    return tuple(logits.shape), found is not None
+
+
+def _named(file: Path, arrays: dict[str, Any], labels: Path | None) -> tuple[Any, Any]:
     if "logits" not in arrays:
         raise FormatError(
             f"{file} has no 'logits' (it contains {_listing(arrays)})",
@@ -124,19 +142,17 @@ def open_logits(path: str | Path, labels: str | Path | None = None) -> LogitsFil
         )
     found = arrays.get("labels")
     if labels is not None:
-        other = Path(labels)
-        more = _open(other, ("labels", "logits"))
+        more = _open(labels, ("labels", "logits"))
         # A .npy file has no names: its only array is the labels.
-        found = more.get("labels", more.get("logits") if other.suffix == ".npy" else None)
+        found = more.get("labels", more.get("logits") if labels.suffix == ".npy" else None)
         if found is None:
             raise FormatError(
-                f"{other} has no 'labels' (it contains {_listing(more)})",
+                f"{labels} has no 'labels' (it contains {_listing(more)})",
                 expected="an array named 'labels', or a .npy file",
                 fix="save it with numpy.save('labels.npy', labels)",
-                path=other,
+                path=labels,
             )
-    logits = arrays["logits"]
-    return LogitsFile(file, logits, None if found is None else _labels(found, logits.shape))
+    return arrays["logits"], found
 
 
 def _labels(found: Mapped, shape: tuple[int, ...]) -> Tensor:
@@ -157,7 +173,7 @@ def _open(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
         raise IntegrityError(
             f"{path} is empty (0 bytes)", expected="a file with logits", fix=f"write it again: {_SAVE}", path=path
         )
-    reader = _READERS.get(path.suffix.lower())
+    reader = READERS.get(path.suffix.lower())
     if reader is None:
         pickled = path.suffix.lower() in _PICKLES
         raise FormatError(
@@ -209,7 +225,7 @@ def _listing(arrays: dict[str, Any]) -> str:
     return ", ".join(repr(name) for name in arrays) or "nothing"
 
 
-_READERS: dict[str, Callable[[Path, tuple[str, ...]], dict[str, Any]]] = {
+READERS: dict[str, Callable[[Path, tuple[str, ...]], dict[str, Any]]] = {
     ".npy": _read_npy,
     ".npz": _read_npz,
     ".safetensors": _read_safetensors,

@@ -1,4 +1,4 @@
-"""Batch inference over files, in one process or on a Ray cluster: the same function over the same blocks of rows.
+"""Batch inference and evaluation over files on a Ray cluster: the functions, and the parts of files, of one process.
 
 Files are cut into blocks, and each worker reads its blocks itself, so inputs never travel between machines. A block is also a
 batch of the model: where it runs does not change its answers.
@@ -6,7 +6,7 @@ batch of the model: where it runs does not change its answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from anytime.checks import check_count
 from anytime.errors import InputError, MissingExtraError
+from anytime.evaluation import Evaluation, evaluate
+from anytime.evaluation.shards import Packed
 from anytime.loading.blocks import Block, cut_files
 from anytime.loading.inputs import array_batch
 from anytime.loading.models import input_shape, make_batch, reads_texts
@@ -167,6 +169,30 @@ def predict_files(
     columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
     order = np.argsort(columns.pop("row"))
     return {name: values[order] for name, values in columns.items()}
+
+
+def evaluate_files(files: Any, labels: Any = None, *, work: str | Path | None = None, **settings: Any) -> Evaluation:
+    """`anytime.evaluate` of files on a Ray cluster: the same parts and the same sums, added in the same order.
+
+    Args:
+        files: Paths, folders or globs, as `anytime.evaluate` takes them; every node must be able to read them.
+        labels: Likewise.
+        work: A folder of this process for the sums of finished parts.
+        settings: Further arguments of `anytime.evaluate`.
+    """
+    return evaluate(files, labels, work=work, mapper=_map_tasks, **settings)
+
+
+def _map_tasks(work: Callable[[bytes], tuple[bool, bytes]], tasks: Sequence[tuple[int, bytes]]) -> Iterator[Packed]:
+    def attempt(row: dict[str, Any]) -> dict[str, Any]:
+        worked, answer = work(row["task"])
+        return {"index": row["index"], "worked": worked, "answer": answer}
+
+    items = [{"index": index, "task": task} for index, task in tasks]
+    if items:
+        dataset = _ray_data().from_items(items, override_num_blocks=len(items)).map(attempt, num_cpus=1)
+        for row in dataset.iter_rows():
+            yield int(row["index"]), bool(row["worked"]), bytes(row["answer"])
 
 
 def _here(blocks: Sequence[Block], model: str | Path, settings: dict[str, Any]) -> Iterator[Columns]:

@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from anytime.arrays import open_npy, open_npz
 from anytime.checks import check_count
-from anytime.errors import DtypeError, FormatError, MissingExtraError, OptionError, ShapeError
+from anytime.columns import as_array, import_arrow, is_list
+from anytime.errors import FormatError, OptionError, ShapeError
 from anytime.loading.inputs import only_name
 from anytime.reading import open_file, parsing
 
@@ -107,42 +107,11 @@ def _open(file: str, column: str, group: int) -> NDArray[Any]:
         return found
     with _parquet(path) as opened, parsing(path, expected="a Parquet file"):
         values = opened.read_row_group(group, columns=[column]).column(0).combine_chunks()
-    return _as_array(values, path)
+    found = as_array(values, path)
+    return found.reshape(len(found), -1) if is_list(values.type) else found
 
 
 def _parquet(path: Path) -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            "pyarrow is not installed", expected="pyarrow, for Parquet files", fix="pip install 'anytime-nn[ray]'"
-        ) from error
+    parquet = import_arrow("parquet")
     with open_file(path, expected=_FILES), parsing(path, expected="a Parquet file"):
         return parquet.ParquetFile(path)
-
-
-def _as_array(values: Any, path: Path) -> NDArray[Any]:
-    """A column of numbers, texts, lists of equal length or tensors, as an array with the rows first."""
-    from pyarrow import FixedShapeTensorArray, types
-
-    if values.null_count:
-        raise FormatError(
-            f"{path} has {values.null_count} nulls in the inputs",
-            expected="a value in each row",
-            fix="drop these rows",
-            path=path,
-        )
-    if isinstance(values, FixedShapeTensorArray):
-        return np.asarray(values.to_numpy_ndarray())
-    kind = values.type
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        flat = _as_array(values.flatten(), path)
-        lengths = {kind.list_size} if types.is_fixed_size_list(kind) else set(values.value_lengths().to_pylist())
-        if len(lengths) != 1:
-            raise ShapeError(f"{path} has inputs of {len(lengths)} lengths", expected="one length", fix="pad or crop them")
-        return flat.reshape(len(values), -1)
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_primitive(kind)):
-        raise DtypeError(
-            f"{path} has inputs of type {kind}", expected="numbers, texts, or lists of numbers", fix="convert them"
-        )
-    return np.asarray(values.to_numpy(zero_copy_only=False))

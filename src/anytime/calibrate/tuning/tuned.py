@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anytime.checks import check_logits, shared_rows
+from anytime.checks import check_logits, check_shared, shared_rows
 from anytime.combine import Prediction, Rule, parse_rule
 from anytime.fitted import Fitted
 
@@ -57,7 +57,15 @@ class TunedRule(Fitted, kind="tuned-rule", version=3, oldest=2, renamed={"wish":
         """Which rows, by their `fingerprints`, it was not tuned on, `(rows,)`; an error if 1 % or more were."""
         return unseen(self.seen, prints, purpose=purpose)
 
+    def check_unseen(self, count: int, rows: int, *, purpose: str) -> None:
+        """Raise if it was tuned on so many of these rows: 1 % or more."""
+        check_shared(count, rows, names=_names(purpose))
+
 
 def unseen(seen: Tensor, prints: Tensor, *, purpose: str) -> Tensor:
     """Which rows a rule was not tuned on; see `TunedRule.unseen`."""
-    return ~shared_rows(prints, seen, names=(f"rows for {purpose}", "those the rule was tuned on"))
+    return ~shared_rows(prints, seen, names=_names(purpose))
+
+
+def _names(purpose: str) -> tuple[str, str]:
+    return f"rows for {purpose}", "those the rule was tuned on"

@@ -31,20 +31,21 @@ MANY_CLASSES = 64
 _PATIENCE = 1.0
 
 
-def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask) -> bool:
+def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask, *, samples: int | None = None) -> bool:
     """Whether to compute a request with compiled code, which is then ready.
 
     Args:
         engine: `compiled` raises an error where it cannot be used, `auto` does not use it there.
         rows: The logits.
         request: The rules.
+        samples: How many rows there are in all, if `rows` are a part of them.
     """
     check_choice(engine, "engine", ("auto", "plain", "compiled"))
     values = rows.logits
-    exits, samples, classes = values.shape
+    exits, here, classes = values.shape
     known = encode_known(request.combiners, request.log_odds, exits, classes, "float64")
     device = values[:, :0].device.type
-    enough = classes >= MANY_CLASSES and exits * samples * classes >= ENOUGH
+    enough = classes >= MANY_CLASSES and exits * (samples or here) * classes >= ENOUGH
     if engine == "plain" or (engine == "auto" and not (known and device == "cpu" and enough)):
         return False
     if not known or device != "cpu":
