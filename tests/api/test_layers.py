@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
+import numpy as np
 import pytest
 
 import anytime
@@ -84,3 +86,59 @@ def test_importing_the_package_is_light() -> None:
 def test_evaluation_and_training_need_no_edge_packages() -> None:
     loaded = loaded_after("import anytime.evaluation, anytime.train, anytime.models, anytime.data")
     assert not loaded & {"cyclopts", "pydantic", "rich", "jinja2", "sklearn", "yaml"}
+
+
+HEAVY = {
+    *("scipy", "sklearn", "matplotlib", "pandas", "pyarrow", "transformers", "tokenizers", "ray", "lightning_fabric", "numba"),
+    *("sympy", "networkx", "torch._dynamo", "torch._inductor", "onnx", "onnxruntime", "onnxscript", "jinja2", "PIL"),
+}
+DIGITS = PACKAGE / "samples" / "digits"
+_CALL = "from anytime.cli import run; assert run({}) == 0"
+STARTS = {
+    "Runner": "import anytime; anytime.Runner",
+    "evaluate": "import anytime; anytime.evaluate",
+    "doctor": "from anytime.cli import run; run(['doctor'])",
+    "anytime evaluate": _CALL.format(["evaluate", "logits.npz"]),
+    "anytime predict": _CALL.format(["predict", str(DIGITS), "digit.npy", "--engine=folded"]),
+    "anytime profile": _CALL.format(["profile", str(DIGITS), "--repeats=2", "--engine=folded"]),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_nothing_heavy_is_imported_without_being_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "logits.npz", logits=np.random.default_rng(0).normal(size=(3, 50, 4)), labels=np.arange(50) % 4)
+    np.save(tmp_path / "digit.npy", np.zeros((1, 1, 16, 16), np.float32))
+    monkeypatch.chdir(tmp_path)
+    assert not loaded_after(STARTS[name]) & HEAVY
+
+
+def test_a_server_that_listens_has_imported_what_it_uses() -> None:
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    code = """
+    from unittest.mock import patch
+    from anytime.cli import run
+    with patch("anytime.serve.run"):
+        assert run(["serve", "--port=0", "--engine=folded"]) == 0
+    """
+    assert loaded_after(dedent(code)) & HEAVY <= {"PIL"}  # it checks that it can decode images
+
+
+def test_exporting_pooled_heads_does_not_import_the_compiler_of_torch() -> None:
+    pytest.importorskip("onnxruntime", reason="needs the extra engines")
+    code = f"""
+    import torch, anytime
+    from anytime.run.engines import make_engine
+    make_engine(anytime.run.open_folder({str(DIGITS)!r}).model, "onnxruntime", example=torch.zeros(1, 1, 16, 16))
+    """
+    assert not loaded_after(dedent(code)) & {"torch._dynamo", "onnxscript"}
+
+
+def test_opening_and_measuring_an_encoder_does_not_import_the_compiler_of_torch(tmp_path: Path) -> None:
+    code = f"""
+    import torch, anytime
+    model = anytime.create_model("encoder-tiny", classes=3)
+    anytime.save(model, {str(tmp_path / "saved")!r})
+    tokens = torch.ones(1, 5, dtype=torch.int64)
+    assert anytime.models.measure_cost(anytime.load({str(tmp_path / "saved")!r}), tokens).macs
+    """
+    assert not loaded_after(dedent(code)) & {"torch._dynamo", "sympy"}

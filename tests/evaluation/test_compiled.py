@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 import time
@@ -357,3 +358,19 @@ def test_without_a_folder_for_the_cache_code_is_compiled_without_it(monkeypatch:
 
     monkeypatch.setattr(numbers, "njit", refuse)
     assert numbers.cached(len) is len
+
+
+def test_a_full_disk_below_the_cache_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anytime.evaluation.compiled import plan
+
+    follow, failed = plan.Kernel.follow, []
+
+    def fail_to_save_once(*args: Any) -> Any:
+        if not failed:  # numba saves the code after it is ready to run
+            failed.append(True)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return follow(*args)
+
+    monkeypatch.setattr(plan.Kernel, "follow", fail_to_save_once)
+    assert anytime.evaluate(*some(), engine="compiled").settings["engine"] == "compiled"
+    assert failed

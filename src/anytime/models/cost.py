@@ -64,8 +64,8 @@ class Cost:
 def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.Module], Counter] | None = None) -> Cost:
     """Count the MACs and parameters up to every exit of `model` for one input.
 
-    A copy of the model runs on torch's meta device, without computing values. If its operations depend on values, a copy runs
-    on the model's device.
+    A copy of the model, which shares its parameters, runs on its device. On the meta device torch would import its compiler,
+    which takes longer than the run.
 
     Args:
         model: The network. A layer may count itself with a method `macs`, see `CountsItself`.
@@ -80,10 +80,8 @@ def measure_cost(model: MultiExit, example: Inputs, *, layers: Mapping[type[nn.M
     check_network(model)
     row = on_device_of(model, map_inputs(lambda tensor: tensor[:1], check_example(example)))
     counters = {**_COUNTERS, **(layers or {})}
-    try:
-        return _count(_on_meta(model), map_inputs(lambda tensor: tensor.to("meta"), row), counters)
-    except RuntimeError:  # the meta device has no values
-        return _count(copy.deepcopy(model), row, counters)
+    device = next(model.parameters(), torch.zeros(())).device
+    return _count(_sharing_copy(model), map_inputs(lambda tensor: tensor.to(device), row), counters)
 
 
 def _count(shadow: MultiExit, row: Inputs, counters: Mapping[type[nn.Module], Counter]) -> Cost:
@@ -186,11 +184,7 @@ def _counter(module: nn.Module, counters: Mapping[type[nn.Module], Counter]) -> 
     return type(module).macs if known is None and isinstance(module, CountsItself) else known
 
 
-def _on_meta(model: MultiExit) -> MultiExit:
-    """A copy of `model` on the meta device; the memo prevents deepcopy from copying the tensors."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.to("meta")
+def _sharing_copy(model: MultiExit) -> MultiExit:
+    """A copy of `model` with its parameters; the memo prevents deepcopy from copying the tensors."""
+    memo: dict[int, Any] = {id(each): nn.Parameter(each.detach(), requires_grad=False) for each in model.parameters()}
     return copy.deepcopy(model, memo)

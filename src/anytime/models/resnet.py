@@ -22,6 +22,7 @@ from anytime.models.attach.places import Location
 from anytime.models.config import check_config, require
 from anytime.models.ztw import cascade_heads
 
+_SMALL = 1 << 16
 _LIMITS = {"classes": 1 << 20, "depth": 1202, "width": 1024, "channels": 64, "image_size": 1024}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "heads": ("pooled", "cascade"),
@@ -71,6 +72,12 @@ class ResNetConfig:
             fix="pass, e.g., at=(0.25, 0.5)",
         )
         object.__setattr__(self, "at", tuple(self.at))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether making it takes little memory."""
+        sizes = (self.depth * self.width**2, self.image_size**2 * max(self.width, self.channels), 64 * self.classes)
+        return max(sizes) <= _SMALL
 
 
 class _Block(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from anytime.artifacts import json_text, read_bundle, tensors_from_bytes, tensors_to_bytes, write_bundle
 from anytime.errors import FormatError, InputError, OptionError
@@ -112,7 +113,7 @@ def load(folder: str | Path, *, classes: int | None = None) -> MultiExit:
     if version != 1:
         again = {} if version != 2 else {"fix": "use anytime.load(folder), with build= for a model of your own"}
         raise _unreadable(path, f"has version {version!r}"[:100], expected="version 1, a network of this library", **again)
-    network = on_meta(document, path)
+    network = unfilled(document, path)
     config: Any = network.config
     if classes not in (None, config.classes):
         raise FormatError(
@@ -134,19 +135,34 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
     return None
 
 
-def on_meta(description: Any, path: Path) -> MultiExit:
-    """The network of a description on torch's meta device, without memory; `path` is its file, for errors."""
+def unfilled(description: Any, path: Path) -> MultiExit:
+    """The network of a description, to be given weights; `path` is its file, for errors.
+
+    It is on torch's meta device, without memory. Placing the exits of a ResNet runs it, for which torch would import its
+    compiler there, which takes longer than all else: small ones are made on the CPU.
+    """
     architecture, config = _read_config(description, path)
+    device = "cpu" if isinstance(config, resnet.ResNetConfig) and config.is_small else "meta"
     try:
-        with torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), torch.device(device), _WithoutNormals():
             network: MultiExit = architecture.network(config)
     except (RuntimeError, OptionError, InputError) as error:  # sizes that overflow, exits at places that do not exist
         raise _unreadable(path, f"describes a network that cannot be built: {error}") from error
     return network
 
 
+class _WithoutNormals(TorchFunctionMode):
+    """Leaves out normal numbers, for which torch imports parts of its compiler on the meta device."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, named = getattr(function, "__name__", ""), kwargs or {}
+        if name == "normal_":
+            return args[0] if args else named["tensor"]
+        return (torch.empty if name == "randn" else function)(*args, **named)
+
+
 def take(network: MultiExit, weights: Mapping[str, Tensor], *, path: Path) -> MultiExit:
-    """A network on the meta device with these weights, in eval mode; `path` is their file, for errors."""
+    """A network of `unfilled` with these weights, in eval mode; `path` is their file, for errors."""
     check_stored(network, weights, {}, path=path, made_by=CONFIG)
     network.load_state_dict(weights, assign=True)
     return network.eval()

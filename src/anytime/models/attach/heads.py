@@ -30,9 +30,13 @@ class MixedPool(nn.AdaptiveAvgPool2d):
         self.mix = nn.Parameter(torch.rand(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        size = (min(self.grid, x.shape[-2]), min(self.grid, x.shape[-1]))
-        if size == x.shape[-2:]:
+        height, width = x.shape[-2:]
+        size = (min(self.grid, height), min(self.grid, width))
+        if size == (height, width):
             return x
+        if self.grid > 1 and height % size[0] == width % size[1] == 0:  # equal windows, which exporters can trace
+            window = (int(height // size[0]), int(width // size[1]))
+            return self.mix * F.max_pool2d(x, window) + (1 - self.mix) * F.avg_pool2d(x, window)
         return self.mix * F.adaptive_max_pool2d(x, size) + (1 - self.mix) * F.adaptive_avg_pool2d(x, size)
 
 

@@ -23,7 +23,7 @@ from anytime.models.input_spec import InputSpec, make_inputs, specs_from_documen
 from anytime.models.stored import hugging_face
 from anytime.models.stored.weights import check_stored, fill, part_of
 from anytime.models.zoo import describe as describe_own
-from anytime.models.zoo import on_meta, take
+from anytime.models.zoo import take, unfilled
 from anytime.models.ztw import CascadeHead, cascade_heads
 from anytime.reading import parsing
 
@@ -213,7 +213,7 @@ class Rebuilding:
     def _of_library(self, description: Any, prefix: str) -> nn.Module:
         weights, tied = part_of(prefix, self.weights, self.tied)
         return take(
-            on_meta(description, self.path), {**weights, **{name: weights[tied[name]] for name in tied}}, path=self.path
+            unfilled(description, self.path), {**weights, **{name: weights[tied[name]] for name in tied}}, path=self.path
         )
 
     def _of_transformers(self, config: Mapping[str, Any], prefix: str) -> nn.Module:
