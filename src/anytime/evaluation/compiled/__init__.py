@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from anytime.checks import check_choice
 from anytime.errors import MissingExtraError, OptionError
-from anytime.evaluation.compiled.codes import encode_known
+from anytime.combine.encoded import encode_known
 
 if TYPE_CHECKING:
     from anytime.evaluation.blocks import BlockTask, LogitRows

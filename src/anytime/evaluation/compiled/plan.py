@@ -19,7 +19,7 @@ from anytime.conformal import Raps
 from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, SetThresholds, calibrate_part
 from anytime.evaluation.blocks import follow_chunk as follow_plainly
 from anytime.evaluation.compiled import row, rules
-from anytime.evaluation.compiled.codes import Encoded, encode_known
+from anytime.combine.encoded import Encoded, encode_known
 from anytime.evaluation.compiled.numbers import LOWEST32, LOWEST64
 from anytime.evaluation.compiled.sets import NO_SETS, SCORES, SIZES, SetOptions
 from anytime.evaluation.source import Mapped

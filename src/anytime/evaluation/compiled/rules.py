@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anytime.evaluation.compiled.codes import CACHING_EARLIER, LATEST, LOGARITHM, MIXTURE, PRODUCT, SOFTPLUS
+from anytime.combine.encoded import CACHING_EARLIER, LATEST, LOGARITHM, MIXTURE, PRODUCT, SOFTPLUS
 from anytime.evaluation.compiled.numbers import cached, exp, larger, log, log1p, plain, rounded, separate, smaller, vectorised
 from anytime.evaluation.compiled.row import (
     ANSWER,
