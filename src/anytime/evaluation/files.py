@@ -290,7 +290,7 @@ def _refuse_shape(file: Path, shape: Sequence[int]) -> None:
     elif len(shape) > 3:
         fix = "name the dimension of the classes of pixels or tokens: --class-dim 2 or class_dim=2, one file at a time"
     elif len(shape) < 2:
-        fix = "pass labels with --labels or labels=, and the file with logits: in a folder, every file is read as logits"
+        fix = "pass the file with logits, and labels with --labels or labels=; in a folder, every file is read as logits"
     raise ShapeError(
         f"logits of shape {tuple(shape)} in {file}: {why}",
         expected="shape (exits, samples, classes) with at least two exits, one sample and two classes",
