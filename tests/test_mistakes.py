@@ -186,7 +186,7 @@ SHELL: dict[str, tuple[Callable[[Files], list[str]], str]] = {
     "a seed that is not a number": (lambda f: ["evaluate", f.path("good.npz"), "--seed", "one"], "seed"),
     "an unknown kind of sets": (lambda f: ["evaluate", f.path("good.npz"), "--sets", "aps"], "sets"),
     "a file that is not there": (lambda f: ["evaluate", f.path("nowhere.npz")], "no file"),
-    "a folder": (lambda f: ["evaluate", str(f.folder)], "folder"),
+    "a folder": (lambda f: ["evaluate", str(f.folder)], "in a folder, every file is read"),
     "an empty file": (lambda f: ["evaluate", f.write("empty.npz", b"")], "empty"),
     "a text file": (lambda f: ["evaluate", f.write("logits.csv", b"1,2,3")], ".npz"),
     "a file without an ending": (lambda f: ["evaluate", f.write("logits", f.good)], ".safetensors"),

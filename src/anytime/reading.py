@@ -24,9 +24,9 @@ _REASON = 300
 
 def open_file(path: str | Path, *, expected: str = "a file", fix: str = "pass the path of an existing file") -> BufferedReader:
     """Open a regular file, or a link to one, to read its bytes; `expected` and `fix` are for the error."""
+    stat_file(path, expected=expected, fix=fix)
     handle = -1
     try:
-        _check_regular(Path(path).stat().st_mode, path, expected)
         # If a pipe replaces the file in between, this still returns at once. Regular files ignore the flag.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         _check_regular(os.fstat(handle).st_mode, path, expected)
@@ -37,6 +37,16 @@ def open_file(path: str | Path, *, expected: str = "a file", fix: str = "pass th
         if isinstance(error, OSError | ValueError) and not isinstance(error, AnytimeError):
             raise _unreadable(path, error, expected, fix) from None
         raise
+
+
+def stat_file(path: str | Path, *, expected: str = "a file", fix: str = "pass the path of an existing file") -> os.stat_result:
+    """The size and times of a regular file, or of the one that a link names; the errors are those of `open_file`."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error, expected, fix) from None
+    _check_regular(found.st_mode, path, expected)
+    return found
 
 
 def read_file(

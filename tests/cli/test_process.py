@@ -99,7 +99,7 @@ def test_ctrl_c_in_a_verb_is_130(logits: Path, monkeypatch: pytest.MonkeyPatch, 
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("anytime.evaluation.open_logits", interrupted)
+    monkeypatch.setattr("anytime.evaluation.evaluate", interrupted)
     assert run(["evaluate", str(logits)]) == 130
     assert capsys.readouterr().err == "anytime: interrupted\n"
 
@@ -119,7 +119,7 @@ def test_a_full_memory_is_said(logits: Path, monkeypatch: pytest.MonkeyPatch, ca
     def full(*arguments: object, **options: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 799999999992 bytes.")
 
-    monkeypatch.setattr("anytime.evaluation.open_logits", full)
+    monkeypatch.setattr("anytime.evaluation.evaluate", full)
     assert run(["evaluate", str(logits)]) == 2
     assert "out of memory" in capsys.readouterr().err
 
@@ -128,6 +128,6 @@ def test_a_bug_is_not_hidden(logits: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def wrong(*arguments: object, **options: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("anytime.evaluation.open_logits", wrong)
+    monkeypatch.setattr("anytime.evaluation.evaluate", wrong)
     with pytest.raises(KeyError):
         run(["evaluate", str(logits)])

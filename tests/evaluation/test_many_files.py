@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import save_file
 
 import anytime
+from anytime.artifacts import write_bundle
 from anytime.calibrate import tune
 from anytime.cli import run
 from anytime.errors import AnytimeError, IntegrityError, MissingExtraError, NonFiniteError, OverlapError
@@ -303,6 +304,25 @@ def test_the_command_takes_folders_globs_and_several_files(folder: Path, tmp_pat
 def test_a_folder_of_a_run_is_its_test_logits(folder: Path, capsys: Any) -> None:
     save_npz(folder / "test", *part(3))
     assert text(anytime.evaluate(folder)) == text(anytime.evaluate(folder / "3.npz"))
+
+
+def test_the_weights_of_a_saved_model_beside_its_logits_are_no_logits(tmp_path: Path) -> None:
+    anytime.save(anytime.create_model("mlp-toy", classes=CLASSES), tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+    save_safetensors(tmp_path / "logits", *part(3))
+    assert paths_of(tmp_path) == [tmp_path / "logits.safetensors"]
+
+
+def test_logits_that_a_command_wrote_into_a_folder_count(folder: Path, tmp_path: Path) -> None:
+    logits = (folder / "3.npz").read_bytes()
+    write_bundle(tmp_path / "demo", {"logits.npz": logits, "metrics.json": b"{}"}, kind="demo")
+    assert paths_of(tmp_path / "demo") == [tmp_path / "demo" / "logits.npz"]
+
+
+def test_a_manifest_of_another_program_does_not_matter(folder: Path) -> None:
+    before = text(anytime.evaluate(folder))
+    (folder / "manifest.json").write_text('{"name": "an app"}')
+    assert text(anytime.evaluate(folder)) == before
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])

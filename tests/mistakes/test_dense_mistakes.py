@@ -140,7 +140,7 @@ def test_a_report_never_replaces_a_folder_of_another_kind(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ([], "class_dim=2"),
+        ([], "--class-dim 2 or class_dim=2"),
         (["--class-dim", "1"], "dimension of the batch"),
         (["--class-dim", "2"], "ignore_index=255"),
         (["--ignore-index", "255"], "without class_dim"),

@@ -60,6 +60,17 @@ def linked(folder: Path) -> list[Path]:
     return [folder / "a.npz", folder / "b.npz"]
 
 
+def with_labels_apart(folder: Path) -> Path:
+    np.save(folder / "logits.npy", LOGITS)
+    np.save(folder / "labels.npy", LABELS)
+    return folder
+
+
+def saved_model(folder: Path) -> Path:
+    anytime.save(anytime.create_model("mlp-toy", classes=5), folder)
+    return folder
+
+
 def foreign(folder: Path) -> Path:
     work = folder / "work"
     work.mkdir()
@@ -75,7 +86,32 @@ CALLS: dict[str, tuple[Callable[[Path], object], type[AnytimeError], str]] = {
     "a file that is not there": (
         lambda f: anytime.evaluate([save(f, "a.npz", LOGITS), f / "b.npz"]),
         MissingFileError,
-        "b.npz",
+        "no file",
+    ),
+    "labels that are not there": (
+        lambda f: anytime.evaluate(save(f, "a.npz", LOGITS), f / "labels.npy"),
+        MissingFileError,
+        "no file",
+    ),
+    "logits of pixels without class_dim": (
+        lambda f: anytime.evaluate(save(f, "a.npz", LOGITS[..., None])),
+        ShapeError,
+        "class_dim=2",
+    ),
+    "a saved model": (
+        lambda f: anytime.evaluate(saved_model(f)),
+        MissingFileError,
+        "collect_logits",
+    ),
+    "a folder among the files of a glob": (
+        lambda f: anytime.evaluate([f"{foreign(f).parent}/*"]),
+        FormatError,
+        "work is a folder",
+    ),
+    "labels in the folder of logits": (
+        lambda f: anytime.evaluate(with_labels_apart(f)),
+        ShapeError,
+        "labels=",
     ),
     "files of different models": (lambda f: anytime.evaluate(both(f, LOGITS[:2])), ShapeError, "2 exits and 5 classes"),
     "files of different classes": (lambda f: anytime.evaluate(both(f, LOGITS[:, :, :4], LABELS % 4)), ShapeError, "4 classes"),

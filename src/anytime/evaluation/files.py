@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from anytime.artifacts import typed_errors
+from anytime.artifacts import bundle_names, typed_errors
 from anytime.checks import check_labels, check_logits, check_scale
-from anytime.errors import IntegrityError, LabelError, MissingFileError, OptionError, OverlapError, ShapeError
+from anytime.errors import FormatError, IntegrityError, LabelError, MissingFileError, OptionError, OverlapError, ShapeError
 from anytime.evaluation.arrow import ARROW, arrow_shape, read_arrow
 from anytime.evaluation.blocks import LogitRows
 from anytime.evaluation.source import READERS, Mapped, open_arrays, shape_of
 from anytime.outputs import exists
+from anytime.reading import stat_file
 
 RUN_LOGITS = ("test.npz", "test-sample.npz")
 """The test logits in the folder of a run, and a sample of them."""
@@ -153,8 +155,7 @@ def cut(files: Sequence[Path], labels: Sequence[Path] | None, *, probabilities: 
 
 def stamp_of(path: Path) -> Stamp:
     """What changes when a file is written: its size, and the times of its content and of its entry."""
-    with typed_errors(path, verb="read"):
-        found = path.stat()
+    found = stat_file(path, expected="a file with logits or labels")
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
@@ -207,8 +208,11 @@ def _expand(given: str | Path) -> list[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     with typed_errors(folder, verb="read"):
-        names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
-    found = [folder / name for name in names if not name.startswith(".") and not name.endswith(_SEPARATE)]
+        names = {path.name for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES}
+    with suppress(FormatError):  # a manifest.json of another program
+        # Weights of a saved model; the logits of a demonstration are in its manifest too, and count.
+        names -= {name for name in bundle_names(folder) if name.endswith(".safetensors")}
+    found = [folder / name for name in sorted(names) if not name.startswith(".") and not name.endswith(_SEPARATE)]
     if not found:
         raise MissingFileError(
             f"the folder {folder} has no logits",
@@ -251,8 +255,7 @@ def _both(file: Path, labels: Path | None) -> list[Path]:
 def _check_different(files: Sequence[Path]) -> None:
     known: dict[tuple[int, int], Path] = {}
     for file in files:
-        with typed_errors(file, verb="read"):
-            entry = file.stat()
+        entry = stat_file(file, expected="a file with logits")
         before = known.setdefault((entry.st_dev, entry.st_ino), file)
         if before is not file:
             raise OverlapError(
@@ -280,12 +283,16 @@ def _check_same(known: tuple[Path, tuple[int, int], bool], file: Path, sizes: tu
 
 
 def _refuse_shape(file: Path, shape: Sequence[int]) -> None:
-    what = {0: "one exit", 1: "no samples", 2: "one class"}
-    why = next((what[i] for i in (0, 2, 1) if shape[i] < (1 if i == 1 else 2)), "") if len(shape) == 3 else f"rank {len(shape)}"
+    why, fix = f"rank {len(shape)}", "stack the exits: numpy.stack(list_of_exits)"
+    if len(shape) == 3:
+        why = "one exit" if shape[0] < 2 else "one class" if shape[2] < 2 else "no samples"
+        fix = "reorder the dimensions with numpy.transpose; a model with a single exit has nothing to compare"
+    elif len(shape) > 3:
+        fix = "name the dimension of the classes of pixels or tokens: --class-dim 2 or class_dim=2, one file at a time"
+    elif len(shape) < 2:
+        fix = "pass the file with logits, and labels with --labels or labels=; in a folder, every file is read as logits"
     raise ShapeError(
         f"logits of shape {tuple(shape)} in {file}: {why}",
         expected="shape (exits, samples, classes) with at least two exits, one sample and two classes",
-        fix="reorder the dimensions with numpy.transpose; a model with a single exit has nothing to compare"
-        if len(shape) == 3
-        else "stack the exits: numpy.stack(list_of_exits); for pixels or tokens pass class_dim and one file",
+        fix=fix,
     )
