@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from anytime.metrics import Trajectories, follow
 
 _CHUNK_BYTES = 32 << 20
 _COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
+_DEVICE_ROWS = 1 << 18  # whose trajectories under three rules take 200 MB of a GPU with 5 exits
 _CHUNK_ROWS = 1 << 14  # whose trajectories under three rules take 14 MB with 5 exits
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 _PERMUTED = 5 << 17  # rows up to which a permutation of all is made
@@ -38,6 +39,8 @@ SETS_ROWS = 1 << 17
 NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 
 Combine = Callable[[Tensor], Prediction]
+ComputePath = Literal["plain", "compiled", "triton"]
+"""How rows are computed: with torch's operations, compiled code on the CPU, or a Triton kernel on a GPU."""
 MapInOrder = Callable[..., Iterator[Any]]
 
 
@@ -132,12 +135,12 @@ class SetThresholds:
     calibration_rows: int
     used: Tensor | None = None
 
-    def kept(self, rows: slice) -> Tensor | slice:
-        """Which of some rows the set metrics count."""
+    def kept(self, rows: slice, device: torch.device) -> Tensor | slice:
+        """Which of some rows the set metrics count: their numbers."""
         if self.used is None:
             return slice(None)
         mask = torch.ones(rows.stop - rows.start, dtype=torch.bool)
-        return mask.index_fill_(0, rows_within(self.used, rows), False)
+        return mask.index_fill_(0, rows_within(self.used, rows), False).nonzero()[:, 0].to(device)
 
 
 @dataclass(frozen=True)
@@ -165,14 +168,14 @@ class BlockTask:
         log_odds: The rules whose log-odds to keep.
         sets: Prediction sets to measure, for the rules they were calibrated for.
         fingerprints: Whether to compute the rows' fingerprints.
-        compiled: Whether to use compiled code for the rules that it knows.
+        path: How to compute the rules that this path knows; the others are computed plainly.
     """
 
     combiners: Mapping[Any, Combine]
     log_odds: Collection[Any] = ()
     sets: SetThresholds | None = None
     fingerprints: bool = False
-    compiled: bool = False
+    path: ComputePath = "plain"
 
 
 @dataclass(frozen=True)
@@ -184,10 +187,13 @@ class Chunk:
     fingerprints: Tensor
 
 
-def chunks(samples: int, block: int, row_values: int, *, compiled: bool = False) -> list[slice]:
+def chunks(samples: int, block: int, row_values: int, path: ComputePath = "plain") -> list[slice]:
     """All rows in chunks of whole blocks; those for compiled code are larger, but enough for all threads."""
-    most = min(_COMPILED_BYTES // (4 * row_values), samples // 8) if compiled else _CHUNK_BYTES // (4 * row_values)
-    rows = max(block, min(_CHUNK_ROWS, most))
+    most = _DEVICE_ROWS
+    if path != "triton":
+        compiled = min(_COMPILED_BYTES // (4 * row_values), samples // 8)
+        most = min(_CHUNK_ROWS, compiled if path == "compiled" else _CHUNK_BYTES // (4 * row_values))
+    rows = max(block, most)
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
 
@@ -282,9 +288,9 @@ def score_rows(
         before: How many rows were chosen before these.
     """
     exits, _, classes = rows.logits.shape
-    sizes = chunks(len(chosen), block, exits * classes, compiled=True) if request.compiled else []
+    sizes = [] if request.path == "plain" else chunks(len(chosen), block, exits * classes, request.path)
     parts = [chosen[part] for part in sizes] or torch.split(chosen, block)
-    work = partial(_calibrate_compiled if request.compiled else calibrate_part, rows, request, raps, block)
+    work = partial(_CALIBRATE[request.path], rows, request, raps, block)
     found = list(map_in_order(work, parts, uniforms(map(len, parts), exits, [seed, 1], first=before)))
     scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
     return scores, log_odds, torch.cat([part[2] for part in found])
@@ -314,13 +320,26 @@ def _calibrate_compiled(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, T
     return plan.calibrate_rows(*arguments)
 
 
+def _calibrate_on_gpu(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
+    from anytime.evaluation import triton_rows
+
+    return triton_rows.calibrate_rows(*arguments)
+
+
+_CALIBRATE = {"plain": calibrate_part, "compiled": _calibrate_compiled, "triton": _calibrate_on_gpu}
+
+
 @torch.inference_mode()
 def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
     """Read a chunk once, block by block, and follow its rows under each rule."""
-    if request.compiled:
+    if request.path == "compiled":
         from anytime.evaluation.compiled import plan
 
         return plan.follow_chunk(rows, request, block, chunk, uniform)
+    if request.path == "triton":
+        from anytime.evaluation import triton_rows
+
+        return triton_rows.follow_chunk(rows, request, block, chunk, uniform)
     # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
     whole: dict[Any, Followed] = {}
     prints = [NO_FINGERPRINTS]
@@ -349,9 +368,9 @@ def _follow(prediction: Prediction, labels: Tensor | None, request: BlockTask, n
 
 
 def _empty_like(part: Any, rows: int) -> Any:
-    """Uninitialised CPU tensors for so many rows, in a `Followed` or `Trajectories` like `part`."""
+    """Uninitialised tensors for so many rows, in a `Followed` or `Trajectories` like `part`."""
     if isinstance(part, Tensor):
-        return torch.empty(part.shape[0], rows, dtype=part.dtype)
+        return part.new_empty(part.shape[0], rows)
     return part and type(part)(**{field.name: _empty_like(getattr(part, field.name), rows) for field in fields(part)})
 
 

@@ -34,7 +34,7 @@ from anytime.evaluation.blocks import (
     set_thresholds,
     workers,
 )
-from anytime.evaluation.compiled import Engine, use_compiled
+from anytime.evaluation.engines import Engine, choose_path
 from anytime.evaluation.files import cut, forget, paths_of
 from anytime.evaluation.measure import Evaluation, Progress, Setup
 from anytime.evaluation.opening import open_rows
@@ -111,10 +111,10 @@ def evaluate(
         tuned = {name: each for name, each in named.items() if isinstance(each, TunedRule)}
         setup = Setup(exit_costs(costs, exits), costs is not None, strict, seed, rows.labels is not None, block_rows)
         request = BlockTask(combiners, fingerprints=bool(tuned))
-        request = replace(request, compiled=use_compiled(engine, rows, request, samples=samples))
+        request = replace(request, path=choose_path(engine, rows, request, samples=samples))
         count = 1 if mapper is not None else _processes(processes, parts, samples * exits * classes)
         others = on_processes(count) if count > 1 else nullcontext(mapper)
-        threads = max(len(setup.chunks(part.rows, exits, classes, compiled=True)) for part in parts)
+        threads = max(len(setup.chunks(part.rows, exits, classes, "compiled")) for part in parts)
         with _kept(work, plain) as results, workers(threads) as map_in_order, others as mapper:
             run = partial(run_tasks, mapper=mapper, map_in_order=map_in_order, results=results)
             if sets is not None and rows.labels is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anytime.evaluation.blocks import Followed
-from anytime.metrics import drop
+from anytime.metrics import Trajectories, drop
 
 Locate = Callable[[int], tuple[int, tuple[int, ...] | None]]
 
@@ -75,28 +76,43 @@ class ExampleCollector:
         seen = {name: each.seen for name, each in found.items()}
         curves = {name: each.final if each.label is None else each.label_probability for name, each in seen.items()}
         drops = drop(next(iter(curves.values())))
+        begin = self._first + first_row
+        top = drops.double().argsort(descending=True, stable=True)[: self._keep]
+        least = -self._worst[-1][0] if len(self._worst) == self._keep and self._worst else 0.0
+        worst = [(each, column) for each, column in zip(drops[top].tolist(), top.tolist(), strict=True) if each > least]
+        columns = [row - begin for row in self._sample if begin <= row < begin + len(drops)]
+        examples = self._examples(seen, curves, labels, first_row, [*columns, *(column for _, column in worst)])
+        for column in columns:
+            self._sample[begin + column] = next(examples)
+        self._keep_worst([(-each, begin + column, next(examples)) for each, column in worst])
 
-        def example(column: int) -> Example:
-            picked = {name: curve[:, column] for name, curve in curves.items()}
+    def _examples(
+        self,
+        seen: Mapping[str, Trajectories],
+        curves: Mapping[str, Tensor],
+        labels: Tensor | None,
+        first_row: int,
+        columns: Sequence[int],
+    ) -> Iterator[Example]:
+        """The rows of some columns; each quantity is copied from its device once."""
+        index = torch.tensor(columns, dtype=torch.int64)
+        known = None if labels is None else labels[first_row + index.to(labels.device)].tolist()
+        picked = {name: curve[:, index.to(curve.device)] for name, curve in curves.items()}
+        answers = {name: each.answer[:, index.to(each.answer.device)].T.tolist() for name, each in seen.items()}
+        drops = {name: drop(curve).tolist() for name, curve in picked.items()}
+        probability = {name: curve.T.tolist() for name, curve in picked.items()}
+        for place, column in enumerate(columns):
             row, position = self._locate(first_row + column)
-            return Example(
+            yield Example(
                 row=row,
-                label=None if labels is None else int(labels[first_row + column]),
-                final={name: int(each.answer[-1, column]) for name, each in seen.items()},
-                answers={name: each.answer[:, column].tolist() for name, each in seen.items()},
-                probability={name: curve.tolist() for name, curve in picked.items()},
-                drop={name: float(drop(curve[:, None])) for name, curve in picked.items()},
+                label=None if known is None else known[place],
+                final={name: each[place][-1] for name, each in answers.items()},
+                answers={name: each[place] for name, each in answers.items()},
+                probability={name: each[place] for name, each in probability.items()},
+                drop={name: each[place] for name, each in drops.items()},
                 position=position,
                 file=self._file,
             )
-
-        begin = self._first + first_row
-        for row in self._sample:
-            if begin <= row < begin + len(drops):
-                self._sample[row] = example(row - begin)
-        top = drops.double().argsort(descending=True, stable=True)[: self._keep].tolist()
-        least = -self._worst[-1][0] if len(self._worst) == self._keep and self._worst else 0.0
-        self._keep_worst([(-float(drops[column]), begin + column, example(column)) for column in top if drops[column] > least])
 
     def merge(self, other: ExampleCollector) -> None:
         """Add what another collector has found in other rows of the same sample."""

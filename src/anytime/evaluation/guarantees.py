@@ -27,7 +27,7 @@ from anytime.combine.named import DEFAULT_RULES, name_of, name_rules, plain_rule
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows, workers
-from anytime.evaluation.compiled import Engine, use_compiled
+from anytime.evaluation.engines import Engine, choose_path
 from anytime.evaluation.measure import Evaluation, Progress, Setup
 from anytime.evaluation.opening import open_rows
 from anytime.metrics import RuleMetrics
@@ -228,11 +228,11 @@ def _measure(
     combiners = {name: each.combine for name, each in every.items()}
     scaled = {("scaled", name): each.rule.combine for name, each in temperatures.items() if each is not None}
     request = BlockTask(combiners, log_odds=every, fingerprints=True)
-    request = replace(request, compiled=use_compiled(engine, rows, request))
+    request = replace(request, path=choose_path(engine, rows, request))
     tuned = {name: each for name, each in named.items() if isinstance(each, TunedRule)}
     seen = dict.fromkeys(tuned, 0)
     samples = rows.logits.shape[1]
-    with workers(len(setup.chunks(samples, exits, classes, compiled=True))) as map_in_order:
+    with workers(len(setup.chunks(samples, exits, classes, "compiled"))) as map_in_order:
         thresholds, log_odds, calibration_prints = calibrate_rows(
             held, request, sets, calibrating, seed=setup.seed, block=setup.block(exits, classes), map_in_order=map_in_order
         )

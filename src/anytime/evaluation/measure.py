@@ -22,6 +22,7 @@ from anytime.display.table import Displayed, Table
 from anytime.evaluation.blocks import (
     BlockTask,
     Chunk,
+    ComputePath,
     LogitRows,
     MapInOrder,
     chunks,
@@ -141,9 +142,9 @@ class Setup:
         """How many rows a block has."""
         return block_size(exits, classes) if self.block_rows is None else check_count(self.block_rows, "block_rows")
 
-    def chunks(self, samples: int, exits: int, classes: int, *, compiled: bool) -> list[slice]:
-        """All rows in chunks, for compiled code or not."""
-        return chunks(samples, self.block(exits, classes), exits * classes, compiled=compiled)
+    def chunks(self, samples: int, exits: int, classes: int, path: ComputePath) -> list[slice]:
+        """All rows in chunks, for one way to compute them."""
+        return chunks(samples, self.block(exits, classes), exits * classes, path)
 
     def sample(self, samples: int) -> tuple[int, ...]:
         """The numbers of some random rows to show."""
@@ -186,15 +187,15 @@ class Setup:
         exits, samples, classes = rows.logits.shape
         labels, sets, layout = rows.labels, request.sets, rows.layout
         sums = self.empty(request.combiners, sample, rows, first=first)
-        parts = self.chunks(samples, exits, classes, compiled=request.compiled)
+        parts = self.chunks(samples, exits, classes, request.path)
         draws = uniforms((part.stop - part.start for part in parts), exits, [self.seed, 2], first=first)
         for chunk in map_in_order(partial(follow_chunk, rows, request, self.block(exits, classes)), parts, draws):
             for name, each in chunk.rules.items():
                 sums.summaries[name].add(each.seen)
                 if layout is not None and labels is not None:
-                    sums.summaries[name].add_classes(each.seen, labels[chunk.rows].cpu(), classes)
+                    sums.summaries[name].add_classes(each.seen, labels[chunk.rows].to(each.seen.answer.device), classes)
                 if sets is not None and each.size is not None and each.covered is not None:
-                    kept = sets.kept(chunk.rows)
+                    kept = sets.kept(chunk.rows, each.size.device)
                     sums.summaries[name].add_sets(each.size[:, kept], each.covered[:, kept])
             sums.examples.add({name: chunk.rules[name] for name in shown}, labels, chunk.rows.start)
             on_chunk(chunk)
@@ -234,7 +235,7 @@ class Setup:
                 "oracle_fraction": ORACLE_FRACTION,
                 "sets": None if sets is None else {**asdict(sets.raps), "calibration_rows": sets.calibration_rows},
                 "seed": self.seed,
-                "engine": "compiled" if request.compiled else "plain",
+                "engine": request.path,
                 **({} if layout is None else {"class_dim": layout.class_dim, "ignore_index": rows.ignore_index}),
             },
             examples=sums.examples.sample,

@@ -27,7 +27,7 @@ from anytime.combine import Rule
 from anytime.conformal import Raps
 from anytime.errors import AnytimeError, IntegrityError, OptionError
 from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, MapInOrder, score_rows, workers
-from anytime.evaluation.compiled import use_compiled
+from anytime.evaluation.engines import choose_path
 from anytime.evaluation.measure import Progress, Setup
 from anytime.evaluation.sums import Sums, scores_from_bytes, scores_to_bytes
 from anytime.outputs import LOCK, exists
@@ -80,7 +80,7 @@ class Task:
     def compute(self, map_in_order: MapInOrder, progress: Progress | None = None) -> Any:
         """The result."""
         rows = self.part.open()
-        use_compiled("compiled" if self.request.compiled else "plain", rows, self.request)
+        choose_path(self.request.path, rows, self.request)  # which prepares it in this process
         found = self._compute(rows, map_in_order, progress)
         self.part.check()
         return found
@@ -90,7 +90,7 @@ class Task:
         """A fingerprint of everything that the result depends on."""
         document = [type(self).__name__, __version__, self.part.identity(), self.setup.identity(), *self._identity()]
         rules = {str(name): repr(getattr(combine, "__self__", combine)) for name, combine in self.request.combiners.items()}
-        text = json.dumps([document, rules, self.request.compiled], default=_plain)
+        text = json.dumps([document, rules, self.request.path], default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @abstractmethod

@@ -14,16 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from anytime.checks import check_choice
-from anytime.errors import MissingExtraError, OptionError
 from anytime.combine.encoded import encode_known
+from anytime.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
     from anytime.evaluation.blocks import BlockTask, LogitRows
 
-Engine = Literal["auto", "plain", "compiled"]
 ENOUGH = 1 << 24
 """From this many logits on compiled code is chosen: with fewer, the plain path is done before that code is loaded."""
 MANY_CLASSES = 64
@@ -31,22 +29,21 @@ MANY_CLASSES = 64
 _PATIENCE = 1.0
 
 
-def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask, *, samples: int | None = None) -> bool:
+def use_compiled(rows: LogitRows, request: BlockTask, *, required: bool, samples: int) -> bool:
     """Whether to compute a request with compiled code, which is then ready.
 
     Args:
-        engine: `compiled` raises an error where it cannot be used, `auto` does not use it there.
         rows: The logits.
         request: The rules.
-        samples: How many rows there are in all, if `rows` are a part of them.
+        required: Whether it was requested: an error where it cannot be used, also for little data.
+        samples: How many rows there are in all.
     """
-    check_choice(engine, "engine", ("auto", "plain", "compiled"))
     values = rows.logits
-    exits, here, classes = values.shape
+    exits, _, classes = values.shape
     known = encode_known(request.combiners, request.log_odds, exits, classes, "float64")
     device = values[:, :0].device.type
-    enough = classes >= MANY_CLASSES and exits * (samples or here) * classes >= ENOUGH
-    if engine == "plain" or (engine == "auto" and not (known and device == "cpu" and enough)):
+    enough = classes >= MANY_CLASSES and exits * samples * classes >= ENOUGH
+    if not (required or (known and device == "cpu" and enough)):
         return False
     if not known or device != "cpu":
         raise OptionError(
@@ -58,7 +55,7 @@ def use_compiled(engine: Engine, rows: LogitRows, request: BlockTask, *, samples
     try:
         return _load(rows, request)
     except ImportError as error:  # numba is not installed, or does not know this version of NumPy
-        if engine == "auto":
+        if not required:
             return False
         raise MissingExtraError(
             f"engine='compiled' needs numba ({error})",

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anytime.combine.encoded import Encoded, encode_known
 from anytime.conformal import Raps
 from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, SetThresholds, calibrate_part
 from anytime.evaluation.blocks import follow_chunk as follow_plainly
 from anytime.evaluation.compiled import row, rules
-from anytime.combine.encoded import Encoded, encode_known
 from anytime.evaluation.compiled.numbers import LOWEST32, LOWEST64
 from anytime.evaluation.compiled.sets import NO_SETS, SCORES, SIZES, SetOptions
 from anytime.evaluation.source import Mapped
@@ -71,7 +71,7 @@ def _split(rows: LogitRows, request: BlockTask) -> tuple[Kernel, BlockTask]:
     exits, _, classes = rows.logits.shape
     known = encode_known(request.combiners, request.log_odds, exits, classes, real_type(rows))
     rest = {name: combine for name, combine in request.combiners.items() if name not in known}
-    return Kernel(rows, list(known), list(known.values())), replace(request, combiners=rest, compiled=False)
+    return Kernel(rows, list(known), list(known.values())), replace(request, combiners=rest, path="plain")
 
 
 def real_type(rows: LogitRows) -> Any:

@@ -1,11 +1,11 @@
 """Rules and their metrics on a GPU in one read of the logits, by a Triton kernel.
 
-`follow_fused` is `anytime.metrics.follow` for several rules at once. CUDA builds of torch include Triton. Where it is missing, or for rules and sizes that the kernel
-does not know, the plain operations of torch are used.
+`FusedRules.follow` is `anytime.metrics.follow` for several rules at once. CUDA builds of torch include Triton. Where it is
+missing, and for rules and sizes that the kernel does not know, the callers use the operations of torch.
 """
 
 from __future__ import annotations
 
-from anytime.metrics.fused.plan import FusedRules, SetTask, fused_rules
+from anytime.metrics.fused.plan import NO_FAULT, FusedRules, SetTask, fused_rules
 
-__all__ = ["FusedRules", "SetTask", "fused_rules"]
+__all__ = ["NO_FAULT", "FusedRules", "SetTask", "fused_rules"]

@@ -58,10 +58,8 @@ def _softmax(scores, columns, lowest: tl.constexpr, in_any_order: tl.constexpr):
     below = scores - top[:, None]
     masses = tl.exp(below)
     rest = tl.where(columns == best[:, None], 0.0, masses)
-    if in_any_order:  # equal distributions have equal sums
-        others = tl.sum(rest.to(tl.float64), 1).to(scores.dtype)
-    else:
-        others = tl.sum(rest, 1)
+    # In float64 the order of the classes does not change the sum: equal distributions stay equal.
+    others = tl.sum(rest.to(tl.float64), 1).to(scores.dtype) if in_any_order else tl.sum(rest, 1)
     linear = tl.sum(tl.maximum(below, lowest) * masses, 1)
     return top, best, masses, others, linear, tl.sum(masses * masses, 1), tl.sum((below > -_INF).to(tl.int32), 1)
 
@@ -105,10 +103,8 @@ def _score(total, value, rank, uniform, lam_reg, k_reg, randomised: tl.constexpr
     beyond = tl.maximum(rank - k_reg, 0)
     score = total + lam_reg * beyond
     if randomised:
-        if original:
-            score = score - (1.0 - uniform) * value
-        else:
-            score = score - uniform * (value + tl.where(beyond > 0, lam_reg, 0.0))
+        removed = (1.0 - uniform) * value if original else uniform * (value + tl.where(beyond > 0, lam_reg, 0.0))
+        score = score - removed
     return score
 
 
@@ -375,24 +371,24 @@ def _follow_softmaxes(
     if task != _SCORES:
         first = start[:, None]
         if latest >= 0:
-            norms = tops + _log_of_total(sums)
+            logs = _log_of_total(sums)
             ends = tl.load(first + best[:, None] + axis * exit_stride, mask=shown, other=0.0).to(number)
             labels = nowhere
             if labelled:
                 labels = tl.load(first + label[:, None] + axis * exit_stride, mask=shown, other=0.0).to(number)
             _write(
                 whole, marks, real, plane, (latest * exits + axis) * count + place[:, None], shown, bests, supports, nothing,
-                sums, linears, squared, ends - norms, labels - norms, label, labelled,
+                sums, linears, squared, ends - tops - logs, labels - tops - logs, label, labelled,
             )  # fmt: skip
         if caching >= 0:
-            norms = c_tops + _log_of_total(c_sums)
+            logs = _log_of_total(c_sums)
             ends = tl.load(first + c_best[:, None] + sources * exit_stride, mask=shown, other=0.0).to(number)
             labels = nowhere
             if labelled:
                 labels = tl.load(first + label[:, None] + sources * exit_stride, mask=shown, other=0.0).to(number)
             _write(
                 whole, marks, real, plane, (caching * exits + axis) * count + place[:, None], shown, c_bests, c_supports,
-                nothing, c_sums, c_linears, c_squared, ends - norms, labels - norms, label, labelled,
+                nothing, c_sums, c_linears, c_squared, ends - c_tops - logs, labels - c_tops - logs, label, labelled,
             )  # fmt: skip
 
 
@@ -448,7 +444,7 @@ def _follow_experts(
                 ever_lost = tl.maximum(ever_lost, lost)
                 lost_at = tl.where(now, lost[:, None], lost_at)
             scores = tl.where(alive, tl.log(tl.where(alive, mean, 1.0)), -_INF)
-            top, ignored, masses, others, linear, squares, support = _softmax(scores, columns, lowest, False)
+            top, _, masses, others, linear, squares, support = _softmax(scores, columns, lowest, False)
             sums = tl.where(now, others[:, None], sums)
             support = tl.sum(alive.to(tl.int32), 1)
         best = tl.minimum(best, classes - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -35,7 +36,7 @@ from anytime.metrics.trajectories import Trajectories
 MOST_CLASSES = 1 << 14
 """More do not fit into the registers of a program."""
 MOST_EXITS = 64
-_TILE = 256
+_TILE, _INTERPRETED_TILE = 128, 1 << 14
 """Logits per program, if a row has fewer."""
 _WARP = 512
 """Logits per warp. With more the numbers of a row do not fit into the registers."""
@@ -129,52 +130,53 @@ class FusedRules:
         latest, caching = (next((at for at, kind in enumerate(kinds) if kind in known), -1) for known in _SOFTMAXES)
         experts = slots[(latest >= 0) + (caching >= 0) :]
         width, depth = _power(self.classes), _power(exits)
-        rows = max(1, _TILE // width)
+        rows = max(1, (_INTERPRETED_TILE if _is_interpreted() else _TILE) // width)
         if count:
             anything = faults  # an argument that is not read
-            follow_rows[(-(-count // rows),)](
-                values,
-                values.stride(0),
-                values.stride(1),
-                anything if picked is None else picked,
-                anything if labels is None else labels,
-                anything if sets is None else sets.draws,
-                0 if sets is None else sets.draws.stride(0),
-                0 if sets is None else sets.draws.stride(1),
-                *self._numbers,
-                anything if sets is None or sets.limits is None else self._limits(sets.limits),
-                whole,
-                marks.view(torch.int8),
-                real,
-                faults,
-                count,
-                first_row,
-                len(slots),
-                exits,
-                self.classes,
-                0.0 if sets is None else sets.lam_reg,
-                0 if sets is None else sets.k_reg,
-                latest=latest,
-                caching=caching,
-                later_ties=CACHING_LATER in kinds,
-                kinds=tuple(each.kind for each in experts),
-                activations=tuple(each.activation for each in experts),
-                experts=len(experts),
-                chosen=picked is not None,
-                labelled=labels is not None,
-                task=task,
-                randomised=sets is not None and sets.randomised,
-                original=sets is not None and sets.original,
-                empty=sets is not None and sets.empty,
-                double=self.dtype == torch.float64,
-                rows=rows,
-                width=width,
-                depth=depth,
-                num_warps=max(1, min(16, rows * width // _WARP)),
-                num_stages=1,
-                enable_fp_fusion=False,  # equal evidence must stay equal, as in torch's separate operations
-            )
-        found = {}
+            with _on_device(values):
+                follow_rows[(-(-count // rows),)](
+                    values,
+                    values.stride(0),
+                    values.stride(1),
+                    anything if picked is None else picked,
+                    anything if labels is None else labels,
+                    anything if sets is None else sets.draws,
+                    0 if sets is None else sets.draws.stride(0),
+                    0 if sets is None else sets.draws.stride(1),
+                    *self._numbers,
+                    anything if sets is None or sets.limits is None else self._limits(sets.limits),
+                    whole,
+                    marks.view(torch.int8),
+                    real,
+                    faults,
+                    count,
+                    first_row,
+                    len(slots),
+                    exits,
+                    self.classes,
+                    0.0 if sets is None else sets.lam_reg,
+                    0 if sets is None else sets.k_reg,
+                    latest=latest,
+                    caching=caching,
+                    later_ties=CACHING_LATER in kinds,
+                    kinds=tuple(each.kind for each in experts),
+                    activations=tuple(each.activation for each in experts),
+                    experts=len(experts),
+                    chosen=picked is not None,
+                    labelled=labels is not None,
+                    task=task,
+                    randomised=sets is not None and sets.randomised,
+                    original=sets is not None and sets.original,
+                    empty=sets is not None and sets.empty,
+                    double=self.dtype == torch.float64,
+                    rows=rows,
+                    width=width,
+                    depth=depth,
+                    num_warps=max(1, min(16, rows * width // _WARP)),
+                    num_stages=1,
+                    enable_fp_fusion=False,  # equal evidence must stay equal, as in torch's separate operations
+                )
+        found, sized = {}, () if sets is None or sets.limits is None else sets.limits
         for name, each in self.encoded.items():
             r = slots.index(each)
             found[name] = Fused(
@@ -189,8 +191,8 @@ class FusedRules:
                     label=None if labels is None else real[LABEL, r],
                     correct=None if labels is None else marks[CORRECT, r],
                 ),
-                size=whole[SIZE, r] if task == SIZES else None,
-                covered=marks[COVERED, r] if task == SIZES else None,
+                size=whole[SIZE, r] if name in sized else None,
+                covered=marks[COVERED, r] if name in sized else None,
                 score=real[SCORE, r] if task == SCORES else None,
             )
         return found
@@ -215,7 +217,7 @@ class FusedRules:
     def _limits(self, given: Mapping[Any, Tensor]) -> Tensor:
         by_rule = {self._slots.index(each): given[name] for name, each in self.encoded.items() if name in given}
         none = torch.full((self.exits,), torch.inf)
-        return torch.stack([by_rule.get(slot, none).to(self.dtype) for slot in range(len(self._slots))]).to(self.device)
+        return torch.stack([by_rule.get(slot, none).to(self.device, self.dtype) for slot in range(len(self._slots))])
 
 
 _SOFTMAXES = ((LATEST,), (CACHING_EARLIER, CACHING_LATER))
@@ -254,14 +256,21 @@ _NUMPY = {torch.float32: "float32", torch.float64: "float64"}
 
 def is_available(device: torch.device) -> bool:
     """Whether the kernel runs on a device: on a GPU with Triton, or anywhere in Triton's interpreter, which tests use."""
-    if os.environ.get("TRITON_INTERPRET") != "1" and device.type != "cuda":
-        return False
-    return _has_triton()
+    return (device.type == "cuda" or _is_interpreted()) and _has_triton()
+
+
+def _is_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def _on_device(values: Tensor) -> AbstractContextManager[None]:
+    """Inside, kernels are launched on the device of a tensor: a thread's own device may be another one."""
+    return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
 
 
 def _power(number: int) -> int:
