@@ -1,7 +1,8 @@
 """Metrics that accumulate in a loop: the sums of a `Summary` per rule, updated batch by batch on any device.
 
 `update` reads nothing back from a GPU, so a training loop does not wait for it: what has to be read to be checked (NaN, labels
-out of range) is noted on the device, and `compute` raises the error.
+out of range) is noted on the device, and `compute` raises the error. On a GPU it only copies the batch: rows wait there until
+there are enough to follow them together, which takes hundreds of operations however few they are.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ from anytime.combine import Rule
 from anytime.combine.dense import check_ignored, labelled_rows
 from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
 from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.metrics.fused import NO_FAULT, FusedRules, fused_rules
 from anytime.metrics.rule_metrics import RuleMetrics
 from anytime.metrics.summary import Summary
 from anytime.metrics.trajectories import follow
 
 _SOME = 64
 """How many rows are kept to tell logits from probabilities."""
-_NONE = torch.iinfo(torch.int64).max
+_NONE = NO_FAULT
 """In place of the first bad row where there is none."""
+_WAITING_BYTES = 64 << 20
+"""How many bytes of logits may wait on a GPU."""
 
 
 class Metrics:
@@ -83,6 +87,9 @@ class Metrics:
         self._labelled: bool | None = None
         self._summaries: dict[str, Summary] = {}
         self._combiners: dict[str, Any] = {}
+        self._fused: dict[Any, FusedRules | None] = {}
+        self._waiting: _Waiting | None = None
+        self._followed = 0
         self._faults: Tensor | None = None
         self._some: Tensor | None = None
 
@@ -103,16 +110,61 @@ class Metrics:
         if not self._summaries:
             self._start(values, labelled=known is not None)
         self._check_same(values, labelled=known is not None)
-        values, known = self._note_faults(values, known)
+        if is_read_at_once(values) or self.class_dim is not None:
+            self._follow(values, known)
+        else:
+            self._hold(values, known)
+        self.rows += values.shape[1]
+
+    def _hold(self, values: Tensor, labels: Tensor | None) -> None:
+        """Copy rows to those that wait on the device."""
+        if self._waiting is not None and not self._waiting.fits(values):
+            self._follow_waiting()
+            if not self._waiting.fits(values):  # more than fit at all, or of another type
+                self._waiting = None
+        if self._waiting is None:
+            rows = max(_WAITING_BYTES // max(values[:, :1].numel() * values.element_size(), 1), values.shape[1])
+            self._waiting = _Waiting(values, rows, labelled=labels is not None)
+        self._waiting.add(values, labels)
+
+    @torch.no_grad()
+    def _follow_waiting(self) -> None:
+        if self._waiting is not None and self._waiting.rows:
+            self._follow(*self._waiting.take())
+
+    def _follow(self, values: Tensor, labels: Tensor | None) -> None:
+        """Add rows to the sums."""
+        values = as_float(values, "logits")
+        at_once, classes = is_read_at_once(values), values.shape[2]
+        fused = None if at_once or self.class_dim is not None else self._fused_rules(values)
+        rest = {name: combine for name, combine in self._combiners.items() if fused is None or name not in fused.encoded}
+        if not at_once:
+            faults = self._faults
+            self._faults = torch.full((2,), _NONE, device=values.device) if faults is None else faults.to(values.device)
+            labels = None if labels is None else self._note_bad_labels(labels, classes)
+            if fused is None:
+                self._note_not_finite(values)
         # All rules before any sum: a rule that raises an error leaves the sums as they were.
-        seen = {name: follow(combine(values), known) for name, combine in self._combiners.items()}
+        seen = {name: follow(combine(values), labels) for name, combine in rest.items()}
+        if fused is not None:
+            found = fused.follow(values, labels, faults=self.faults[:1], first_row=self._followed)
+            seen |= {name: each.seen for name, each in found.items()}
         for name, summary in self._summaries.items():
             summary.add(seen[name])
-            if self.class_dim is not None and known is not None:
-                summary.add_classes(seen[name], known, values.shape[2])
+            if self.class_dim is not None and labels is not None:
+                summary.add_classes(seen[name], labels, classes)
         if self._some is None and values.shape[1]:
             self._some = values[:, :_SOME].clone()
-        self.rows += values.shape[1]
+        self._followed += values.shape[1]
+
+    def _fused_rules(self, values: Tensor) -> FusedRules | None:
+        key = values.shape[2], values.dtype, values.device
+        if key not in self._fused:
+            exits, _, classes = values.shape
+            self._fused[key] = fused_rules(
+                self._combiners, exits=exits, classes=classes, dtype=values.dtype, device=values.device
+            )
+        return self._fused[key]
 
     def compute(self) -> dict[str, RuleMetrics]:
         """The metrics of each rule over all rows so far. This waits for the device."""
@@ -133,6 +185,8 @@ class Metrics:
             )
         if not other._summaries:
             return
+        self._follow_waiting()
+        other._follow_waiting()
         like = other._some if other._some is not None else torch.zeros(other._exits, 0, other._classes)
         if not self._summaries:
             self._start(like, labelled=bool(other._labelled))
@@ -144,6 +198,7 @@ class Metrics:
             self._note(torch.where(other._faults == _NONE, _NONE, moved))
         self._some = self._some if self._some is not None else other._some
         self.rows += other.rows
+        self._followed = self.rows
 
     def _settings(self) -> str:
         return f"strict={self.strict}, class_dim={self.class_dim}, ignore_index={self.ignore_index}"
@@ -167,15 +222,17 @@ class Metrics:
                 summary.sums[name] = sums[first : first + value.numel()].view(value.shape)
                 first += value.numel()
         self._faults = faults
-        self.rows = int(next(iter(self._summaries.values())).sums["rows"])
+        self.rows = self._followed = int(next(iter(self._summaries.values())).sums["rows"])
 
     @property
     def faults(self) -> Tensor:
         """The first value that is not finite, as row × exits + exit, and the first row with a bad label; int64, `(2,)`."""
+        self._follow_waiting()
         return torch.full((2,), _NONE) if self._faults is None else self._faults
 
     def _with_sums(self) -> dict[str, Summary]:
         """The sums of each rule, zero if there were no rows."""
+        self._follow_waiting()
         if not all(summary.sums for summary in self._summaries.values()):
             self.update(torch.zeros(self._exits, 0, 2), torch.zeros(0, dtype=torch.int64) if self._labelled else None)
             self._classes = 0
@@ -201,8 +258,7 @@ class Metrics:
             _, batch, classes = checked.shape
             return checked, None if labels is None else check_labels(labels, batch=batch, classes=classes, device=values.device)
         check_logits(values[:, :0] if values.ndim == 3 else values)  # rank and element type, without reading the data
-        known = None if labels is None else check_label_shape(labels, batch=values.shape[1], device=values.device)
-        return as_float(values, "logits"), known
+        return values, None if labels is None else check_label_shape(labels, batch=values.shape[1], device=values.device)
 
     def _start(self, values: Tensor, *, labelled: bool) -> None:
         exits, _, classes = values.shape
@@ -234,26 +290,58 @@ class Metrics:
             )
         self._classes = classes
 
-    def _note_faults(self, values: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Note the first faults on a device that must not be waited for; a bad label there would end the program."""
-        if is_read_at_once(values):
-            return values, labels
-        exits, batch, classes = values.shape
-        rows = torch.arange(self.rows, self.rows + batch, device=values.device)
-        finite = values.isfinite().all(-1).T  # (batch, exits)
+    def _note_not_finite(self, values: Tensor) -> None:
+        """Note the first logit that is not finite on a device that must not be waited for."""
+        exits, batch, _ = values.shape
+        rows = torch.arange(self._followed, self._followed + batch, device=values.device)
         places = rows[:, None] * exits + torch.arange(exits, device=values.device)
-        first = [_smallest(places, ~finite)]
-        if labels is not None:
-            inside = labels.clamp(0, classes - 1)
-            first.append(_smallest(rows, inside != labels))
-            labels = inside
-        else:
-            first.append(torch.full_like(first[0], _NONE))
-        self._note(torch.stack(first))
-        return values, labels
+        first = _smallest(places, ~values.isfinite().all(-1).T)
+        self._note(torch.stack((first, torch.full_like(first, _NONE))))
+
+    def _note_bad_labels(self, labels: Tensor, classes: int) -> Tensor:
+        """Note the first bad label likewise; the labels without bad ones, which would end the program on a GPU."""
+        inside = labels.clamp(0, classes - 1)
+        rows = torch.arange(self._followed, self._followed + len(labels), device=labels.device)
+        first = _smallest(rows, inside != labels)
+        self._note(torch.stack((torch.full_like(first, _NONE), first)))
+        return inside
 
     def _note(self, faults: Tensor) -> None:
         self._faults = faults if self._faults is None else torch.minimum(self._faults, faults.to(self._faults.device))
+
+
+class _Waiting:
+    """Rows on a device that wait to be followed.
+
+    Args:
+        like: Logits of one batch.
+        most: How many rows may wait.
+        labelled: Whether they have labels.
+    """
+
+    def __init__(self, like: Tensor, most: int, *, labelled: bool) -> None:
+        exits, _, classes = like.shape
+        self.rows, self._most = 0, most
+        self._logits = like.new_empty(exits, most, classes)
+        self._labels = torch.empty(most, dtype=torch.int64, device=like.device) if labelled else None
+
+    def fits(self, values: Tensor) -> bool:
+        """Whether there is room for these logits."""
+        held = self._logits
+        return self.rows + values.shape[1] <= self._most and (values.dtype, values.device) == (held.dtype, held.device)
+
+    def add(self, values: Tensor, labels: Tensor | None) -> None:
+        """Copy rows."""
+        end = self.rows + values.shape[1]
+        self._logits[:, self.rows : end].copy_(values)
+        if self._labels is not None and labels is not None:
+            self._labels[self.rows : end].copy_(labels)
+        self.rows = end
+
+    def take(self) -> tuple[Tensor, Tensor | None]:
+        """The rows, which no longer wait; later ones overwrite them."""
+        count, self.rows = self.rows, 0
+        return self._logits[:, :count], None if self._labels is None else self._labels[:count]
 
 
 def is_read_at_once(values: Tensor) -> bool:
