@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_number
-from anytime.metrics.monotonicity import ROUNDING
+from anytime.metrics.monotonicity import rounding
 
 ECE_BINS = 15
 ORACLE_BINS = 10_000
@@ -41,8 +41,7 @@ def histogram(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     rounding is on it: 1/3 has the same bin on any processor. From `(exits, batch)` confidences in [0, 1] and
     booleans, the result is `(exits, bins, 3)` in float64.
     """
-    rounding = ROUNDING * torch.finfo(confidence.dtype).eps
-    index = ((confidence.double() + rounding) * bins).long().clamp(0, bins - 1)
+    index = ((confidence.double() + rounding(confidence)) * bins).long().clamp(0, bins - 1)
     values = torch.stack((torch.ones_like(confidence), confidence, correct.to(confidence.dtype)), -1).double()
     table = torch.zeros(confidence.shape[0], bins, 3, dtype=torch.float64, device=confidence.device)
     return table.scatter_add_(1, index[..., None].expand(values.shape), values)

@@ -39,12 +39,16 @@ def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) 
     >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1, 0.2)).tolist()
     [2, 0]
     """
-    rounding = ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
-    given, counts = values.double(), []
+    given, counts, error = values.double(), [], rounding(values)
     for limit in thresholds:  # numbers of Python, not a tensor of them: copying one to a GPU would wait for it
-        near = min(rounding * max(limit, 1.0), abs(limit) / 2)  # 0 never reaches a positive threshold
+        near = min(error * max(limit, 1.0), abs(limit) / 2)  # 0 never reaches a positive threshold
         counts.append((given > limit + near if strict else given >= limit - near).sum(0))
     return torch.stack(counts) if counts else given.new_zeros(0, dtype=torch.int64)
+
+
+def rounding(values: Tensor) -> float:
+    """The rounding error of differences of probabilities of this type."""
+    return ROUNDING * torch.finfo(values.dtype).eps if values.is_floating_point() else 0.0
 
 
 def is_monotone(correct: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anytime.metrics.monotonicity import rounding
+
 SAME = 0.01  # smaller changes of a probability count as none
 
 
@@ -28,13 +30,13 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
         The weighted mean in [-1, 1], `(batch,)`, and whether the input moves at all: one that is certain from the
         first exit on has no direction.
     """
-    exits = len(costs)
+    exits, least = len(costs), SAME - rounding(quality)
     score = torch.zeros_like(quality[0])
     moves = torch.zeros_like(score, dtype=torch.bool)
     weights = torch.zeros((), dtype=costs.dtype, device=costs.device)
     for early in range(exits - 1):
         change = quality[early + 1 :] - quality[early]
-        sign = (change >= SAME).to(score) - (change <= -SAME).to(score)
+        sign = (change >= least).to(score) - (change <= -least).to(score)
         gap = (costs[early + 1 :] - costs[early]).to(score)
         score += (gap[:, None] * sign).sum(0)
         moves |= (sign != 0).any(0)
@@ -44,7 +46,7 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
 
 def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
     """Inputs with diminishing returns: no exit is more than 0.01 below the concave hull of its curve, `(batch,)`."""
-    return concavity_gap(quality, costs) <= SAME
+    return concavity_gap(quality, costs) <= SAME + rounding(quality)
 
 
 def concavity_gap(quality: Tensor, costs: Tensor) -> Tensor:
