@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --samples 2000 --device cpu --only check    a look without a GPU, in Triton's interpreter
 
 Device times are medians between CUDA events, the rest medians on the clock with the device idle before and after. The logits
-are like those of benchmarks/evaluate.py. Metrics in a loop are measured beside the forward pass of a CIFAR MSDNet in eager mode,
+are like those of benchmarks/evaluate.py. Metrics in a loop are measured beside the forward pass of an eager CIFAR MSDNet,
 batches of 256, with and without `Metrics.update` in turns. First the metrics of all paths are compared.
 """
 

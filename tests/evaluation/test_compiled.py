@@ -236,8 +236,8 @@ def engines(rule: str, logits: Tensor, sets: SetThresholds | None = None) -> tup
     rows = LogitRows(logits, torch.arange(logits.shape[1]) % logits.shape[2])
     draws = torch.full(logits.shape[:2], 0.25)
     one, other = (
-        follow_chunk(rows, BlockTask(combiners, sets=sets, compiled=way), 3, slice(0, logits.shape[1]), draws)
-        for way in (True, False)
+        follow_chunk(rows, BlockTask(combiners, sets=sets, path=way), 3, slice(0, logits.shape[1]), draws)
+        for way in ("compiled", "plain")
     )
     return one.rules[rule], other.rules[rule]
 
