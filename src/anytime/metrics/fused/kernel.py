@@ -59,7 +59,7 @@ def _softmax(scores, columns, lowest: tl.constexpr, in_any_order: tl.constexpr):
     masses = tl.exp(below)
     rest = tl.where(columns == best[:, None], 0.0, masses)
     # In float64 the order of the classes does not change the sum: equal distributions stay equal.
-    others = tl.sum(rest.to(tl.float64), 1).to(scores.dtype) if in_any_order else tl.sum(rest, 1)
+    others = tl.sum(rest.to(tl.float64) if in_any_order else rest, 1)
     linear = tl.sum(tl.maximum(below, lowest) * masses, 1)
     return top, best, masses, others, linear, tl.sum(masses * masses, 1), tl.sum((below > -_INF).to(tl.int32), 1)
 
@@ -326,7 +326,8 @@ def _follow_softmaxes(
     c_before, c_mass, c_own = zero, none, none
     for m in range(exits):
         values = tl.load(cells + m * exit_stride, mask=inside, other=-_INF).to(number)
-        top, best, masses, others, linear, squares, support = _softmax(values, columns, lowest, caching >= 0)
+        top, best, masses, precise, linear, squares, support = _softmax(values, columns, lowest, caching >= 0)
+        others = precise.to(number)
         best = tl.minimum(best, classes - 1)
         odd = valid & ((others != others) | (support < classes))
         if tl.max(odd.to(tl.int32), 0) > 0:
@@ -337,7 +338,7 @@ def _follow_softmaxes(
             linears, squared = tl.where(now, linear[:, None], linears), tl.where(now, squares[:, None], squared)
             bests, supports = tl.where(now, best[:, None], bests), tl.where(now, support[:, None], supports)
         if caching >= 0:
-            margin = -tl.log(tl.maximum(others, _FAR))
+            margin = -tl.log(tl.maximum(precise, _FAR).to(tl.float64)).to(number)
             if tl.min(others, 0) < _FAR:
                 margin = tl.where(others < _FAR, _far_margin(values, top, best, columns), margin)
             newer = (margin >= c_margin) if later_ties else (margin > c_margin)
