@@ -19,6 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it f
 torch.set_num_threads(int(os.environ.get("ANYTIME_TEST_THREADS", "1")))
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which runs nowhere else without a GPU
 
 
 @pytest.hookimpl(tryfirst=True)
