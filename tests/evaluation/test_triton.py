@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import anytime
+from anytime.combine import Sigmoid
+from anytime.combine.fused import combine_product
 from anytime.conformal import Raps
 from anytime.errors import LabelError, NonFiniteError, OptionError
 from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, SetThresholds, follow_chunk
@@ -149,3 +151,23 @@ def test_metrics_in_a_loop_name_the_first_fault(monkeypatch: pytest.MonkeyPatch)
     metrics.update(logits[:, :20].to(DEVICE), (labels[:20] + 12).to(DEVICE))
     with pytest.raises(LabelError, match="row 0"):
         metrics.compute()
+
+
+@pytest.mark.parametrize("classes", [2, 12, 200])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.startswith("product")])
+def test_the_product_is_that_of_the_plain_operations(rule: str, classes: int) -> None:
+    logits, _ = some(40, classes)
+    product = anytime.parse_rule(rule)
+    assert isinstance(product, anytime.Product)
+    found, wanted = combine_product(product, logits.to(DEVICE)), product.combine(logits)
+    assert found is not None
+    assert torch.equal(found.labels.cpu(), wanted.labels)
+    assert torch.equal(found.fell_back.cpu(), wanted.fell_back)
+    torch.testing.assert_close(found.log_probs.cpu(), wanted.log_probs, rtol=2e-6, atol=2e-6)
+
+
+def test_a_product_whose_gradient_is_needed_takes_the_plain_operations() -> None:
+    logits, _ = some(4, 5)
+    assert combine_product(anytime.Product(), logits.to(DEVICE).requires_grad_()) is None
+    assert combine_product(anytime.Product(Sigmoid()), logits.to(DEVICE)) is None
+    assert combine_product(anytime.Product(), logits[:, :0].to(DEVICE)) is None

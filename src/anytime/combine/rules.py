@@ -124,6 +124,15 @@ class Product(_Experts[State]):
                 fix="divide the weights by the largest; use 0 to leave an exit out",
             )
 
+    def combine(self, logits: Tensor) -> Prediction:
+        """As the call, for logits that are known to be finite floats of the right shape."""
+        found = None
+        if logits.is_cuda:  # one read and one write, in place of some ten of each
+            from anytime.combine.fused import combine_product
+
+            found = combine_product(self, logits)
+        return super().combine(logits) if found is None else found
+
     def after(self, logits: Tensor, exits: int) -> Prediction:
         """The prediction after some of `exits` exits, from the evidence of all of them in one operation."""
         weights, taken = _taken(self.weights, exits, len(logits), logits.dtype, logits.device)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 
 from anytime.combine import encoded
+from anytime.combine.fused.kernel import evidence as log_evidence
+from anytime.combine.fused.kernel import log_of_total, softmax
 from anytime.metrics.fused.layout import (
     ANSWER,
     CONFIDENCE,
@@ -33,7 +35,6 @@ from anytime.metrics.fused.layout import (
 
 # Triton reads global names only if they are of its own type of constants.
 _PRODUCT, _MIXTURE = tl.constexpr(encoded.PRODUCT), tl.constexpr(encoded.MIXTURE)
-_LOGARITHM, _SOFTPLUS = tl.constexpr(encoded.LOGARITHM), tl.constexpr(encoded.SOFTPLUS)
 _EXPONENTIAL = tl.constexpr(encoded.EXPONENTIAL)
 _ANSWER, _SUPPORT, _SIZE = tl.constexpr(ANSWER), tl.constexpr(SUPPORT), tl.constexpr(SIZE)
 _FELL_BACK, _CORRECT, _COVERED = tl.constexpr(FELL_BACK), tl.constexpr(CORRECT), tl.constexpr(COVERED)
@@ -44,24 +45,6 @@ _INF = tl.constexpr(float("inf"))
 _CERTAIN = tl.constexpr(3.4028234663852886e38)
 _NONE = tl.constexpr(2**63 - 1)
 _FAR = tl.constexpr(1e-30)
-_EDGE = tl.constexpr(-15.0)
-
-
-@triton.jit
-def _softmax(scores, columns, lowest: tl.constexpr, in_any_order: tl.constexpr):
-    """The softmax of scores: the largest, its class, exp(z) per class, sums over the classes, and how many are possible.
-
-    z is relative to the largest score. The sums are of exp(z) over the other classes, of z·exp(z) and of exp(2z) over all.
-    """
-    top = tl.max(scores, 1)
-    best = tl.min(tl.where(scores == top[:, None], columns, scores.shape[1]), 1)
-    below = scores - top[:, None]
-    masses = tl.exp(below)
-    rest = tl.where(columns == best[:, None], 0.0, masses)
-    # In float64 the order of the classes does not change the sum: equal distributions stay equal.
-    others = tl.sum(rest.to(tl.float64) if in_any_order else rest, 1)
-    linear = tl.sum(tl.maximum(below, lowest) * masses, 1)
-    return top, best, masses, others, linear, tl.sum(masses * masses, 1), tl.sum((below > -_INF).to(tl.int32), 1)
 
 
 @triton.jit
@@ -73,11 +56,6 @@ def _far_margin(scores, top, best, columns):
     rest = tl.sum(tl.exp(below - tl.where(alone, 0.0, second)[:, None]).to(tl.float64), 1)
     margin = -second.to(tl.float64) - tl.log(tl.where(alone, 1.0, rest))
     return tl.where(alone, _CERTAIN, tl.minimum(margin, _CERTAIN)).to(scores.dtype)
-
-
-@triton.jit
-def _log_of_total(others):
-    return tl.log(1.0 + others.to(tl.float64)).to(others.dtype)
 
 
 @triton.jit
@@ -174,22 +152,6 @@ def _set_size(
 
 
 @triton.jit
-def _evidence(values, top, shift, gate, floor, cap, activation: tl.constexpr):
-    """The log-evidence of logits, -inf for none; `top` is the largest logit of the row."""
-    given = values + shift
-    if activation == _LOGARITHM:
-        found = tl.minimum(tl.log(tl.maximum(given, floor)), cap)
-    elif activation == _SOFTPLUS:
-        small = tl.exp(-tl.abs(given))
-        rounded = 1.0 + small
-        rest = tl.log(rounded) + (small - (rounded - 1.0)) / rounded
-        found = tl.where(given < _EDGE, tl.maximum(given, floor), tl.log(tl.maximum(given, 0.0) + rest))
-    else:
-        found = tl.maximum(given - (top + shift), floor)
-    return tl.where(given > gate, found, -_INF)
-
-
-@triton.jit
 def _log_add(one, other):
     most = tl.maximum(one, other)
     far = most == -_INF
@@ -224,7 +186,7 @@ def _write(
     tl.store(marks + _FELL_BACK * plane + place, (fell_back > 0).to(tl.int8), mask=shown)
     tl.store(real + _CONFIDENCE * plane + place, 1.0 / total, mask=shown)
     tl.store(real + _FINAL * plane + place, tl.exp(tl.minimum(final_log, 0.0)), mask=shown)
-    tl.store(real + _ENTROPY * plane + place, tl.maximum(_log_of_total(others) - linear / total, 0.0), mask=shown)
+    tl.store(real + _ENTROPY * plane + place, tl.maximum(log_of_total(others) - linear / total, 0.0), mask=shown)
     tl.store(real + _SQUARE * plane + place, squares / (total * total), mask=shown)
     if labelled:
         tl.store(marks + _CORRECT * plane + place, (best == label[:, None]).to(tl.int8), mask=shown)
@@ -285,8 +247,8 @@ def _logs_of_class(
     """The log-probability of a class at each exit under a product or a mixture, `(rows, depth)`."""
     values = tl.load(start[:, None] + y[:, None] + axis * exit_stride, mask=shown, other=0.0).to(tops.dtype)
     shift, gate, floor, cap = tl.load(evidence), tl.load(evidence + 1), tl.load(evidence + 2), tl.load(evidence + 3)
-    found = _evidence(values, highest, shift, gate, floor, cap, activation)
-    norms = _log_of_total(others)
+    found = log_evidence(values, highest, shift, gate, floor, cap, activation)
+    norms = log_of_total(others)
     if kind == _PRODUCT:
         weight = tl.load(weights + axis, mask=axis < exits, other=0.0)
         total = tl.cumsum(tl.where(weight > 0, weight * found, 0.0), 1)
@@ -326,7 +288,7 @@ def _follow_softmaxes(
     c_before, c_mass, c_own = zero, none, none
     for m in range(exits):
         values = tl.load(cells + m * exit_stride, mask=inside, other=-_INF).to(number)
-        top, best, masses, precise, linear, squares, support = _softmax(values, columns, lowest, caching >= 0)
+        top, best, masses, precise, linear, squares, support = softmax(values, columns, lowest, caching >= 0)
         others = precise.to(number)
         best = tl.minimum(best, classes - 1)
         odd = valid & ((others != others) | (support < classes))
@@ -372,7 +334,7 @@ def _follow_softmaxes(
     if task != _SCORES:
         first = start[:, None]
         if latest >= 0:
-            logs = _log_of_total(sums)
+            logs = log_of_total(sums)
             ends = tl.load(first + best[:, None] + axis * exit_stride, mask=shown, other=0.0).to(number)
             labels = nowhere
             if labelled:
@@ -382,7 +344,7 @@ def _follow_softmaxes(
                 sums, linears, squared, ends - tops - logs, labels - tops - logs, label, labelled,
             )  # fmt: skip
         if caching >= 0:
-            logs = _log_of_total(c_sums)
+            logs = log_of_total(c_sums)
             ends = tl.load(first + c_best[:, None] + sources * exit_stride, mask=shown, other=0.0).to(number)
             labels = nowhere
             if labelled:
@@ -419,14 +381,14 @@ def _follow_experts(
         if activation == _EXPONENTIAL:
             high = tl.max(values, 1)
             highest = tl.where(now, high[:, None], highest)
-        found = _evidence(values, high[:, None], shift, gate, floor, cap, activation)
+        found = log_evidence(values, high[:, None], shift, gate, floor, cap, activation)
         if kind == _PRODUCT:
             weight = tl.load(weights + m)
             if weight > 0:
                 totals = totals + weight * found
             lost = (tl.max(totals, 1) == -_INF).to(tl.int32)
             scores = tl.where(lost[:, None] > 0, values, totals)
-            top, best, masses, others, linear, squares, support = _softmax(scores, columns, lowest, False)
+            top, best, masses, others, linear, squares, support = softmax(scores, columns, lowest, False)
             tops, sums = tl.where(now, top[:, None], tops), tl.where(now, others[:, None], sums)
             ever_lost = lost
             lost_at = tl.where(now, lost[:, None], lost_at)
@@ -435,8 +397,8 @@ def _follow_experts(
             if added > -_INF:
                 lost = (tl.max(found, 1) == -_INF).to(tl.int32)
                 expert = tl.where(lost[:, None] > 0, values, found)
-                top, first, masses, others, linear, squares, support = _softmax(expert, columns, lowest, False)
-                mean = mean * tl.exp(kept) + masses * tl.exp(added - _log_of_total(others))[:, None]
+                top, first, masses, others, linear, squares, support = softmax(expert, columns, lowest, False)
+                mean = mean * tl.exp(kept) + masses * tl.exp(added - log_of_total(others))[:, None]
                 alive = alive | (expert > -_INF)
                 highest_mean = tl.max(mean, 1)
                 largest = tl.min(tl.where(mean == highest_mean[:, None], columns, width), 1)
@@ -445,7 +407,7 @@ def _follow_experts(
                 ever_lost = tl.maximum(ever_lost, lost)
                 lost_at = tl.where(now, lost[:, None], lost_at)
             scores = tl.where(alive, tl.log(tl.where(alive, mean, 1.0)), -_INF)
-            top, _, masses, others, linear, squares, support = _softmax(scores, columns, lowest, False)
+            top, _, masses, others, linear, squares, support = softmax(scores, columns, lowest, False)
             sums = tl.where(now, others[:, None], sums)
             support = tl.sum(alive.to(tl.int32), 1)
         best = tl.minimum(best, classes - 1)
@@ -503,11 +465,12 @@ def follow_rows(
     slack: tl.constexpr = 8 * (2.220446049250313e-16 if double else 1.1920928955078125e-07)
     place = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     valid = place < count
+    exit_stride, count = exit_stride.to(tl.int64), count.to(tl.int64)  # products of which may exceed 32 bits
     row = tl.load(picked + place, mask=valid, other=0) if chosen else tl.where(valid, place, 0)
     columns, axis = tl.arange(0, width)[None, :], tl.arange(0, depth)[None, :]
     inside = columns < tl.where(valid, classes, 1)[:, None]  # a row that is not there is not empty
     shown = (axis < exits) & valid[:, None]
-    plane = slots.to(tl.int64) * exits * count
+    plane = slots * exits * count
     label = tl.load(labels + place, mask=valid, other=0) if labelled else tl.zeros([rows], tl.int64)
     start = logits + row * row_stride
     cells = start[:, None] + columns

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anytime.combine.encoded import CACHING_EARLIER, CACHING_LATER, LATEST, Encoded, encode_known
+from anytime.combine.fused import MOST_CLASSES, is_available, on_device, power_of_two, tile
 from anytime.metrics.fused.layout import (
     ANSWER,
     CONFIDENCE,
@@ -33,13 +31,7 @@ from anytime.metrics.fused.layout import (
 )
 from anytime.metrics.trajectories import Trajectories
 
-MOST_CLASSES = 1 << 14
-"""More do not fit into the registers of a program."""
 MOST_EXITS = 64
-_TILE, _INTERPRETED_TILE = 128, 1 << 14
-"""Logits per program, if a row has fewer."""
-_WARP = 512
-"""Logits per warp. With more the numbers of a row do not fit into the registers."""
 NO_FAULT = torch.iinfo(torch.int64).max
 """In place of the number of a logit that is not finite where there is none."""
 
@@ -129,12 +121,11 @@ class FusedRules:
         kinds = [each.kind for each in slots]
         latest, caching = (next((at for at, kind in enumerate(kinds) if kind in known), -1) for known in _SOFTMAXES)
         experts = slots[(latest >= 0) + (caching >= 0) :]
-        width, depth = _power(self.classes), _power(exits)
-        rows = max(1, (_INTERPRETED_TILE if _is_interpreted() else _TILE) // width)
+        sizes = tile(self.classes)
         if count:
             anything = faults  # an argument that is not read
-            with _on_device(values):
-                follow_rows[(-(-count // rows),)](
+            with on_device(values):
+                follow_rows[(-(-count // sizes["rows"]),)](
                     values,
                     values.stride(0),
                     values.stride(1),
@@ -169,10 +160,8 @@ class FusedRules:
                     original=sets is not None and sets.original,
                     empty=sets is not None and sets.empty,
                     double=self.dtype == torch.float64,
-                    rows=rows,
-                    width=width,
-                    depth=depth,
-                    num_warps=max(1, min(16, rows * width // _WARP)),
+                    depth=power_of_two(exits),
+                    **sizes,
                     num_stages=1,
                     enable_fp_fusion=False,  # equal evidence must stay equal, as in torch's separate operations
                 )
@@ -252,27 +241,3 @@ def fused_rules(
 
 
 _NUMPY = {torch.float32: "float32", torch.float64: "float64"}
-
-
-def is_available(device: torch.device) -> bool:
-    """Whether the kernel runs on a device: on a GPU with Triton, or anywhere in Triton's interpreter, which tests use."""
-    return (device.type == "cuda" or _is_interpreted()) and _has_triton()
-
-
-def _is_interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-def _on_device(values: Tensor) -> AbstractContextManager[None]:
-    """Inside, kernels are launched on the device of a tensor: a thread's own device may be another one."""
-    return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
-
-
-def _power(number: int) -> int:
-    """The next power of two, at least 2."""
-    return max(2, 1 << (number - 1).bit_length())
