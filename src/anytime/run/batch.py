@@ -17,7 +17,7 @@ import torch
 from anytime.checks import join_inputs
 from anytime.combine import Prediction
 from anytime.run.combining import ByRule, confidences
-from anytime.run.engines.base import Stages
+from anytime.run.engines.base import Ahead, Stages
 from anytime.run.engines.running import Joinable
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
@@ -65,6 +65,7 @@ class JointRun:
             self.run.close()
 
     advance = keep = None  # a joint run is advanced by its batch
+    queued = False
 
 
 class Batch:
@@ -84,7 +85,8 @@ class Batch:
         self.tasks, self.stages, self.final, self.began, self._setup = list(tasks), stages, final, now, setup
         self.running = self.tasks
         self.took: float | None = None
-        self._times: list[tuple[int, int, float]] = []
+        self._queued = False
+        self._times: list[tuple[int, int, float, bool]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
     def step(self, *, waiting: int, on_stage: Callable[[StageReport], None] | None = None) -> list[Task]:
@@ -102,7 +104,7 @@ class Batch:
             stage = first.exit + 1
             self._advance(live, ended, contended=waiting > 0 or len(live) > 1)
             if self.took is not None:
-                self._times.append((stage, rows, self.took))
+                self._times.append((stage, rows, self.took, self._queued))
                 if on_stage is not None:
                     on_stage(StageReport(stage, len(live), rows, self.began, self.took, waiting))
         self.stages -= 1
@@ -110,8 +112,8 @@ class Batch:
 
     def note_times(self) -> None:
         """Record how long its stages took: between stages every microsecond counts."""
-        for stage, rows, took in self._times:
-            self._setup.forecast.note(stage, rows, took)
+        for stage, rows, took, queued in self._times:
+            self._setup.forecast.note(stage, rows, took, queued=queued)
         self._times = []
 
     def _advance(self, live: list[Task], ended: list[Task], *, contended: bool) -> None:
@@ -119,6 +121,8 @@ class Batch:
         self.took = None
         try:
             run, order = self._joined(live)
+            if self._setup.queues_ahead:
+                self._look_ahead(run, live, contended=contended)
             output = run.advance()
         except BaseException as error:  # raised where the callers wait
             if len(live) == 1 or not isinstance(error, Exception):
@@ -137,6 +141,13 @@ class Batch:
                 self._publish(order, run, output, now, ended)
         except BaseException as error:  # the stage has run: it must not run again
             self._fail([task for task in live if task not in ended and task not in self.tasks], error, ended)
+
+    def _look_ahead(self, run: Any, live: list[Task], *, contended: bool) -> None:
+        """Let the engine queue what a request that nobody waits behind will ask for next."""
+        self._queued = run.queued
+        if self._queued:  # it began when the stage before ended, while that one was published
+            self.began = live[0].ended
+        run.ahead = Ahead() if contended else live[0].ahead(self._setup.clock.now(), self.stages if self.final else None)
 
     def _fail(self, tasks: list[Task], error: BaseException, ended: list[Task]) -> None:
         for task in tasks:

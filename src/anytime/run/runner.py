@@ -480,6 +480,7 @@ class Runner:
             self._generator,
             self._prior,
             cast(float, self._options.grace),
+            cast(float, self._options.resolution),
         )
 
     def renew(self) -> None:

@@ -24,7 +24,7 @@ from anytime.models.modes import Modes
 from anytime.policy import RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.engines.base import Stages
+from anytime.run.engines.base import Ahead, Stages
 from anytime.run.setup import RunSetup
 
 if TYPE_CHECKING:
@@ -257,24 +257,43 @@ class Task:
             self._reason = "deadline"
         return self._reason is not None
 
-    def needed(self) -> float:
-        """The seconds to the deadline that the next stage needs in order to start."""
+    def needed(self, *, queued: bool = False) -> float:
+        """The seconds to the deadline that the next stage needs in order to start; of a queued one, from the last one's end."""
         assert self.dispatch is not None
         forecast, stage, rows = self._setup.forecast, self.exit + 1, self.rows
         mandatory = self.exit < self.least and self.waited  # it was admitted: an answer that may be late is better than none
-        typical = forecast.seconds(stage, rows) + (self.dispatch.typical if mandatory else self.dispatch.slow)
+        typical = forecast.seconds(stage, rows, queued=queued) + (self.dispatch.typical if mandatory else self.dispatch.slow)
         if self.mode in PREEMPTING:
             return typical
-        return max(typical, forecast.slow(stage, rows) + self.dispatch.typical - self._setup.grace)
+        return max(typical, forecast.slow(stage, rows, queued=queued) + self.dispatch.typical - self._setup.grace)
 
     def fits(self, now: float) -> bool:
         """Whether the next stage is expected to end in time, or is to be tried; records the reason if not."""
-        if self.dispatch is None or self.trial or self.needed() <= self.deadline - now:
+        if self.dispatch is None or self.trial:
             return True
-        self.trial = now < self.deadline and self._setup.forecast.decline(self.exit + 1, self.rows, self.mode, now)
+        queued = self._setup.queues_ahead and self.run is not None and self.run.queued
+        if queued and self.mode in PREEMPTING:
+            return True  # it runs in any case, and the caller has an answer at the deadline
+        if self.needed(queued=queued) <= self.deadline - (self.ended if queued else now):
+            return True
+        forecast = self._setup.forecast
+        self.trial = now < self.deadline and forecast.decline(self.exit + 1, self.rows, self.mode, now, queued=queued)
         if not self.trial:
             self._reason = self._reason or ("deadline" if self.deadline - now <= self._reserve() else "forecast")
         return self.trial
+
+    def ahead(self, now: float, stages: int | None) -> Ahead:
+        """What may be computed before it is requested: nothing if whether to go on is decided after each stage.
+
+        Args:
+            now: The time.
+            stages: How many stages the scheduling policy allows; None for no limit.
+        """
+        if self.mode == "stream" or self.turn is not None or self.budget.confidence is not None:
+            return Ahead()
+        left = self.last - self.exit if stages is None else min(stages, self.last - self.exit)
+        seconds = math.inf if self.dispatch is None else self.deadline - self.dispatch.typical - now
+        return Ahead(left - 1, seconds, self._setup.resolution)
 
     def open(self) -> Stages:
         """Its run, alone."""

@@ -14,12 +14,22 @@ from torch import Tensor, nn
 
 from anytime.checks import as_float, as_tensor
 from anytime.errors import DtypeError, ShapeError, StateError
+from anytime.run.engines.base import Ahead
 
 T = TypeVar("T")
 
 
 class Running(ABC, Generic[T]):
-    """Counts the stages and refuses calls out of order; subclasses do the work."""
+    """Counts the stages and refuses calls out of order; subclasses do the work.
+
+    Attributes:
+        ahead: What may be computed before it is requested; set before each stage for engines that have `queues_ahead`, and
+            ignored by others.
+        queued: Whether the next stage runs, or has run, before it is requested.
+    """
+
+    ahead = Ahead()
+    queued = False
 
     def __init__(self, exits: int, batch: int) -> None:
         self._exits, self._seen, self._batch, self._open = exits, 0, batch, True
