@@ -99,10 +99,10 @@ def make_columns(rule: Rule[Any], exits: int, classes: int, recorder: CudaGraphs
             recorded = recorder.record(stages, (given,), columns)
             for stage in recorded:
                 stage.start()
+        recorded[-1].wait()
         combiner = ByColumns(rule, classes)
         combiner.unchecked = False
         for exit, stage in enumerate(recorded):
-            stage.wait()
             found, wanted = combiner.after([stage.result], exits), rule.after(rows[: exit + 1], exits)
             same = torch.allclose(found.log_probs, wanted.log_probs, rtol=_TOLERANCE, atol=_TOLERANCE)
             if not (same and torch.equal(found.fell_back, wanted.fell_back) and torch.equal(found.labels, wanted.labels)):
