@@ -86,7 +86,7 @@ class Batch:
         self.running = self.tasks
         self.took: float | None = None
         self._queued = False
-        self._times: list[tuple[int, int, float, bool]] = []
+        self._times: list[tuple[int, int, float]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
     def step(self, *, waiting: int, on_stage: Callable[[StageReport], None] | None = None) -> list[Task]:
@@ -104,7 +104,10 @@ class Batch:
             stage = first.exit + 1
             self._advance(live, ended, contended=waiting > 0 or len(live) > 1)
             if self.took is not None:
-                self._times.append((stage, rows, self.took, self._queued))
+                # A queued stage began while Python was busy with the last one. Its time says nothing about a stage that starts
+                # when it is requested, which is what the forecast decides on: a queued one runs whatever the forecast says.
+                if not self._queued:
+                    self._times.append((stage, rows, self.took))
                 if on_stage is not None:
                     on_stage(StageReport(stage, len(live), rows, self.began, self.took, waiting))
         self.stages -= 1
@@ -112,8 +115,8 @@ class Batch:
 
     def note_times(self) -> None:
         """Record how long its stages took: between stages every microsecond counts."""
-        for stage, rows, took, queued in self._times:
-            self._setup.forecast.note(stage, rows, took, queued=queued)
+        for stage, rows, took in self._times:
+            self._setup.forecast.note(stage, rows, took)
         self._times = []
 
     def _advance(self, live: list[Task], ended: list[Task], *, contended: bool) -> None:
@@ -145,8 +148,8 @@ class Batch:
     def _look_ahead(self, run: Any, live: list[Task], *, contended: bool) -> None:
         """Let the engine queue what a request that nobody waits behind will ask for next."""
         self._queued = run.queued
-        if self._queued:  # it began when the stage before ended, while that one was published
-            self.began = live[0].ended
+        if self._queued:
+            self.began = live[0].ended  # of its last stage
         run.ahead = Ahead() if contended else live[0].ahead(self._setup.clock.now(), self.stages if self.final else None)
 
     def _fail(self, tasks: list[Task], error: BaseException, ended: list[Task]) -> None:

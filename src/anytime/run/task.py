@@ -257,27 +257,28 @@ class Task:
             self._reason = "deadline"
         return self._reason is not None
 
-    def needed(self, *, queued: bool = False) -> float:
-        """The seconds to the deadline that the next stage needs in order to start; of a queued one, from the last one's end."""
+    def needed(self) -> float:
+        """The seconds to the deadline that the next stage needs in order to start."""
         assert self.dispatch is not None
         forecast, stage, rows = self._setup.forecast, self.exit + 1, self.rows
         mandatory = self.exit < self.least and self.waited  # it was admitted: an answer that may be late is better than none
-        typical = forecast.seconds(stage, rows, queued=queued) + (self.dispatch.typical if mandatory else self.dispatch.slow)
+        typical = forecast.seconds(stage, rows) + (self.dispatch.typical if mandatory else self.dispatch.slow)
         if self.mode in PREEMPTING:
             return typical
-        return max(typical, forecast.slow(stage, rows, queued=queued) + self.dispatch.typical - self._setup.grace)
+        return max(typical, forecast.slow(stage, rows) + self.dispatch.typical - self._setup.grace)
 
     def fits(self, now: float) -> bool:
         """Whether the next stage is expected to end in time, or is to be tried; records the reason if not."""
         if self.dispatch is None or self.trial:
             return True
-        queued = self._setup.queues_ahead and self.run is not None and self.run.queued
-        if queued and self.mode in PREEMPTING:
-            return True  # it runs in any case, and the caller has an answer at the deadline
-        if self.needed(queued=queued) <= self.deadline - (self.ended if queued else now):
+        if self._setup.queues_ahead and self.run is not None and self.run.queued:
+            # It runs in any case, and no caller waits for it beyond its deadline.
+            in_time = self.mode in PREEMPTING or self.run.ready(self.deadline - self.dispatch.typical - now)
+            self._reason = self._reason or (None if in_time else "deadline")
+            return in_time
+        if self.needed() <= self.deadline - now:
             return True
-        forecast = self._setup.forecast
-        self.trial = now < self.deadline and forecast.decline(self.exit + 1, self.rows, self.mode, now, queued=queued)
+        self.trial = now < self.deadline and self._setup.forecast.decline(self.exit + 1, self.rows, self.mode, now)
         if not self.trial:
             self._reason = self._reason or ("deadline" if self.deadline - now <= self._reserve() else "forecast")
         return self.trial

@@ -127,6 +127,7 @@ class OnCPU(CudaGraphs):
     Attributes:
         started: How many stages were started.
         replays: How many of them have run.
+        stuck: Whether nothing ends unless something waits for it without limit.
         stage_seconds: How long a stage takes, as the engine is told.
         times: How long all stages of a batch size and variant take, likewise.
     """
@@ -134,6 +135,7 @@ class OnCPU(CudaGraphs):
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.started = self.replays = 0
+        self.stuck = False
         self.stage_seconds = 1e-4
         self.times: dict[tuple[int, str], float] = {}
         self._pending: deque[Callable[[], None]] = deque()
@@ -175,7 +177,12 @@ class OnCPU(CudaGraphs):
             while last[0] in self._pending:
                 self._pending.popleft()()
 
-        return Recorded(places[:-1], places[-1], start, wait, self.stage_seconds)
+        def done() -> bool:
+            if not self.stuck:
+                wait()
+            return not self.stuck
+
+        return Recorded(places[:-1], places[-1], start, wait, done, self.stage_seconds)
 
     def mark(self, device: torch.device) -> None:
         raise AssertionError("inputs on the CPU need no event")

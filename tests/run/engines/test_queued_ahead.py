@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import anytime
 from anytime.policy import Patience
-from anytime.run import Budget, Runner, RunOptions
+from anytime.run import Budget, Forecast, Runner, RunOptions, StageReport
 from anytime.run.batch import Batch
 from anytime.run.engines.base import Ahead
 from anytime.run.engines.cuda import CudaGraphsEngine
@@ -232,11 +231,46 @@ def test_a_scheduling_policy_that_decides_the_depth_limits_what_is_queued(
     task.finish()
 
 
-def test_queued_stages_have_durations_of_their_own(make_network: Any, engine: CudaGraphsEngine) -> None:
+def test_the_forecast_learns_nothing_from_queued_stages(make_network: Any, engine: CudaGraphsEngine) -> None:
     _, x = make_network("msdnet")
-    forecast = anytime.run.Forecast()
+    forecast = Forecast()
     with Runner(engine, "latest", engine, options=RunOptions(forecast=forecast)) as runner:
+        reports: list[StageReport] = []
+        runner.on_stage = reports.append
         runner.predict(x)
     assert forecast.seconds(1, 2) > 0
-    assert forecast.seconds(2, 2) == 0  # it never started when it was requested
-    assert forecast.seconds(2, 2, queued=True) > 0
+    assert forecast.seconds(2, 2) == forecast.seconds(3, 2) == 0
+    ends = [report.began + report.seconds for report in reports]
+    assert [report.began for report in reports[1:]] == pytest.approx(ends[:-1])  # each began when the last one had ended
+
+
+@pytest.mark.parametrize("preempt", [True, False])
+def test_a_queued_stage_that_hangs_makes_no_answer_late(
+    make_network: Any, make_runner: Make, recorder: Any, preempt: bool
+) -> None:
+    _, x = make_network("msdnet")
+    runner = make_runner(preempt=preempt)
+    runner.predict(x)
+    hung, goes_on = threading.Event(), threading.Event()
+
+    def hang(report: StageReport) -> None:
+        recorder.stuck = True
+        hung.set()
+        if preempt:
+            goes_on.wait(20)  # as a thread does that waits for the next stage
+
+    runner.on_stage = hang
+    answer = runner.predict(x, deadline="50ms")
+    goes_on.set()
+    assert (answer.exit, answer.reason) == (1, "deadline")
+    assert hung.is_set()
+    recorder.stuck = False
+
+
+def test_queued_stages_that_have_ended_are_taken_in_the_caller_s_own_thread(
+    make_network: Any, make_runner: Make, recorder: Any
+) -> None:
+    model, x = make_network("msdnet")
+    answer = make_runner(preempt=False).predict(x, deadline=20.0)
+    assert (answer.exit, answer.reason) == (3, "finished")
+    assert torch.allclose(answer.log_probs, list(model.exits(x))[-1].log_softmax(-1), atol=1e-4)

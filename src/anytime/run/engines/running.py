@@ -25,7 +25,8 @@ class Running(ABC, Generic[T]):
     Attributes:
         ahead: What may be computed before it is requested; set before each stage for engines that have `queues_ahead`, and
             ignored by others.
-        queued: Whether the next stage runs, or has run, before it is requested.
+        queued: Whether the next stage runs, or has run, before it is requested. Engines that have `queues_ahead` also define
+            `ready(seconds)`: whether it ends within so many seconds, which waits no longer than that.
     """
 
     ahead = Ahead()

@@ -5,10 +5,6 @@ thread has an answer at its deadline whatever is running: a stage is started if 
 and a slow wake-up (a high quantile). A caller that runs the stages itself cannot abandon one: there must also be time for a
 slow stage and a typical wake-up. With a grace period after the deadline, slow cases may use it.
 
-A stage that was queued behind the one before has durations of its own, from the end of that one: it began while Python was
-busy with the last result, and takes longer if it starts when it is requested. They are used for queued stages only. Until some
-are known, the durations of stages that started when requested stand in for them, which are longer.
-
 What is not started is not measured. So that an old load is not taken for the present one, one in a hundred of the stages that
 the forecast rules out is tried anyway, and one after a second without any; if it is fast, the older durations are forgotten.
 """
@@ -123,7 +119,6 @@ class Forecast:
         check_number(quantile, "quantile", above=0, most=1)
         self._quantile, self._length = quantile, check_count(window, "window")
         self._stages: dict[int, OrderedDict[int, DurationWindow]] = {}
-        self._queued: dict[int, OrderedDict[int, DurationWindow]] = {}
         self._dispatch: dict[str, DurationWindow] = {}
         self._lock = RLock()  # garbage collection may end a request, and so note its times, while this thread holds it
         renew_in_children(self)
@@ -136,9 +131,7 @@ class Forecast:
         """For pickle and copy: the durations, without the lock."""
         with self._lock:
             stages = {stage: known.copy() for stage, known in self._stages.items()}
-            queued = {stage: known.copy() for stage, known in self._queued.items()}
-            own = {"_lock": None, "_stages": stages, "_queued": queued, "_dispatch": self._dispatch.copy()}
-            return {**self.__dict__, **own}
+            return {**self.__dict__, "_lock": None, "_stages": stages, "_dispatch": self._dispatch.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -150,10 +143,10 @@ class Forecast:
         with self._lock:
             self._stages.setdefault(stage, OrderedDict())[batch] = DurationWindow(self._length, self._quantile, values)
 
-    def note(self, stage: int, batch: int, taken: float, *, queued: bool = False) -> None:
-        """Record the duration of a stage; if it was queued, from the end of the stage before."""
+    def note(self, stage: int, batch: int, taken: float) -> None:
+        """Record the duration of a stage."""
         with self._lock:
-            known = (self._queued if queued else self._stages).setdefault(stage, OrderedDict())
+            known = self._stages.setdefault(stage, OrderedDict())
             window = known.get(batch)
             if window is None:
                 known[batch] = window = DurationWindow(self._length, self._quantile)
@@ -168,15 +161,17 @@ class Forecast:
         with self._lock:
             self._dispatch.setdefault(mode, DurationWindow(self._length, SLOW_DISPATCH)).add(max(taken, 0.0))
 
-    def seconds(self, stage: int, batch: int, *, queued: bool = False) -> float:
+    def seconds(self, stage: int, batch: int) -> float:
         """The typical duration of a stage; 0 if unknown. See `_at` for a batch size that was never seen."""
-        known = self._known(stage, queued)
+        known = self._stages.get(stage)
         window = None if known is None else known.get(batch)
-        return self._at(stage, batch, "median", queued) if window is None else window.median
+        return self._at(stage, batch, "median") if window is None else window.median
 
-    def slow(self, stage: int, batch: int, *, queued: bool = False) -> float:
+    def slow(self, stage: int, batch: int) -> float:
         """The duration of a slow run of a stage; 0 if unknown."""
-        return self._at(stage, batch, "slow", queued)
+        known = self._stages.get(stage)
+        window = None if known is None else known.get(batch)
+        return self._at(stage, batch, "slow") if window is None else window.slow
 
     def shortest(self, stage: int, batch: int) -> float:
         """The duration of a stage at best; 0 if unknown."""
@@ -194,11 +189,11 @@ class Forecast:
         slow, rare = max(window.slow - grace, 0.0), max(window.at(RARE_DISPATCH) - grace, 0.0)
         return Dispatch(min(window.median, longest), min(slow, longest), min(rare, longest))
 
-    def decline(self, stage: int, batch: int, mode: str, now: float, *, queued: bool = False) -> bool:
+    def decline(self, stage: int, batch: int, mode: str, now: float) -> bool:
         """Record that the forecast rules out a stage; whether to try it anyway."""
         with self._lock:
-            known = self._known(stage, queued)
-            windows = [known[_nearest(known, batch)]] if known else []
+            near = self._nearest(stage, batch)
+            windows = [self._stages[stage][near]] if near is not None else []
             if mode in self._dispatch:
                 windows.append(self._dispatch[mode])
             trials = [window.decline(now) for window in windows]
@@ -218,13 +213,14 @@ class Forecast:
         best = min(per_row.values())
         return next(size for size in sizes if _PAYS * per_row[size] <= best)
 
-    def _known(self, stage: int, queued: bool) -> OrderedDict[int, DurationWindow] | None:
-        return (self._queued.get(stage) if queued else None) or self._stages.get(stage)
+    def _nearest(self, stage: int, batch: int) -> int | None:
+        sizes = list(self._stages.get(stage, ()))
+        return min((size for size in sizes if size >= batch), default=max(sizes, default=None))
 
-    def _at(self, stage: int, batch: int, kind: str, queued: bool = False) -> float:
+    def _at(self, stage: int, batch: int, kind: str) -> float:
         """For an unknown batch size, a line through the next smaller and the next larger one, or in proportion beyond them."""
         with self._lock:
-            known = self._known(stage, queued)
+            known = self._stages.get(stage)
             if not known:
                 return 0.0
             if batch in known:
@@ -237,9 +233,3 @@ class Forecast:
                 return low * batch / below
             high = float(getattr(known[above], kind))
             return low + (high - low) * (batch - below) / (above - below)
-
-
-def _nearest(sizes: Iterable[int], batch: int) -> int:
-    """The smallest size from `batch` on, else the largest."""
-    known = list(sizes)
-    return min((size for size in known if size >= batch), default=max(known))

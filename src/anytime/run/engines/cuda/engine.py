@@ -12,6 +12,7 @@ its carry along, so that any number may be open; what was queued for it is compu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -138,6 +139,14 @@ class _Run(Joinable[Tensor]):
     def queued(self) -> bool:  # type: ignore[override]
         """Whether the next stage runs, or has run, before it is requested."""
         return self._started > self._next
+
+    def ready(self, seconds: float) -> bool:
+        """Whether the next stage, which is queued, ends within so many seconds; waits no longer than that."""
+        until = time.perf_counter() + seconds
+        while (lane := self._lane) is not None and not lane.done(self._next):
+            if time.perf_counter() >= until:
+                return False
+        return lane is not None  # else another run has just evicted this one
 
     def _run(self, exit: int) -> Tensor:
         engine = self._engine

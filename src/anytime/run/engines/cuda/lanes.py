@@ -71,6 +71,10 @@ class Lane:
         """Start a stage on the fixed memory."""
         self._stages[exit].start()
 
+    def done(self, exit: int) -> bool:
+        """Whether a stage that was started has ended."""
+        return self._stages[exit].done()
+
     def finish(self, exit: int, rows: int) -> Tensor:
         """Wait for a stage; its result for the first rows."""
         stage = self._stages[exit]

@@ -37,6 +37,7 @@ class Recorded(NamedTuple):
         result: Its logits on the CPU, or with a rule its columns; overwritten by the next start.
         start: Queues the stage; call it inside `CudaGraphs.queue`.
         wait: Waits for the result of the last start.
+        done: Whether it is there.
         seconds: How long the GPU takes for it.
     """
 
@@ -44,6 +45,7 @@ class Recorded(NamedTuple):
     result: Tensor
     start: Callable[[], None]
     wait: Callable[[], None]
+    done: Callable[[], bool]
     seconds: float
 
 
@@ -100,7 +102,7 @@ class CudaGraphs:
                     then.replay()
                 done.record(beside)
 
-        return Recorded(left, host, start, done.synchronize, seconds)
+        return Recorded(left, host, start, done.synchronize, done.query, seconds)
 
     def _measure(self, graphs: Sequence[Any]) -> list[float]:
         """The median seconds of each, replayed without a gap, as stages that are queued ahead are."""
