@@ -44,6 +44,11 @@ class RunSetup:
         """Whether stages may be queued before they are requested: a policy decides after each one."""
         return self.policy is None and self.resolution > 0 and bool(getattr(self.engine, "queues_ahead", False))
 
+    @cached_property
+    def reads_modes(self) -> bool:
+        """Whether stages depend on the modes of torch around a request, such as autocast."""
+        return bool(getattr(self.engine, "reads_modes", True))
+
     @property
     def joins(self) -> bool:
         """Whether runs of different requests can share a batch."""

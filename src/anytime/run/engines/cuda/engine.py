@@ -58,6 +58,7 @@ class CudaGraphsEngine:
 
     name = "cuda-graphs"
     joins = queues_ahead = True
+    reads_modes = False
 
     def __init__(
         self,

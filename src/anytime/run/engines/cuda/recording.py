@@ -98,8 +98,11 @@ class CudaGraphs:
                 graph.replay()
                 ready.record(stream)
                 beside.wait_event(ready)
-                with torch.cuda.stream(beside):
+                torch.cuda.set_stream(beside)
+                try:
                     then.replay()
+                finally:
+                    torch.cuda.set_stream(stream)
                 done.record(beside)
 
         return Recorded(left, host, start, done.synchronize, done.query, seconds)
