@@ -17,7 +17,7 @@ import torch
 from anytime.checks import join_inputs
 from anytime.combine import Prediction
 from anytime.run.combining import ByRule, confidences
-from anytime.run.engines.base import Ahead, Stages
+from anytime.run.engines.base import NOTHING, Stages
 from anytime.run.engines.running import Joinable
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
@@ -150,7 +150,7 @@ class Batch:
         self._queued = run.queued
         if self._queued:
             self.began = live[0].ended  # of its last stage
-        run.ahead = Ahead() if contended else live[0].ahead(self._setup.clock.now(), self.stages if self.final else None)
+        run.ahead = NOTHING if contended else live[0].ahead(self._setup.clock.now(), self.stages if self.final else None)
 
     def _fail(self, tasks: list[Task], error: BaseException, ended: list[Task]) -> None:
         for task in tasks:

@@ -24,7 +24,7 @@ from anytime.models.modes import Modes
 from anytime.policy import RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.engines.base import Ahead, Stages
+from anytime.run.engines.base import NOTHING, Ahead, Stages
 from anytime.run.setup import RunSetup
 
 if TYPE_CHECKING:
@@ -286,15 +286,19 @@ class Task:
     def ahead(self, now: float, stages: int | None) -> Ahead:
         """What may be computed before it is requested: nothing if whether to go on is decided after each stage.
 
+        A stage that the forecast does not know starts when it is requested, which is how the forecast learns.
+
         Args:
             now: The time.
             stages: How many stages the scheduling policy allows; None for no limit.
         """
         if self.mode == "stream" or self.turn is not None or self.budget.confidence is not None:
-            return Ahead()
-        left = self.last - self.exit if stages is None else min(stages, self.last - self.exit)
+            return NOTHING
+        knows, first = self._setup.forecast.knows, self.exit + 2
+        last = self.last if stages is None else min(self.last, self.exit + stages)
+        known = next((stage for stage in range(first, last + 1) if not knows(stage, self.rows)), last + 1) - first
         seconds = math.inf if self.dispatch is None else self.deadline - self.dispatch.typical - now
-        return Ahead(left - 1, seconds, self._setup.resolution)
+        return Ahead(known, seconds, self._setup.resolution)
 
     def open(self) -> Stages:
         """Its run, alone."""

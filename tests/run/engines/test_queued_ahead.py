@@ -130,12 +130,22 @@ def test_threads_take_turns_with_queued_stages(make_network: Any, engine: Any) -
 Make = Callable[..., Runner]
 
 
+def measured() -> Forecast:
+    """A forecast that knows all stages."""
+    forecast = Forecast()
+    for stage in (1, 2, 3):
+        for batch in (1, 2):
+            forecast.seed(stage, batch, [1e-4] * 3)
+    return forecast
+
+
 @pytest.fixture
 def make_runner(engine: CudaGraphsEngine) -> Iterator[Make]:
     runners: list[Runner] = []
 
     def make(**options: Any) -> Runner:
         arguments = {name: options.pop(name) for name in ("policy",) if name in options}
+        options.setdefault("forecast", measured())
         runners.append(Runner(engine, "latest", engine, options=RunOptions(**options), **arguments))
         return runners[-1]
 
@@ -161,7 +171,7 @@ def test_nothing_after_the_last_requested_exit_is_queued(
     make_network: Any, engine: CudaGraphsEngine, recorder: Any, budget: Budget
 ) -> None:
     _, x = make_network("msdnet")
-    with Runner(engine, "latest", engine, macs=(1, 2, 3)) as runner:
+    with Runner(engine, "latest", engine, macs=(1, 2, 3), options=RunOptions(forecast=measured())) as runner:
         recorder.started = 0
         assert runner.predict(x, budget=budget).exit == 2
     assert recorder.started == 2
@@ -231,17 +241,25 @@ def test_a_scheduling_policy_that_decides_the_depth_limits_what_is_queued(
     task.finish()
 
 
-def test_the_forecast_learns_nothing_from_queued_stages(make_network: Any, engine: CudaGraphsEngine) -> None:
+def test_the_forecast_learns_from_stages_that_start_when_they_are_requested(
+    make_network: Any, make_runner: Make, recorder: Any
+) -> None:
     _, x = make_network("msdnet")
     forecast = Forecast()
-    with Runner(engine, "latest", engine, options=RunOptions(forecast=forecast)) as runner:
-        reports: list[StageReport] = []
-        runner.on_stage = reports.append
+    runner, started, reports = make_runner(forecast=forecast), [], list[StageReport]()
+
+    def note(report: StageReport) -> None:
+        started.append(recorder.started)
+        reports.append(report)
+
+    runner.on_stage = note
+    for _ in range(5):
+        recorder.started = 0
         runner.predict(x)
-    assert forecast.seconds(1, 2) > 0
-    assert forecast.seconds(2, 2) == forecast.seconds(3, 2) == 0
-    ends = [report.began + report.seconds for report in reports]
-    assert [report.began for report in reports[1:]] == pytest.approx(ends[:-1])  # each began when the last one had ended
+    assert started == [*3 * [1, 2, 3], *2 * [3, 3, 3]]
+    assert [len(forecast._stages[stage][2]) for stage in (1, 2, 3)] == [5, 3, 3]
+    first, second, third = reports[-3:]
+    assert (second.began, third.began) == pytest.approx((first.began + first.seconds, second.began + second.seconds))
 
 
 @pytest.mark.parametrize("preempt", [True, False])

@@ -23,6 +23,10 @@ class Ahead(NamedTuple):
     resolution: float = 0.0
 
 
+NOTHING = Ahead()
+"""Every stage starts when it is requested."""
+
+
 class Stages(Protocol):
     """One batch of inputs on its way through the stages. Used by one thread at a time."""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anytime.checks import as_float, as_tensor
 from anytime.errors import DtypeError, ShapeError, StateError
-from anytime.run.engines.base import Ahead
+from anytime.run.engines.base import NOTHING
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Running(ABC, Generic[T]):
             `ready(seconds)`: whether it ends within so many seconds, which waits no longer than that.
     """
 
-    ahead = Ahead()
+    ahead = NOTHING
     queued = False
 
     def __init__(self, exits: int, batch: int) -> None:

@@ -167,6 +167,12 @@ class Forecast:
         window = None if known is None else known.get(batch)
         return self._at(stage, batch, "median") if window is None else window.median
 
+    def knows(self, stage: int, batch: int) -> bool:
+        """Whether a stage was measured some times for this batch size."""
+        known = self._stages.get(stage)
+        window = None if known is None else known.get(batch)
+        return window is not None and len(window) >= _SOME
+
     def slow(self, stage: int, batch: int) -> float:
         """The duration of a slow run of a stage; 0 if unknown."""
         known = self._stages.get(stage)

@@ -46,7 +46,7 @@ class Lane:
     def __init__(self, recorder: CudaGraphs, variant: Variant, first: Carry, rule: RuleColumns | None) -> None:
         self.size, self.variant = len(first[0]), variant
         self.owner: Any = None
-        self._recorder = recorder
+        self._recorder, self._has_rule = recorder, rule is not None
         stages = [partial(variant.model.stage, exit) for exit in range(variant.model.num_exits)]
         self._stages = recorder.record(stages, first, rule)
         self._carries: list[Carry] = [first, *(stage.left for stage in self._stages)]
@@ -54,6 +54,8 @@ class Lane:
 
     def furthest(self, exit: int, ahead: Ahead) -> int:
         """The last stage to queue behind stage `exit`, which runs now: one that ends in time, after a short wait at most."""
+        if not ahead.stages:
+            return exit
         ends, last = self._ends, exit
         latest = min(ends[exit] + ahead.seconds, ends[exit + 1] + ahead.resolution)
         most = min(exit + ahead.stages, len(self._stages) - 1)
@@ -63,7 +65,8 @@ class Lane:
 
     def load(self, exit: int, carry: Carry) -> None:
         """Copy the carry of a stage into the fixed memory."""
-        self._recorder.join()
+        if self._has_rule:
+            self._recorder.join()
         for place, tensor in zip(self._carries[exit], carry, strict=True):
             place[: len(tensor)].copy_(tensor, non_blocking=True)
 
@@ -89,5 +92,6 @@ class Lane:
 
     def unload(self, exit: int, rows: int) -> Carry:
         """A copy of the first rows of the carry of a stage, which later stages do not overwrite."""
-        self._recorder.join()
+        if self._has_rule:
+            self._recorder.join()
         return tuple(tensor[:rows].clone() for tensor in self._carries[exit])

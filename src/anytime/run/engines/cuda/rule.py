@@ -80,8 +80,12 @@ class ByColumns(ByRule):
     def after(self, logits: Sequence[Tensor], exits: int) -> Prediction:
         """The answer after these of `exits` exits: the columns of the last."""
         classes, last = self._classes, logits[-1]
-        if not self.unchecked and math.isfinite(last[:, -1].sum()):
-            return Prediction(last[:, classes : 2 * classes], last[:, -3] > 0, last[:, -2].long())
+        if not self.unchecked:
+            # Lists, since every small operation of torch costs a microsecond or two of the caller's time.
+            fell_back, labels, totals = zip(*last[:, 2 * classes :].tolist(), strict=True)
+            if math.isfinite(sum(totals)):
+                flags = torch.tensor(fell_back, dtype=torch.bool), torch.tensor(labels, dtype=torch.long)
+                return Prediction(last[:, classes : 2 * classes], *flags)
         # The first batch of the model has yet to be checked; and the rule reports what is wrong with logits, and where.
         return super().after([each[:, :classes] for each in logits], exits)
 
@@ -113,4 +117,4 @@ def make_columns(rule: Rule[Any], exits: int, classes: int, recorder: CudaGraphs
 
 
 def _logits_at(exit: int, carry: Carry) -> tuple[Carry, Tensor]:
-    return carry, carry[0][:, exit]
+    return carry, carry[0][:, exit].clone()  # a graph without work raises a warning
