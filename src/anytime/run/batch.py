@@ -85,7 +85,7 @@ class Batch:
         self.tasks, self.stages, self.final, self.began, self._setup = list(tasks), stages, final, now, setup
         self.running = self.tasks
         self.took: float | None = None
-        self._queued = False
+        self._picked, self._queued = now, False
         self._times: list[tuple[int, int, float]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
@@ -149,7 +149,7 @@ class Batch:
         """Let the engine queue what a request that nobody waits behind will ask for next."""
         self._queued = run.queued
         if self._queued:
-            self.began = live[0].ended  # of its last stage
+            self.began = max(live[0].ended, self._picked)  # when its last stage ended, unless it waited since
         run.ahead = NOTHING if contended else live[0].ahead(self._setup.clock.now(), self.stages if self.final else None)
 
     def _fail(self, tasks: list[Task], error: BaseException, ended: list[Task]) -> None:

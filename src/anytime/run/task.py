@@ -273,9 +273,12 @@ class Task:
             return True
         if self._setup.queues_ahead and self.run is not None and self.run.queued:
             # It runs in any case, and no caller waits for it beyond its deadline.
-            in_time = self.mode in PREEMPTING or self.run.ready(self.deadline - self.dispatch.typical - now)
-            self._reason = self._reason or (None if in_time else "deadline")
-            return in_time
+            if self.mode in PREEMPTING:
+                return True
+            if self.turn is None:  # else a thread asks, which must not wait
+                in_time: bool = self.run.ready(self.deadline - self.dispatch.typical - now)
+                self._reason = self._reason or (None if in_time else "deadline")
+                return in_time
         if self.needed() <= self.deadline - now:
             return True
         self.trial = now < self.deadline and self._setup.forecast.decline(self.exit + 1, self.rows, self.mode, now)

@@ -285,6 +285,35 @@ def test_a_queued_stage_that_hangs_makes_no_answer_late(
     recorder.stuck = False
 
 
+def test_a_thread_does_not_wait_for_a_queued_stage_to_choose_what_is_next(
+    make_network: Any, make_runner: Make, recorder: Any
+) -> None:
+    _, x = make_network("msdnet")
+    runner = make_runner(preempt=False)
+    setup = runner._ready(None)
+    task = runner._task(x, Budget(time=1e6), mode="caller")
+    Batch([task], setup, 0.0).step(waiting=0)
+    assert task.run.queued
+    recorder.stuck, task.turn = True, threading.Lock()
+    assert task.fits(setup.clock.now())  # by the forecast, at once
+    recorder.stuck, task.turn = False, None
+    task.finish()
+
+
+def test_the_time_of_a_queued_stage_does_not_include_a_wait_in_the_queue(make_network: Any, make_runner: Make) -> None:
+    _, x = make_network("msdnet")
+    runner = make_runner()
+    setup = runner._ready(None)
+    task = runner._task(x, Budget())
+    Batch([task], setup, 0.0).step(waiting=0)
+    assert task.run.queued
+    picked = task.ended + 5.0
+    later = Batch([task], setup, picked)
+    later.step(waiting=1)
+    assert later.began == picked
+    task.finish()
+
+
 def test_queued_stages_that_have_ended_are_taken_in_the_caller_s_own_thread(
     make_network: Any, make_runner: Make, recorder: Any
 ) -> None:
