@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="the device of the model")
     parser.add_argument("--batch", type=int, default=1, choices=[2**power for power in range(10)], help="inputs per request")
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
-    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many seconds, if that is before")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="end after so many seconds of counted requests")
     parser.add_argument("--longest", type=float, default=1.5, help="the longest deadline, in median times of all exits")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -292,9 +292,11 @@ def main() -> None:
             print("; ".join(getattr(each, "why", "") for each in (engine, with_rule)), flush=True)
             queued = statistics.median(sum(stage_times(engine, inputs[:batch], turns[QUEUED].args[1])) for _ in range(50))  # type: ignore[attr-defined]
             print(f"all exits with stages queued ahead: {1e3 * queued:.2f} ms", flush=True)
-        until = time.perf_counter() + options.seconds
+        until = math.inf
         for number in range(options.requests):
-            if time.perf_counter() > until:
+            if number == options.skip:
+                until = time.perf_counter() + options.seconds
+            if time.perf_counter() > until and number > options.skip:
                 print(f"ended after {number} requests")
                 break
             first, allowed = batch * draw.randrange(len(inputs) // batch), draw.uniform(0, longest)
