@@ -23,7 +23,8 @@ from anytime.run.export.rule_step import Exportable, filled, flat, is_own, typic
 if TYPE_CHECKING:
     from anytime.run.engines.cuda.recording import CudaGraphs, Step
 
-_TOLERANCE = 1e-5
+_TOLERANCE = 1e-4
+"""Of log-probabilities: a GPU adds in another order, and rounds logarithms otherwise."""
 
 
 class RuleColumns:
