@@ -127,7 +127,12 @@ class Answer(Displayed):
     @property
     def logits(self) -> Tensor | None:
         """The logits of the exits used, `(exits, batch, classes)`; None with a policy, and for stages with a rule inside."""
-        return torch.stack([torch.as_tensor(each) for each in self.outputs]) if self.outputs else None
+        if not self.outputs:
+            return None
+        logits = torch.stack([torch.as_tensor(each) for each in self.outputs])
+        # An engine with the rule inside returns further columns, see anytime.run.engines.cuda.rule.
+        plain = logits.ndim != 3 or isinstance(self.prediction, Interval)
+        return logits if plain else logits[..., : self.log_probs.shape[-1]]
 
     @property
     def fell_back(self) -> Tensor:

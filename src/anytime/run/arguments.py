@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,6 +34,10 @@ def make_combiner(
     if isinstance(engine, OnnxRuntimeEngine) and not probabilities:
         combiner = by_graph(rule, engine.num_exits, engine.classes)
         return engine.begin_arrays if isinstance(combiner, ByGraph) else engine.begin, combiner
+    if getattr(engine, "rule", None) == rule and class_dim is None and not probabilities:
+        from anytime.run.engines.cuda.rule import ByColumns
+
+        return cast(Any, engine).begin_with_rule, ByColumns(rule, cast(Any, engine).classes)
     return engine.begin, ByRule(rule, probabilities=probabilities, class_dim=class_dim)
 
 

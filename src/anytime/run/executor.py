@@ -317,7 +317,7 @@ class Executor:
     def _run(self, batch: Batch, own: Modes) -> list[Task]:
         """Run a batch until it ends or others wait; the requests that have ended."""
         modes = batch.tasks[0].modes
-        if modes == own:
+        if modes == own or not self.queue.setup.reads_modes:
             return self._stages(batch)
         with modes.again():
             return self._stages(batch)

@@ -33,6 +33,8 @@ class RunOptions:
             a busy core this avoids most delays, but a stage that takes far longer than expected makes its answer late.
         grace: How long after its deadline an answer is not yet late. With a grace period, typical times are aimed at the
             deadline and only slow ones use the grace period; without one, slow times are aimed at the deadline as well.
+        resolution: For how long a GPU may compute stages that turn out not to be needed, after an interrupt for example.
+            Engines with CUDA graphs queue so many stages behind the running one; with 0 each starts when it is requested.
         on_too_short: What to do if not even the first exit fits: `raise` a `DeadlineTooShort` or `Overloaded`, or return the
             `prior`.
         prior: The class probabilities before anything is computed; uniform by default.
@@ -52,6 +54,7 @@ class RunOptions:
     nice: int = 0
     preempt: bool = True
     grace: Duration = 0.0
+    resolution: Duration = 0.5e-3
     on_too_short: Literal["raise", "prior"] = "raise"
     prior: Any = None
     forecast: Forecast | None = None
@@ -77,7 +80,8 @@ class RunOptions:
             raise OptionError(
                 f"forecast is {self.forecast!r}", expected="an anytime.run.Forecast", fix="pass forecast=Forecast()"
             )
-        object.__setattr__(self, "grace", seconds(self.grace))
+        for name in ("grace", "resolution"):
+            object.__setattr__(self, name, seconds(getattr(self, name)))
 
     @property
     def policy(self) -> SchedulingPolicy:

@@ -462,7 +462,10 @@ class Runner:
     def _make_setup(self, example: Inputs | None) -> RunSetup:
         engine, threads, self._example = self._engine, self._threads.wanted, example
         if isinstance(engine, str):
-            engine = make_engine(self._model, engine, example=example, threads=threads)
+            # A policy, dense logits and probabilities need the rule's own step.
+            own = self._policy is None and self._class_dim is None and not self._probabilities
+            rule = self._rule if own and isinstance(self._rule, Rule) else None
+            engine = make_engine(self._model, engine, example=example, threads=threads, rule=rule)
         if self._profile is not None:
             self._profile.check_engine(engine.name)
             self._profile.seed(self._forecast)
@@ -480,6 +483,7 @@ class Runner:
             self._generator,
             self._prior,
             cast(float, self._options.grace),
+            cast(float, self._options.resolution),
         )
 
     def renew(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -37,6 +37,17 @@ class RunSetup:
     generator: torch.Generator | None = None
     prior: Tensor | None = None
     grace: float = 0.0
+    resolution: float = 0.0
+
+    @cached_property
+    def queues_ahead(self) -> bool:
+        """Whether stages may be queued before they are requested: a policy decides after each one."""
+        return self.policy is None and self.resolution > 0 and bool(getattr(self.engine, "queues_ahead", False))
+
+    @cached_property
+    def reads_modes(self) -> bool:
+        """Whether stages depend on the modes of torch around a request, such as autocast."""
+        return bool(getattr(self.engine, "reads_modes", True))
 
     @property
     def joins(self) -> bool:

@@ -24,7 +24,7 @@ from anytime.models.modes import Modes
 from anytime.policy import RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
-from anytime.run.engines.base import Stages
+from anytime.run.engines.base import NOTHING, Ahead, Stages
 from anytime.run.setup import RunSetup
 
 if TYPE_CHECKING:
@@ -269,12 +269,39 @@ class Task:
 
     def fits(self, now: float) -> bool:
         """Whether the next stage is expected to end in time, or is to be tried; records the reason if not."""
-        if self.dispatch is None or self.trial or self.needed() <= self.deadline - now:
+        if self.dispatch is None or self.trial:
+            return True
+        if self._setup.queues_ahead and self.run is not None and self.run.queued:
+            # It runs in any case, and no caller waits for it beyond its deadline.
+            if self.mode in PREEMPTING:
+                return True
+            if self.turn is None:  # else a thread asks, which must not wait
+                in_time: bool = self.run.ready(self.deadline - self.dispatch.typical - now)
+                self._reason = self._reason or (None if in_time else "deadline")
+                return in_time
+        if self.needed() <= self.deadline - now:
             return True
         self.trial = now < self.deadline and self._setup.forecast.decline(self.exit + 1, self.rows, self.mode, now)
         if not self.trial:
             self._reason = self._reason or ("deadline" if self.deadline - now <= self._reserve() else "forecast")
         return self.trial
+
+    def ahead(self, now: float, stages: int | None) -> Ahead:
+        """What may be computed before it is requested: nothing if whether to go on is decided after each stage.
+
+        A stage that the forecast does not know starts when it is requested, which is how the forecast learns.
+
+        Args:
+            now: The time.
+            stages: How many stages the scheduling policy allows; None for no limit.
+        """
+        if self.mode == "stream" or self.turn is not None or self.budget.confidence is not None:
+            return NOTHING
+        knows, first = self._setup.forecast.knows, self.exit + 2
+        last = self.last if stages is None else min(self.last, self.exit + stages)
+        known = next((stage for stage in range(first, last + 1) if not knows(stage, self.rows)), last + 1) - first
+        seconds = math.inf if self.dispatch is None else self.deadline - self.dispatch.typical - now
+        return Ahead(known, seconds, self._setup.resolution)
 
     def open(self) -> Stages:
         """Its run, alone."""

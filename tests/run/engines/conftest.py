@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ from anytime.models import (
     attach_cascade,
     attach_exits,
 )
-from anytime.run.engines.cuda import CudaGraphs, Recorded, Step
+from anytime.run.engines.cuda.recording import CudaGraphs, Recorded, Step
+from anytime.run.engines.cuda.rule import RuleColumns
 
 SHAPE: dict[str, Any] = {"classes": 4, "exits": 3, "base": 1, "step": 1, "channels": 4, "growth": 4}
 SMALL_DVIT = DViTConfig(
@@ -119,42 +122,83 @@ def settle() -> Callable[[MultiExit], MultiExit]:
 
 
 class OnCPU(CudaGraphs):
-    """Records like CUDA graphs: replays read and write the same memory."""
+    """Records like CUDA graphs: what is started runs in its order, on the same memory, once something waits for it.
+
+    Attributes:
+        started: How many stages were started.
+        replays: How many of them have run.
+        stuck: Whether nothing ends unless something waits for it without limit.
+        stage_seconds: How long a stage takes, as the engine is told.
+        times: How long all stages of a batch size and variant take, likewise.
+    """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.replays = 0
-        self.times: dict[tuple[int, str], float] = {}  # by batch size and variant
+        self.started = self.replays = 0
+        self.stuck = False
+        self.stage_seconds = 1e-4
+        self.times: dict[tuple[int, str], float] = {}
+        self._pending: deque[Callable[[], None]] = deque()
 
-    def record(self, steps: Sequence[Step], carry: Carry) -> list[Recorded]:
+    def record(self, steps: Sequence[Step], carry: Carry, rule: RuleColumns | None = None) -> list[Recorded]:
         recorded = []
-        for step in steps:
-            left, logits = step(carry)
-            recorded.append(Recorded(left, logits, self._again(step, carry, (*left, logits))))
-            carry = left
+        state: Carry = ()
+        for exit, step in enumerate(steps):
+            work = partial(self._work, rule, exit, step, carry, state)
+            carry, state, result = work()
+            host = torch.full(result.shape, torch.nan)
+            recorded.append(self._recorded(work, (*carry, *state, host)))
+            host.copy_(result)
         return recorded
 
-    def _again(self, step: Step, given: Carry, places: Carry) -> Callable[[], None]:
+    def _work(self, rule: RuleColumns | None, exit: int, step: Step, carry: Carry, state: Carry) -> tuple[Carry, Carry, Tensor]:
+        left, logits = step(carry)
+        if rule is None:
+            return left, (), logits.float()
+        after, columns = rule.step(exit, logits, state)
+        return left, after, columns
+
+    def _recorded(self, work: Callable[[], tuple[Carry, Carry, Tensor]], places: Carry) -> Recorded:
+        last = [None]
+
         @torch.inference_mode()
         def replay() -> None:
             self.replays += 1
-            left, logits = step(given)
-            for place, new in zip(places, (*left, logits), strict=True):
+            left, state, result = work()
+            for place, new in zip(places, (*left, *state, result), strict=True):
                 place.copy_(new)
 
-        return replay
+        def start() -> None:
+            self.started += 1
+            last[0] = one = partial(replay)  # type: ignore[call-overload]
+            self._pending.append(one)
+
+        def wait() -> None:
+            while last[0] in self._pending:
+                self._pending.popleft()()
+
+        def done() -> bool:
+            if not self.stuck:
+                wait()
+            return not self.stuck
+
+        return Recorded(places[:-1], places[-1], start, wait, done, self.stage_seconds)
 
     def mark(self, device: torch.device) -> None:
         raise AssertionError("inputs on the CPU need no event")
 
-    def queue(self, after: None = None) -> AbstractContextManager[Any]:
-        return nullcontext()
+    @contextmanager
+    def queue(self, after: None = None) -> Iterator[None]:
+        # Copies by torch are not queued here, so that what they read must have run.
+        while self._pending:
+            self._pending.popleft()()
+        yield
+
+    def join(self) -> None:
+        pass
 
     def exact(self) -> AbstractContextManager[Any]:
         return nullcontext()
-
-    def wait(self) -> None:
-        pass
 
     def seconds(self, work: Callable[[], None]) -> float:
         work()

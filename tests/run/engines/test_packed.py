@@ -123,11 +123,11 @@ def test_a_kernel_that_fails_or_errs_is_left_out(make_network: Any, recorder: An
     def fail(*_: Any) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("anytime.run.engines.cuda.run_with_torch", fail)
+    monkeypatch.setattr("anytime.run.engines.cuda.variants.run_with_torch", fail)
     engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
     assert engine.why == "requested; fused; packed is left out: RuntimeError: no such kernel"
 
-    monkeypatch.setattr("anytime.run.engines.cuda.run_with_torch", lambda *given: given[-1].fill_(float("nan")))
+    monkeypatch.setattr("anytime.run.engines.cuda.variants.run_with_torch", lambda *given: given[-1].fill_(float("nan")))
     engine = CudaGraphsEngine(model, x, sizes=(2,), recorder=recorder)
     assert engine.why == "requested; fused; packed is left out: its logits differ by inf of the largest logit of an exit"
     run = engine.begin(x)

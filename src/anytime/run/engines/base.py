@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from anytime.checks import Inputs
+
+
+class Ahead(NamedTuple):
+    """What may be computed before it is requested: stages that follow without another decision, if nothing intervenes.
+
+    Attributes:
+        stages: How many stages may follow the next one.
+        seconds: From now on, within which they must end to be of use.
+        resolution: For how many seconds they may go on after the next stage, if they are not needed after all.
+    """
+
+    stages: int = 0
+    seconds: float = 0.0
+    resolution: float = 0.0
+
+
+NOTHING = Ahead()
+"""Every stage starts when it is requested."""
 
 
 class Stages(Protocol):

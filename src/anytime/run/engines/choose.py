@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anytime.checks import Inputs, check_inputs, check_threads, count_rows
+from anytime.combine import Rule
 from anytime.errors import AnytimeError, CheckError, OptionError
 from anytime.models.base import ExitModel, is_staged
 from anytime.models.given import not_staged
@@ -24,7 +25,14 @@ _ROUNDS, _SECONDS = 9, 0.3
 
 
 @without_autocast()  # engines return the model's logits in float32; autocast around a request applies to `eager` and `folded`
-def make_engine(model: ExitModel, name: str = "auto", *, example: Inputs | None = None, threads: int | None = 1) -> Engine:
+def make_engine(
+    model: ExitModel,
+    name: str = "auto",
+    *,
+    example: Inputs | None = None,
+    threads: int | None = 1,
+    rule: Rule[Any] | None = None,
+) -> Engine:
     """Prepare a model to run stage by stage.
 
     Every engine returns the model's logits within its `TOLERANCE`; this is checked on the example. Engines other than `eager`
@@ -36,6 +44,7 @@ def make_engine(model: ExitModel, name: str = "auto", *, example: Inputs | None 
         example: Typical inputs, a tensor or a tuple or dict of tensors, batch first. Only `eager` works without; `auto` is then
             `eager`.
         threads: Threads per stage. For torch engines this sets `torch.set_num_threads` for the whole process; None leaves it.
+        rule: A rule that `cuda-graphs` evaluates on the GPU after each stage; other engines return logits only.
 
     Returns:
         The engine. Its `why` explains the choice.
@@ -53,8 +62,8 @@ def make_engine(model: ExitModel, name: str = "auto", *, example: Inputs | None 
     if threads is not None and torch.get_num_threads() != check_threads(threads):
         torch.set_num_threads(threads)
     if name == "auto":
-        return _fastest(model, example, threads)
-    return _make(model, name, example, threads)
+        return _fastest(model, example, threads, rule)
+    return _make(model, name, example, threads, rule)
 
 
 def check_runnable(model: Any) -> int:
@@ -70,7 +79,7 @@ def check_runnable(model: Any) -> int:
     return exits
 
 
-def _fastest(model: ExitModel, example: Inputs | None, threads: int | None) -> Engine:
+def _fastest(model: ExitModel, example: Inputs | None, threads: int | None, rule: Rule[Any] | None) -> Engine:
     eager = EagerEngine(model)
     if example is None or not is_staged(model):
         eager.why = "no example to measure on" if is_staged(model) else "the model cannot be run stage by stage"
@@ -79,7 +88,7 @@ def _fastest(model: ExitModel, example: Inputs | None, threads: int | None) -> E
     left_out = []
     for name in ("folded", "cuda-graphs" if device_of(model).type == "cuda" else "onnxruntime"):
         try:
-            candidates[name] = _make(model, name, example, threads)
+            candidates[name] = _make(model, name, example, threads, rule)
         except AnytimeError as error:
             left_out.append(f"{name} is left out: {error.got}")
     times = _measure(candidates, example)
@@ -92,7 +101,7 @@ def _fastest(model: ExitModel, example: Inputs | None, threads: int | None) -> E
     return chosen
 
 
-def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | None) -> Engine:
+def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | None, rule: Rule[Any] | None) -> Engine:
     if name == "eager":
         return EagerEngine(model)
     if not is_staged(model):
@@ -107,7 +116,7 @@ def _make(model: ExitModel, name: str, example: Inputs | None, threads: int | No
     reference: Any = eval_copy(model).to(device_of(model)) if other else model
     with allow_tf32(False):  # torch's default on a GPU rounds more than the tolerance
         wanted = run_all(EagerEngine(reference), example)  # first, since it explains what is wrong with an example
-    engine = _build(model, name, example, threads)
+    engine = _build(model, name, example, threads, rule)
     with allow_tf32(False):
         ratio = difference(run_all(engine, example), wanted)
     if ratio > engine.TOLERANCE:
@@ -129,7 +138,7 @@ def _other_precision(model: ExitModel, name: str) -> list[str]:
     return [f"computes in float32, the model in {str(own).removeprefix('torch.')}"]
 
 
-def _build(model: Any, name: str, example: Inputs, threads: int | None) -> Any:
+def _build(model: Any, name: str, example: Inputs, threads: int | None, rule: Rule[Any] | None) -> Any:
     if name == "folded":
         return FoldedEngine(model, example)
     if name == "onnxruntime":
@@ -138,7 +147,7 @@ def _build(model: Any, name: str, example: Inputs, threads: int | None) -> Any:
         return OnnxRuntimeEngine(model, example, threads=threads or torch.get_num_threads())
     from anytime.run.engines.cuda import SIZES, CudaGraphsEngine
 
-    return CudaGraphsEngine(model, example, sizes=(*SIZES, count_rows(example)))
+    return CudaGraphsEngine(model, example, sizes=(*SIZES, count_rows(example)), rule=rule)
 
 
 def run_all(engine: Engine, x: Inputs) -> list[Tensor]:

@@ -45,7 +45,7 @@ class OnnxRuntimeEngine:
 
     name = "onnxruntime"
     joins = True
-    in_python = False
+    in_python = reads_modes = False
     merges = False
     """Whether runs that began apart are worth joining: copying the carry of eight rows of the CIFAR MSDNet, and reading it from
     cold caches, takes longer than one batch saves."""

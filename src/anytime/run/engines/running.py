@@ -14,12 +14,23 @@ from torch import Tensor, nn
 
 from anytime.checks import as_float, as_tensor
 from anytime.errors import DtypeError, ShapeError, StateError
+from anytime.run.engines.base import NOTHING
 
 T = TypeVar("T")
 
 
 class Running(ABC, Generic[T]):
-    """Counts the stages and refuses calls out of order; subclasses do the work."""
+    """Counts the stages and refuses calls out of order; subclasses do the work.
+
+    Attributes:
+        ahead: What may be computed before it is requested; set before each stage for engines that have `queues_ahead`, and
+            ignored by others.
+        queued: Whether the next stage runs, or has run, before it is requested. Engines that have `queues_ahead` also define
+            `ready(seconds)`: whether it ends within so many seconds, which waits no longer than that.
+    """
+
+    ahead = NOTHING
+    queued = False
 
     def __init__(self, exits: int, batch: int) -> None:
         self._exits, self._seen, self._batch, self._open = exits, 0, batch, True

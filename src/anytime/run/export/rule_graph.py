@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from anytime.combine import Prediction, Rule, State
 from anytime.run.combining import ByRule
 from anytime.run.engines.onnx import Free, make_session, traced
-from anytime.run.export.rule_step import Exportable, typical_states
+from anytime.run.export.rule_step import Exportable, is_own, typical_states
 
 _TOLERANCE = 1e-5
 _OUTPUTS = ["log_probs", "fell_back", "labels", "sum"]
@@ -56,7 +55,7 @@ class ByGraph(ByRule):
 def by_graph(rule: Rule[Any], exits: int, classes: int) -> ByRule:
     """A rule as graphs, or evaluated by torch if it cannot be written so; `why` gives the reason."""
     plain = ByRule(rule)
-    if not _is_own(rule):
+    if not is_own(rule):
         plain.why = f"torch: {type(rule).__name__}, or a part of it, is not a rule of this library"
         return plain
     rows = [logits for logits, _ in typical_states(rule, exits=exits, classes=classes)]
@@ -70,14 +69,6 @@ def by_graph(rule: Rule[Any], exits: int, classes: int) -> ByRule:
         return plain
     graphs.unchecked = True  # the first batch of the model has yet to be checked
     return graphs
-
-
-def _is_own(part: Any) -> bool:
-    """Whether a rule, and every rule and activation in it, is this library's own."""
-    if not is_dataclass(part):
-        return isinstance(part, int | float | str | tuple | None)
-    known = type(part).__module__.startswith(f"{__package__.partition('.')[0]}.")
-    return known and all(_is_own(getattr(part, field.name)) for field in fields(part))
 
 
 class _After(nn.Module):

@@ -7,7 +7,7 @@ so on, each with the batch first.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class RuleStep(nn.Module):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         logits, *state = values
         with Exportable():
-            after, prediction = self.rule._update(_filled(self.state, iter(state)), logits.double())
+            after, prediction = self.rule._update(filled(self.state, iter(state)), logits.double())
         left = () if self.last else flat(after).values()
         return prediction.probs.float(), prediction.log_probs.float(), prediction.fell_back, prediction.labels, *left
 
@@ -102,12 +102,24 @@ def _named(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
                 yield from _named(f"{name}_{place}", part)
 
 
-def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+def filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """A state with other tensors, in the order of `flat`."""
     match value:
         case Tensor():
             return next(tensors)
         case State():
-            return replace(value, **{part.name: _filled(getattr(value, part.name), tensors) for part in fields(value)})
+            return replace(value, **{part.name: filled(getattr(value, part.name), tensors) for part in fields(value)})
         case tuple():
-            return tuple(_filled(part, tensors) for part in value)
+            return tuple(filled(part, tensors) for part in value)
     return value
+
+
+def is_own(part: Any) -> bool:
+    """Whether a rule, and every rule and activation in it, is this library's own.
+
+    The branches of these depend on values only to skip unnecessary work, so that one graph serves all inputs.
+    """
+    if not is_dataclass(part):
+        return isinstance(part, int | float | str | tuple | None)
+    known = type(part).__module__.startswith(f"{__package__.partition('.')[0]}.")
+    return known and all(is_own(getattr(part, field.name)) for field in fields(part))

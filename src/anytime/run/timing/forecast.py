@@ -167,9 +167,17 @@ class Forecast:
         window = None if known is None else known.get(batch)
         return self._at(stage, batch, "median") if window is None else window.median
 
+    def knows(self, stage: int, batch: int) -> bool:
+        """Whether a stage was measured some times for this batch size."""
+        known = self._stages.get(stage)
+        window = None if known is None else known.get(batch)
+        return window is not None and len(window) >= _SOME
+
     def slow(self, stage: int, batch: int) -> float:
         """The duration of a slow run of a stage; 0 if unknown."""
-        return self._at(stage, batch, "slow")
+        known = self._stages.get(stage)
+        window = None if known is None else known.get(batch)
+        return self._at(stage, batch, "slow") if window is None else window.slow
 
     def shortest(self, stage: int, batch: int) -> float:
         """The duration of a stage at best; 0 if unknown."""
