@@ -423,11 +423,6 @@ def _least(request: Request) -> int:
     return getattr(request, "least", 1)
 
 
-def _mandatory(request: Request) -> int:
-    """The exit up to which stages are mandatory; without a deadline a request ends after its last stage only."""
-    return request.last if request.deadline == math.inf else _least(request)
-
-
 def _urgency(request: Request) -> float:
     """The deadline, or the end of the patience of a request without one."""
     return request.deadline if request.deadline < math.inf else request.arrived + PATIENCE
