@@ -68,6 +68,7 @@ SETTINGS = {
     "mkl-avx2": Setting("MKL with AVX2", {"MKL_CBWR": "AVX2"}, AVX2),
     "onednn-sse41": Setting("oneDNN with SSE4.1", {"ONEDNN_MAX_CPU_ISA": "SSE41"}),
     "onednn-avx2": Setting("oneDNN with AVX2", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, AVX2),
+    "numba-generic": Setting("numba without AVX", {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}),
     "two-threads": Setting("two threads per process", {"ANYTIME_TEST_THREADS": "2"}),
     "misaligned": Setting("memory aligned to 16 bytes", misaligned=True),
     "busy": Setting("a spinning process per core", busy=True),
