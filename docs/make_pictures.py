@@ -9,7 +9,7 @@ from pathlib import Path
 from anytime import evaluate, samples
 from anytime.artifacts import write_text
 from anytime.report import figures
-from anytime.report.svg.chart import standalone
+from anytime.report.svg.chart import stacked
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -26,7 +26,7 @@ def main() -> None:
     found = evaluate(samples.cifar100_msdnet())
     drops = next(figure for figure in figures(found) if figure.id == "label_drop")
     title = "CIFAR-100: drops of the true class's probability"
-    write_text(FOLDER / "drops.svg", standalone(drops.chart, title=title))
+    write_text(FOLDER / "drops.svg", stacked([(title, drops.chart)]))
     write_text(FOLDER / "layers.svg", layers())
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import anytime
-from anytime.combine.named import name_of, parse_rules
+from anytime.combine.named import name_of
 from anytime.errors import OptionError
 
 
@@ -40,19 +40,6 @@ def test_a_text_that_names_no_rule_is_refused_with_help(text: str) -> None:
 def test_a_near_miss_gets_a_suggestion() -> None:
     with pytest.raises(OptionError, match="did you mean 'product'"):
         anytime.parse_rule("produkt")
-
-
-def test_a_list_of_rules_keeps_its_texts() -> None:
-    assert parse_rules("latest,product(clipped(2), weights=ones)") == {
-        "latest": anytime.Latest(),
-        "product(clipped(2), weights=ones)": anytime.Product(anytime.combine.ClippedReLU(2), weights="ones"),
-    }
-
-
-@pytest.mark.parametrize("text", ["", ",", "latest,latest", "latest,,product", "latest product"])
-def test_a_list_that_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(OptionError):
-        parse_rules(text)
 
 
 def test_names_of_default_rules_are_short() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from anytime.display.chart import Axis, Chart, Guide, Look, Series, look
 from anytime.display.scale import linear, symlog
-from anytime.report.svg.chart import MARKERS, WIDTH, draw, place, sparkline, stacked, standalone, style_sheet
+from anytime.report.svg.chart import MARKERS, WIDTH, draw, place, sparkline, stacked, style_sheet
 
 EVIL = '"><script>alert(1)</script>&'
 
@@ -52,7 +52,7 @@ def test_a_missing_point_breaks_the_line() -> None:
 
 
 def test_text_is_escaped_everywhere() -> None:
-    for svg in (draw(chart(name=EVIL)), standalone(chart(name=EVIL), title=EVIL)):
+    for svg in (draw(chart(name=EVIL)), stacked([(EVIL, chart(name=EVIL))])):
         ElementTree.fromstring(svg)
         assert "<script" not in svg
 
@@ -63,8 +63,8 @@ def test_a_chart_contains_no_colours() -> None:
     assert "style=" not in svg
 
 
-def test_a_standalone_chart_includes_style_background_title_and_legend() -> None:
-    svg = standalone(chart(), title="Falls")
+def test_a_file_of_charts_includes_style_background_title_and_legend() -> None:
+    svg = stacked([("Falls", chart())])
     root = ElementTree.fromstring(svg)
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Falls", "product", "ideal"} <= set(words)
@@ -77,7 +77,7 @@ def test_a_standalone_chart_includes_style_background_title_and_legend() -> None
 def test_a_long_legend_wraps() -> None:
     lines = tuple(Series(f"product(clipped({index}), weights=ones)", (1.0,), (1.0,), look(index)) for index in range(4))
     wide = Chart("many", Axis("x", linear([1])), Axis("y", linear([1])), lines)
-    assert 'transform="translate(0 20)"' in standalone(wide, title="many")
+    assert 'transform="translate(0 20)"' in stacked([("many", wide)])
 
 
 def test_the_first_36_looks_all_differ() -> None:
@@ -118,7 +118,7 @@ def test_error_bars_are_inside_the_frame_and_only_at_points_with_a_spread() -> N
 
 
 def test_stacked_charts_are_one_file_below_each_other() -> None:
-    single = ElementTree.fromstring(standalone(chart(), title="one"))
+    single = ElementTree.fromstring(stacked([("one", chart())]))
     both = ElementTree.fromstring(stacked([("one", chart()), ("two", chart())]))
     assert float(both.get("height", "0")) == 2 * float(single.get("height", "0"))
     headings = [node.text for node in both.iter() if node.get("class") == "heading"]

@@ -62,21 +62,6 @@ def parse_rule(text: str) -> Rule[Any]:
     return found
 
 
-def parse_rules(text: str) -> dict[str, Rule[Any]]:
-    """The rules of a comma-separated list, by their texts.
-
-    >>> list(parse_rules("latest, product(clipped(2), weights=ones)"))
-    ['latest', 'product(clipped(2), weights=ones)']
-    """
-    source = f"({text.strip()},)"
-    tree = _parse(source, text)
-    parts = [str(ast.get_source_segment(source, part)) for part in tree.elts] if isinstance(tree, ast.Tuple) else []
-    twice = next((part for part in parts if parts.count(part) > 1), None)
-    if twice is not None:
-        raise OptionError(f"rule {twice!r} is listed twice", expected="each rule once", fix=f"remove one {twice!r}")
-    return {part: parse_rule(part) for part in parts}
-
-
 def as_rule(given: Any, *, exits: int | None = None, classes: int | None = None) -> Rule[Any]:
     """The rule of whatever a caller passes as one: a rule, its text, or a fitted object with a `rule`.
 

@@ -51,14 +51,14 @@ def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
 
 def concavity_gap(quality: Tensor, costs: Tensor) -> Tensor:
     """The largest distance of the curve of quality over cost from its concave hull, `(batch,)`; 0 for a concave curve."""
-    exits = len(costs)
     gap = torch.zeros_like(quality[0])
     cost = costs.to(quality)
-    for left in range(exits - 2):
-        for right in range(left + 2, exits):
-            fraction = ((cost[left + 1 : right] - cost[left]) / (cost[right] - cost[left]))[:, None]
-            chord = quality[left] + fraction * (quality[right] - quality[left])
-            gap = torch.maximum(gap, (chord - quality[left + 1 : right]).amax(0))
+    steepest = torch.full_like(quality, -torch.inf)  # the steepest chord from each exit to one after the current
+    for exit in range(len(costs) - 1, 0, -1):
+        further = (cost[exit] - cost[:exit])[:, None]
+        slope = (quality[exit] - quality[:exit]) / further
+        gap = torch.maximum(gap, ((steepest[:exit] - slope) * further).amax(0))
+        steepest[:exit] = torch.maximum(steepest[:exit], slope)
     return gap
 
 

@@ -2,7 +2,7 @@
 
 A chart has no colours. Its parts have CSS classes (`line`, `dot`, `grid`, `s0` to `s5` for the series), which
 `templates/chart.css` styles for light mode, dark mode and print. `draw` gives an SVG element for a page with that style;
-`standalone` and `stacked` give files with the style inside.
+`stacked` gives a file with the style inside.
 """
 
 from __future__ import annotations
@@ -42,13 +42,11 @@ def draw(chart: Chart, *, over: str = "", at: tuple[float, float] | None = None)
     return f'<svg {place} {size} role="img" aria-label="{escape(chart.summary)}">{_body(chart)}{over}</svg>'
 
 
-def standalone(chart: Chart, *, title: str) -> str:
-    """The chart as an SVG file with style, background, title and legend; it follows the reader's light or dark mode."""
-    return stacked([(title, chart)])
-
-
 def stacked(charts: Sequence[tuple[str, Chart]]) -> str:
-    """Charts with their titles as one SVG file, one below the other; see `standalone`."""
+    """Charts with their titles as one SVG file, one below the other.
+
+    The file has style, background and legends of its own, and follows the reader's light or dark mode.
+    """
     parts, top = [], 0.0
     for title, chart in charts:
         legend, lines = _legend(chart)
