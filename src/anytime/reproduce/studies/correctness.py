@@ -23,13 +23,13 @@ from anytime.reproduce.group import (
     published,
     title_of,
 )
-from anytime.reproduce.needs import MSDNET, MSDNET_100
+from anytime.reproduce.needs import REPRODUCED, REPRODUCED_100
 from anytime.reproduce.plots import Line, Plot, line, over_exits
 
 
 def correctness(draft: Draft) -> Finding:
     """Percentages of monotone and of never correct inputs for the three rules on each data set."""
-    for group in published(draft.runs, MSDNET):
+    for group in published(draft.runs, REPRODUCED):
         title, lines = title_of(group.data), []
         for look, rule in enumerate(PLAIN):
             theirs = paper.CORRECTNESS.get((group.data, rule), (None, None))
@@ -62,7 +62,7 @@ def correctness(draft: Draft) -> Finding:
 
 def overthinking(draft: Draft) -> Finding:
     """Overthinking: the fraction of inputs correct at some exit minus the fraction correct at the last."""
-    for group in published(draft.runs, MSDNET):
+    for group in published(draft.runs, REPRODUCED):
         title = title_of(group.data)
         over, ever = ({rule: group.curve(rule, metric)[0] for rule in PLAIN} for metric in (OVERTHINKING, EVER_CORRECT))
         last = {rule: values[-1] for rule, values in group.curves(ACCURACY).items()}
@@ -106,7 +106,7 @@ def _so_far(title: str, group: Group) -> list[Plot]:
 
 def learn_and_forget(draft: Draft) -> Finding:
     """At each exit, how many inputs are correct for the first time, and how many wrong again for the first time."""
-    group = Group.published(draft.runs.need(MSDNET_100))
+    group = Group.published(draft.runs.need(REPRODUCED_100))
     percent = 100 / group.runs[0].rows()
     learned, forgot = (replace(metric, factor=percent) for metric in (LEARNED, FORGOT))
     draft.used += group.runs

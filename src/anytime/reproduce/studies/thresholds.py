@@ -10,7 +10,7 @@ from anytime.combine import Latest, Product
 from anytime.metrics import follow
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, Measured, at_most, each_over_seeds, means
-from anytime.reproduce.group import ACCURACY, COLLAPSED, ECE, LABEL_DROPS, RULES, TEN, Group, rows_in_words, ten_rows
+from anytime.reproduce.group import ACCURACY, COLLAPSED, ECE, LABEL_DROPS, RULES, TEN_AGAIN, Group, rows_in_words, ten_rows
 from anytime.reproduce.needs import MSDNET_100
 from anytime.reproduce.plots import inputs_plot, line, over_exits
 from anytime.reproduce.runs import Run
@@ -121,5 +121,5 @@ def adaptive_threshold(draft: Draft) -> Finding:
         note="The regression is fitted at exit 1 on half of the kept validation rows, C on the other half by the lowest mean "
         f"ECE plus mean drop (the paper: 'best trade-off'); C is {scales}, seed by seed. Gate, not clamp, so that rows "
         f"collapse and fall back to the exit's softmax: {means(collapsed)} % of the inputs, exit by exit. The paper fits on a "
-        f"tenth of the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN}",
+        f"tenth of the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN_AGAIN}",
     )

@@ -19,7 +19,7 @@ from anytime.reproduce.group import (
     published,
     title_of,
 )
-from anytime.reproduce.needs import MSDNET, TINY
+from anytime.reproduce.needs import REPRODUCED, TINY
 from anytime.reproduce.plots import Plot, line, looks
 from anytime.reproduce.studies.accuracy import KEPT
 from anytime.reproduce.studies.activations import GOOD_ACCURACY, GOOD_DROPS
@@ -47,7 +47,7 @@ def tiny_imagenet(draft: Draft) -> Finding:
     for part in (group, combined):
         rows = f"{part.runs[0].logits()[0].shape[1]:,}" if part.kept else f"{part.runs[0].rows():,}"
         draft.table += [(rule, rows, *_cells(part, rule)) for rule in part.metrics]
-    others = published(draft.runs, MSDNET)
+    others = published(draft.runs, REPRODUCED)
     for other in others:
         draft.add(other, LABEL_DROPS)
     draft.add(group, ACCURACY, MONOTONE, NEVER_CORRECT, LABEL_DROPS, ECE)
