@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anytime.display.numbers import compact, exact, fraction, number, percent, plural, points
 from anytime.display.chart import COLOURS
+from anytime.display.numbers import compact, exact, fraction, number, percent, plural, points
 from anytime.display.palette import DARK, LIGHT, variables
 from anytime.display.scale import SymlogScale, linear, symlog
 

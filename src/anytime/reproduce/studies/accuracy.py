@@ -45,8 +45,8 @@ def accuracy(draft: Draft) -> Finding:
     found = draft.finding(
         note="The paper's numbers were read off its figure (±.2 points). At exit 1 all three rules give the same answers, so "
         "it is compared once. The table has the networks on fewer images, for the studies that need validation rows or many "
-        "logits; they have another schedule too, so it does not tell which of both costs accuracy. The paper says that the product tends to be more accurate than caching, often slightly. ImageNet is not "
-        "available here.",
+        "logits; they have another schedule too, so it does not tell which of both costs accuracy. The paper says that the "
+        "product tends to be more accurate than caching, often slightly. ImageNet is not available here.",
         headings=("for other studies", "rule", "accuracy per exit, %"),
     )
     return replace(found, rows="; ".join((found.rows, *others)))
@@ -140,8 +140,8 @@ def l2w(draft: Draft) -> Finding:
     return _accuracy_and_drops(
         draft,
         L2W,
-        "The network has five exits and linear growth, as L2W was published for CIFAR. Where its recipe was cut to fit the "
-        "available GPU time (fewer epochs, the weight network updated on some batches only), the settings of the run list it.",
+        "The network has five exits and linear growth, as L2W was published for CIFAR. To fit the available GPU time the run "
+        "has 105 epochs instead of 300, and its weight network is updated on every fourth batch.",
     )
 
 

@@ -83,8 +83,8 @@ def _one_split(group: Group, runs: Sequence[Run]) -> str:
     sizes = "; ".join(f"{rule} {means(values)}" for rule, values in group.curves(SET_SIZE).items())
     return (
         f"The sets are of {runs[0].name.rpartition('-seed')[0]}, since too few logits of the networks of the entropies were "
-        f"kept. Not counted: with the latter, and one split of all {group.runs[0].rows():,} test rows, the same for all seeds, of "
-        f"which a fifth calibrates as in the paper, the mean sizes are {sizes} classes."
+        f"kept. Not counted: with the latter, and one split of all {group.runs[0].rows():,} test rows, the same for all seeds, "
+        f"of which a fifth calibrates as in the paper, the mean sizes are {sizes} classes."
     )
 
 
