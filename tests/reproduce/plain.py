@@ -183,7 +183,7 @@ def raps(probs: Array, labels: Array, held: Array, rest: Array, uniform: Array) 
 
 def random_splits(probs: Array, labels: Array, splits: int = 20) -> dict[str, Array]:
     """Mean size and coverage per split and exit, and the percentages of rows whose set grows by 1, 2, 5 and 10."""
-    sizes, covered, rises, rows = [], [], [], len(labels)
+    sizes, covered, rises, alike, rows = [], [], [], [], len(labels)
     for split in range(splits):
         random = np.random.default_rng(split)
         order, uniform = random.permutation(rows), random.random((len(probs), rows))
@@ -192,7 +192,9 @@ def random_splits(probs: Array, labels: Array, splits: int = 20) -> dict[str, Ar
         sizes.append(size.mean(1))
         covered.append(inside.mean(1))
         rises.append(percent_from(drop(-size), (1, 2, 5, 10)))
-    return {"size": np.array(sizes), "coverage": np.array(covered), "rises": np.array(rises)}
+        modes = [np.bincount(each).argmax() for each in size]
+        alike.append((np.abs(size - np.array(modes)[:, None]) <= 1).mean())
+    return {"size": np.array(sizes), "coverage": np.array(covered), "rises": np.array(rises), "alike": np.array(alike)}
 
 
 def temperature(logits: Array, labels: Array) -> float:

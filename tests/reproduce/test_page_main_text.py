@@ -23,6 +23,7 @@ from .stored import (
     MOST,
     RESULTS,
     RULES,
+    cells_of,
     check,
     check_compared,
     claim,
@@ -113,6 +114,10 @@ def test_accuracy() -> None:
         average = [each[rule].mean() for rule in ("product", "caching", "latest")]
         check(claim("accuracy", f"{title}: the product is more accurate than caching, on average over the exits"), average)
     check_compared("accuracy", expected)
+    others = [line for line in cells_of("accuracy") if line[0] == "msdnet-cifar100"]
+    assert [line[1] for line in others] == list(RULES)
+    for _, rule, shown in others:
+        check(shown, 100 * mean(published(C100, rule, "accuracy")))
 
 
 def test_label_and_final_answer_drops() -> None:
@@ -202,6 +207,16 @@ def test_set_size_rises() -> None:
         rises = [np.array([splits(name, rule)["rises"] for name in names]).mean((0, 1)) for rule in RULES]
         ends = [(by, *(values[at] for values in rises)) for at, by in ((0, 1), (-1, 10))]
         check(claim("set-size-rise", f"{title}: fewer rises under the product"), ends)
+        near, by_two = (
+            np.array([splits(name, rule)[key] for name in names for rule in ("latest", "product")])
+            for key in ("alike", "rises")
+        )
+        near, by_two = near.reshape(len(names), 2, -1), by_two.reshape(len(names), 2, -1, 4)[..., 1]
+        shown = re.search(rf"{title.rpartition(' ')[2]}: at any one exit, (.*?) of the inputs grow", section("set-size-rise"))
+        assert shown
+        numbers = [(100 * near[:, at].mean(), by_two[:, at].mean(), by_two[:, at].std(ddof=1)) for at in (0, 1)]
+        (one, *first), (other, *second) = numbers
+        check(shown[1].replace("grow by 2", ""), one, other, first, second)
 
 
 def test_entropy_and_calibration_gap() -> None:
@@ -212,6 +227,9 @@ def test_entropy_and_calibration_gap() -> None:
     expected |= {f"ECE, latest, exit {exit}": errors["latest"][:, exit - 1] for exit in (1, 7)}
     expected["ECE, caching, exit 7"] = errors["caching"][:, -1]
     check_compared("calibration-gap", expected)
+    shown = re.search(r"the mean sizes are (.*) classes", section("uncertainty"))
+    assert shown
+    check(shown[1], *(mean(published(MOST, rule, "set_size")) for rule in RULES))
     what = "the product's error at the first exit is far above the backbone's"
     check(claim("calibration-gap", what), mean(errors["product"]), mean(errors["latest"]))
     for title, names in (("MSDNet, CIFAR-10", C10), ("MSDNet, CIFAR-100", MOST)):
@@ -254,3 +272,6 @@ def test_correctness_overthinking_and_forgetting() -> None:
     ):
         later = [100 * mean(published(MOST, rule, metric))[1:] / total for rule in RULES]
         check(claim("learn-and-forget", what), later)
+    shown = re.search(r"difference in what is learned is ([\d.]+) points", section("learn-and-forget"))
+    assert shown
+    check(shown[1], min(later[0] - later[2]))
