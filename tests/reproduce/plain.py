@@ -167,6 +167,30 @@ def auroc(high: Array, low: Array) -> float:
     return float((ranks[: len(high)].sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
 
 
+def as_released(answers: Answers, labels: Array) -> Array:
+    """The 'OC-AUROC' of the released code at each exit.
+
+    An oracle answers the .5 % with the least confidence. The class index is taken for a probability, and every class but 0 for
+    positive: at the threshold 0 all are predicted to be positive, at those in between the answers from 1, at 1 those from 2.
+    """
+    areas = []
+    for labelled, odds in zip(answers.labels, log_odds(answers.probs), strict=True):
+        given, helped = labelled.copy(), np.argsort(odds, kind="stable")[: round(0.005 * len(labels))]
+        given[helped] = labels[helped]
+        (a, b), (c, d), (e, f) = [
+            ((given >= least)[labels == 0].mean(), (given >= least)[labels > 0].mean()) for least in (0, 1, 2)
+        ]
+        areas.append((a - c) * (b + d) / 2 + (c - e) * (d + f) / 2)
+    return np.array(areas)
+
+
+def with_oracle(answers: Answers, labels: Array) -> Array:
+    """The accuracy at each exit if an oracle answers the .5 % with the least confidence."""
+    wrong = answers.labels != labels
+    least = np.argsort(log_odds(answers.probs), -1, kind="stable")[:, : round(0.005 * len(labels))]
+    return 1 - wrong.mean(1) + np.take_along_axis(wrong, least, 1).sum(1) / len(labels)
+
+
 def raps(probs: Array, labels: Array, held: Array, rest: Array, uniform: Array) -> tuple[Array, Array]:
     """Sizes `(exits, rest)` and whether they cover the label: the released code's scores, α = .05, λ = .01, k = 5."""
     order = np.argsort(-probs, -1, kind="stable")

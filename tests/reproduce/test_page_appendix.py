@@ -94,27 +94,12 @@ def test_collaboration() -> None:
     found = re.search(r"the accuracy itself \((.*?)\), so it says nothing", section("collaboration"))
     assert found
     check(found[1], *oracle.values())
-    released, recall = np.mean([as_released(*rows(name)) for name in C100], 0)
+    both = [(plain.product(rows(name)[0]), rows(name)[1]) for name in C100]
+    released = np.mean([plain.as_released(*each) for each in both], 0)
+    recall = np.mean([(answers.labels == 0)[:, labels == 0].mean(1) for answers, labels in both], 0)
     found = re.search(r"the recall of class 0 \(product: (.*?)\)", section("collaboration"))
     assert found
     check(found[1], released, recall)
-
-
-def as_released(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """The product's 'OC-AUROC' of the released code at each exit, and its recall of class 0.
-
-    An oracle answers the .5 % with the least confidence. The class index is taken for a probability, and every class but 0 for
-    positive: at the threshold 0 all are predicted to be positive, at those in between the answers from 1, at 1 those from 2.
-    """
-    answers, areas, recalls = plain.product(logits), [], []
-    for labelled, odds in zip(answers.labels, plain.log_odds(answers.probs), strict=True):
-        given, helped = labelled.copy(), np.argsort(odds, kind="stable")[: round(0.005 * len(labels))]
-        given[helped] = labels[helped]
-        points = [((given >= least)[labels == 0].mean(), (given >= least)[labels > 0].mean()) for least in (0, 1, 2)]
-        (a, b), (c, d), (e, f) = points
-        areas.append((a - c) * (b + d) / 2 + (c - e) * (d + f) / 2)
-        recalls.append((labelled[labels == 0] == 0).mean())
-    return np.array(areas), np.array(recalls)
 
 
 def test_thresholds_and_clipping() -> None:
@@ -125,6 +110,23 @@ def test_thresholds_and_clipping() -> None:
     what = "b up to 2 hardly change the accuracy at the last exit (by less than half a point)"
     expected = [(b, 100 * values[:, -1].mean()) for b, values in zip((0, 1, 2, 4, 6), accuracy, strict=True)]
     check(claim("static-threshold", what), expected)
+
+    shown = re.search(
+        r"at the first exit (.*?) classes, and (.*?)\. The gate.*at the last exit for (.*?) of the inputs",
+        section("static-threshold"),
+    )
+    assert shown
+    gated = [kept(C100, lambda logits, b=b: plain.product(logits, gate(b))) for b in (0, 1, 2, 4, 6)]  # type: ignore[misc]
+    inside = [
+        np.mean([(gate(b)(rows(name)[0][0]) > -np.inf)[np.arange(1000), rows(name)[1]].mean() for name in C100])
+        for b in (0, 1, 2, 4, 6)
+    ]
+    for text, values in (
+        (shown[1], [each["support_size"][:, 0].mean() for each in gated]),
+        (shown[2], [100 * each for each in inside]),
+        (shown[3], [each["collapsed_percent"][:, -1].mean() for each in gated]),
+    ):
+        check(text, list(zip((0, 1, 2, 4, 6), values, strict=True)))
 
     def clipped(limit: float) -> Callable[[Array], Array]:
         return lambda values: plain.log_relu(np.minimum(values, limit))
@@ -189,6 +191,17 @@ def test_calibrated_baselines() -> None:
     errors = [kept(C100, RULES[rule])["ece"].mean() for rule in ("latest", "product")]
     errors += [np.mean([each["ece"].mean() for each in found]) for found in scaled.values()]
     check(text.partition(", Laplace")[0], errors)
+    scaled |= {
+        rule: [plain.measure(RULES[rule](rows(name)[0]), rows(name)[1]) for name in C100] for rule in ("latest", "product")
+    }
+    drops = {name: np.mean([each["label_drop_percent"] for each in found], 0) for name, found in scaled.items()}
+    text = claim(
+        "calibrated-baselines", "with calibrated exits fewer inputs drop than under the backbone, at every threshold (by .1"
+    )
+    some = ("latest", "product", "temperature", "ensemble")
+    check(text.partition(", Laplace")[0], 0.5, [drops[name][[2, -1]] for name in some], slack=0.06)
+    text = claim("calibrated-baselines", "none of them drops less than the product, at any threshold")
+    check(text, drops["product"][0], 0.01, drops["product"][2], 0.1)
 
 
 @cache
@@ -216,6 +229,9 @@ def test_budgeted_batch() -> None:
         text = claim("budgeted-batch", f"{title}: at the largest costs the product is ahead")
         best = 100 * np.array([at["product"][-1], at["latest"][-1], at["latest"].max()])
         check(text, best, slack=0.02)
+        for rule, what in (("latest", "the backbone's accuracy drops again"), ("product", "the product's does not drop")):
+            text = claim("budgeted-batch", f"{title}: as costs grow {what} (by 0.1 point or more)")
+            check(text, 100 * (at[rule].max() - at[rule][-1]), slack=0.02)
 
 
 def interpolate(grid: Array, cost: Array, accuracy: Array) -> Array:
@@ -274,6 +290,19 @@ def test_finetune() -> None:
         network, make = made[rule]
         ours = kept(seeds(f"{network}-{data}"), make)
         check(" ".join(cells), 100 * mean(ours["accuracy"]), mean(ours["ece"]), ours["label_drop_percent"][:, 2].mean())
+    for title, network in (("CIFAR-10", "cifar10"), ("CIFAR-100", "cifar100")):
+        ours = {rule: kept(seeds(f"{made[rule][0]}-{network}"), made[rule][1]) for rule in ("latest", "product", "finetuned")}
+        what = f"{title}: finetuning lowers the product's mean calibration error"
+        check(claim("finetune", what), [ours[rule]["ece"].mean() for rule in ("finetuned", "product")])
+        what = f"{title}: finetuned, fewer drops of every size than under the backbone"
+        check(claim("finetune", what), [each["label_drop_percent"][:, 2].mean() for each in ours.values()], 0.1)
+        what = f"{title}: at a minor cost in accuracy (at most 3 points to the product before, at the last exit)"
+        check(claim("finetune", what), *(100 * mean(each["accuracy"]) for each in ours.values()))
+    what = "CIFAR-100: finetuned, the calibration error is at or below the backbone's at every exit"
+    check(claim("finetune", what), mean(ours["finetuned"]["ece"]), mean(ours["latest"]["ece"]))
+    for exit in (1, 7):
+        (shown,) = (line[2] for line in cells_of("finetune") if line[0] == f"CIFAR-100, ECE, finetuned, exit {exit}")
+        check(shown, ours["finetuned"]["ece"][0, exit - 1])
 
 
 def test_frontier() -> None:
@@ -307,8 +336,20 @@ def test_out_of_scope() -> None:
         for what, score in scores.items():
             pairs = zip(score(outside), score(inside), strict=True)
             check(" ".join(cells[f"{rule}, {what}"]), [plain.auroc(*pair) for pair in pairs])
-    pairs = zip(-both[1].max(-1), -both[0].max(-1), strict=True)
-    check(" ".join(cells["latest, − largest logit"]), [plain.auroc(*pair) for pair in pairs])
+    height = [plain.auroc(*pair) for pair in zip(-both[1].max(-1), -both[0].max(-1), strict=True)]
+    check(" ".join(cells["latest, − largest logit"]), height)
+    inside, outside = ((plain.product(logits).probs > 0).sum(-1)[-1] for logits in both)
+    support = plain.auroc(outside, inside)
+    what = "the size of the product's support detects them at the last exit (an AUROC of 0.9 or more)"
+    check(claim("out-of-scope", what), support)
+    text = claim("out-of-scope", "at the last exit they detect them better than the network's own largest probability")
+    inside, outside = (plain.log_odds(plain.softmax(logits[-1])) for logits in both)
+    check(
+        text.replace("1 − largest", "").replace("product, RAPS set size 0.932; ", ""),
+        support,
+        plain.auroc(-outside, -inside),
+        height[-1],
+    )
 
 
 def test_every_study_is_recomputed_or_named_here() -> None:

@@ -13,7 +13,6 @@ from . import plain
 from .plain import Array
 from .stored import (
     C10,
-    C100,
     MOST,
     RESULTS,
     RULES,
@@ -21,7 +20,6 @@ from .stored import (
     check,
     claim,
     document,
-    kept,
     mean,
     published,
     rows,
@@ -190,24 +188,3 @@ SHOWN = ("accuracy", "correct_monotone_percent", "never_correct_percent", "label
 
 def row(count: int, accuracy: Array, monotone: Array, never: Array, drops: Array, error: Array) -> tuple[object, ...]:
     return count, 100 * accuracy[[0, -1]], monotone, never, drops[1:3], error[[0, -1]]
-
-
-def test_deviations() -> None:
-    lines = cells_of("deviations")
-    cells = {(line[0], line[3]): line[4:6] for line in lines}
-    ones = np.ones(7)
-    text, code = kept(C100, plain.product), kept(C100, lambda logits: plain.product(logits, weights=ones))
-    gates = (lambda values: plain.log_relu(np.where(values > 2, values, 0))), (lambda values: np.log(np.maximum(values, 2)))
-    gated = [kept(C100, lambda logits, a=a: plain.product(logits, a)) for a in gates]  # type: ignore[misc]
-    for topic, name, values in (
-        ("weights (1)", "product accuracy, last exit", [100 * each["accuracy"][:, -1] for each in (text, code)]),
-        ("weights (1)", "product drops by .01", [each["label_drop_percent"][:, 0] for each in (text, code)]),
-        ("weights (1)", "product drops by .1", [each["label_drop_percent"][:, 2] for each in (text, code)]),
-        ("weights (1)", "product ECE, last exit", [each["ece"][:, -1] for each in (text, code)]),
-        ("static threshold (4), b = 2", "mean support, last exit", [each["support_size"][:, -1] for each in gated]),
-        ("static threshold (4), b = 2", "accuracy, last exit", [100 * each["accuracy"][:, -1] for each in gated]),
-        ("static threshold (4), b = 2", "drops by .05", [each["label_drop_percent"][:, 1] for each in gated]),
-        ("static threshold (4), b = 2", "ECE, last exit", [each["ece"][:, -1] for each in gated]),
-    ):
-        for shown, found in zip(cells[topic, name], values, strict=True):
-            check(shown.replace("%", ""), found.mean(), found.std(ddof=1))

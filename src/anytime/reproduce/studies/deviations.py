@@ -235,7 +235,7 @@ def _raps(run: Run) -> Pairs:
 
 def _seeds(run: Run) -> Pairs:
     """Standard deviation of the mean set size at the last exit over random seeds: zero with a fixed seed."""
-    found = [evaluate(*run.logits(), rules=("product",), seed=seed).rules["product"] for seed in range(_SEEDS)]
+    found = [evaluate(*run.logits(), rules=("product",), sets=CODE, seed=seed).rules["product"] for seed in range(_SEEDS)]
     sizes = over_seeds([each.set_size[-1] for each in found if each.set_size is not None])
     return {("deviation of the last exit's set size", "classes"): Pair(0.0, sizes.deviation or 0.0)}
 
