@@ -221,19 +221,6 @@ def random_splits(probs: Array, labels: Array, splits: int = 20) -> dict[str, Ar
     return {"size": np.array(sizes), "coverage": np.array(covered), "rises": np.array(rises), "alike": np.array(alike)}
 
 
-def temperature(logits: Array, labels: Array) -> float:
-    """The temperature with the lowest NLL, by golden-section search on its logarithm."""
-    low, high, ratio = np.log(0.05), np.log(50.0), (np.sqrt(5) - 1) / 2
-
-    def loss(log_t: float) -> float:
-        return float(-np.log(softmax(logits / np.exp(log_t))[np.arange(len(labels)), labels] + 1e-300).mean())
-
-    while high - low > 1e-6:
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, right) if loss(left) < loss(right) else (left, high)
-    return float(np.exp((low + high) / 2))
-
-
 def budget(held: Answers, answers: Answers, labels: Array, costs: Array) -> tuple[Array, Array]:
     """Mean cost and accuracy for q = 1/20 … 39/20 by MSDNet's protocol; confidences are compared as log-odds."""
     known, odds, right = log_odds(held.probs), log_odds(answers.probs), answers.labels == labels

@@ -15,7 +15,7 @@ import pytest
 from anytime.reproduce.runs import read_run
 from anytime.reproduce.studies.thresholds import fit_adaptive
 
-from . import plain
+from . import plain, plain_fits
 from .plain import Answers, Array
 from .stored import (
     C10,
@@ -177,7 +177,7 @@ def test_calibrated_baselines() -> None:
     scaled: dict[str, list[dict[str, Array]]] = {"temperature": [], "temperature, caching": []}
     for name in C100:
         (held, known), (logits, labels) = rows(name, "val"), rows(name)
-        by = np.array([plain.temperature(each, known) for each in held])[:, None, None]
+        by = np.array([plain_fits.temperature(each, known) for each in held])[:, None, None]
         scaled["temperature"].append(plain.measure(plain.latest(logits / by), labels))
         scaled["temperature, caching"].append(plain.measure(plain.caching(plain.softmax(logits / by)), labels))
     probs, labels = np.mean([plain.softmax(rows(name)[0]) for name in C100], 0), rows(C100[0])[1]
@@ -303,21 +303,6 @@ def test_finetune() -> None:
     for exit in (1, 7):
         (shown,) = (line[2] for line in cells_of("finetune") if line[0] == f"CIFAR-100, ECE, finetuned, exit {exit}")
         check(shown, ours["finetuned"]["ece"][0, exit - 1])
-
-
-def test_frontier() -> None:
-    """The rules without fitted numbers."""
-    lines = cells_of("frontier")
-    data = {"CIFAR-10": C10, "CIFAR-100": C100}
-    data |= {title: seeds(f"minilm-{title.replace('-', '').lower()}") for title in ("IMDB", "SST-2", "TREC")}
-    checked = 0
-    for title, rule, *cells in lines:
-        if title in data and rule in RULES:
-            ours = kept(data[title], RULES[rule])
-            accuracy, drops = 100 * ours["accuracy"].mean(), mean(ours["label_drop_percent"])
-            check(" ".join(cells[:4]), accuracy, drops[1], drops[2], ours["ece"].mean(), ours["nll"].mean())
-            checked += 1
-    assert checked == 3 * len(data)
 
 
 def test_out_of_scope() -> None:
