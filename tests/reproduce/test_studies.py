@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from anytime.combine import Product
 from anytime.data.toys import PointData, make_simple_1d, make_spiral
 from anytime.errors import ShapeError
 from anytime.reproduce import CATALOGUE, ClassMap, Finding, Plot, Study, find
-from anytime.reproduce.drawing import draw_finding
+from anytime.reproduce.drawing import _cells, draw_finding
 from anytime.reproduce.runs import Run, Runs
 from anytime.reproduce.sets import random_sets
 from anytime.reproduce.studies import deviations, ensembles
@@ -44,6 +45,25 @@ def test_a_study_has_plots_and_claims_or_comparisons(study: Study, smoke_finding
     for plot in found.plots:
         check(plot)
     draw_finding(found)
+
+
+@pytest.mark.parametrize("study", CATALOGUE, ids=lambda study: study.name)
+def test_no_two_lines_of_a_figure_look_alike(study: Study, smoke_finding: Findings) -> None:
+    plots = [plot for plot in smoke_finding(study.name).plots if isinstance(plot, Plot)]
+    names = {(line.look, line.marks, line.name) for plot in plots for line in plot.lines if line.name}
+    assert len({(look, marks) for look, marks, _ in names}) == len(names)
+    for plot in plots:
+        single = [line.look for line in plot.lines if not line.name and not line.faint]
+        assert len(set(single)) == len(single)
+
+
+def test_the_cells_of_a_map_leave_no_gap() -> None:
+    cells = ClassMap("a map", tuple(tuple(((row + column) % 4, 1.0) for column in range(48)) for row in range(48)))
+    drawn = re.findall(r"M([\d.]+),([\d.]+)h([\d.]+)v([\d.]+)", _cells(cells, 256.0))
+    squares = np.array(drawn, float).round(1)
+    for start, size in ((0, 2), (1, 3)):
+        ends = set((squares[:, start] + squares[:, size]).round(1).tolist())
+        assert ends == set(squares[:, start].tolist()) - {0.0} | {256.0}
 
 
 def check(plot: Plot | ClassMap) -> None:
