@@ -35,6 +35,18 @@ CHANGES: tuple[tuple[str, str, str, str], ...] = (
         "the paper has no such numbers",
     ),
     (
+        "deviations, out-of-scope",
+        "spread of set sizes over random seeds with the library's quantile; out-of-scope said to have the released code's",
+        "the spread with the released code's quantile; out-of-scope is said to have an exact one",
+        "a second implementation from our notes disagreed",
+    ),
+    (
+        "all figures",
+        "six colours, which repeated, and in some figures two rules in the same colour",
+        "ten colours; no other rule takes those of the backbone, caching and the product",
+        "two lines could not be told apart",
+    ),
+    (
         "uncertainty, set-size-rise",
         "one calibration split for all seeds",
         "20 random splits per seed, mean and deviation over seeds and splits",

@@ -210,8 +210,8 @@ def ten_rows(probability: Tensor) -> Tensor:
 
 
 TEN = (
-    "The paper draws ten inputs at random; ten are so few that chance decides what they show (in our first sample no drop "
-    "exceeded .06), so ours are at the 5th, 15th, … 95th percentile of the drop under the backbone."
+    "The paper draws ten inputs at random; ten are so few that chance decides what they show, so ours are at the 5th, 15th, … "
+    "95th percentile of the drop under the backbone."
 )
 TEN_AGAIN = "The ten inputs are chosen as in the study marginal-and-conditional; faint lines are the backbone's."
 

@@ -91,7 +91,7 @@ def _trained(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """Table rows of the runs on images that were used, with the studies that use them."""
     used: dict[str, list[str]] = {}
     for found in findings:
-        for prefix in dict.fromkeys(name.rpartition("-seed")[0] for name in found.runs):
+        for prefix in dict.fromkeys(name.partition("-seed")[0] for name in found.runs):
             used.setdefault(prefix, []).append(found.study)
     return [(prefix, *words, ", ".join(used[prefix])) for prefix, words in TRAINED.items() if prefix in used]
 

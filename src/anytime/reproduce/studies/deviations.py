@@ -88,7 +88,7 @@ def deviations(draft: Draft) -> Finding:
         f"{collapsed.mean:.3f} % of the inputs collapse at some exit",
     )
     draft.claim(
-        "the paper's figures are those of its text's weights, not of its code's default: its drops by .01 are nearer to them",
+        "the paper's figures were made with the weights of its text, not with its code's default: its drops by .01 are nearer",
         abs(weights["text"] - theirs) < abs(weights["code"] - theirs),
         f"{weights['text']:.1f} % with i/M, {weights['code']:.1f} % with ones; the paper has {theirs:g} %",
     )

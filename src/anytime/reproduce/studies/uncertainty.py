@@ -82,7 +82,7 @@ def _one_split(group: Group, runs: Sequence[Run]) -> str:
         return ""
     sizes = "; ".join(f"{rule} {means(values)}" for rule, values in group.curves(SET_SIZE).items())
     return (
-        f"The sets are of {runs[0].name.rpartition('-seed')[0]}, since too few logits of the networks of the entropies were "
+        f"The sets are of {runs[0].name.partition('-seed')[0]}, since too few logits of the networks of the entropies were "
         f"kept. Not counted: with the latter, and one split of all {group.runs[0].rows():,} test rows, the same for all seeds, "
         f"of which a fifth calibrates as in the paper, the mean sizes are {sizes} classes."
     )
@@ -125,7 +125,7 @@ def calibration_gap(draft: Draft) -> Finding:
         note = (
             "The finetuned network was trained on 45,000 images by the paper's schedule; the study finetune compares it with "
             f"the paper's numbers and with a backbone on as many images. Its curve is of {rows_in_words(tuned, kept=True)}. "
-            f"{TEN_AGAIN} Here it is {backbone.name}."
+            f"{TEN_AGAIN} That backbone is {backbone.name}."
         )
     draft.numbers = group.numbers(ECE, NLL, BRIER)
     return draft.finding(
