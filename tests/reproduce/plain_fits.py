@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .plain import Array, softmax
+from .plain import Array, drop, ece, log_relu, product, softmax
 
 Loss = Callable[[Array], Array]
 """The gradient of a loss by the outputs of a network, `(members, rows, outputs)`."""
@@ -33,6 +33,48 @@ def temperature(logits: Array, labels: Array) -> float:
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         low, high = (low, right) if loss(left) < loss(right) else (left, high)
     return float(np.exp((low + high) / 2))
+
+
+def regression(inputs: Array, targets: Array) -> tuple[Array, float]:
+    """Logistic regression with the penalty ½|w|² on its weights w, by Newton's method; w and the intercept."""
+    rows = np.hstack((inputs, np.ones((len(inputs), 1))))
+    found, penalty = np.zeros(rows.shape[1]), np.diag([*np.ones(inputs.shape[1]), 0.0])
+    for _ in range(100):
+        chance = 1 / (1 + np.exp(-rows @ found))
+        curvature = rows.T @ (rows * (chance * (1 - chance))[:, None]) + penalty
+        found -= np.linalg.solve(curvature, rows.T @ (chance - targets) + penalty @ found)
+    return found[:-1], float(found[-1])
+
+
+def adaptive_threshold(logits: Array, labels: Array, mode: str = "gate") -> tuple[Callable[[Array], Array], float]:
+    """The evidence under the adaptive threshold C·p(top three logits), and C.
+
+    p is fitted at the first exit on half of the rows; C has the lowest mean ECE plus mean drop on the others, of 21 values from
+    0 to the 95th percentile of the largest logits.
+    """
+    half = len(labels) // 2
+
+    def top(values: Array) -> Array:
+        return np.asarray(-np.sort(-values, -1)[..., :3])
+
+    weights, intercept = regression(top(logits[0, :half]), logits[0, :half].argmax(-1) == labels[:half])
+    tuning, known = logits[:, half:], labels[half:]
+
+    def evidence(scale: float) -> Callable[[Array], Array]:
+        def log(values: Array) -> Array:
+            limit = scale / (1 + np.exp(-(top(values) @ weights + intercept)))[..., None]
+            return log_relu(np.where(values > limit, values, limit if mode == "clamp" else 0))
+
+        return log
+
+    def cost(scale: float) -> float:
+        answers = product(tuning, evidence(scale))
+        right = answers.labels == known
+        errors = [ece(sure, ok) for sure, ok in zip(answers.confidence, right, strict=True)]
+        return float(np.mean(errors) + drop(answers.probs[:, np.arange(len(known)), known]).mean())
+
+    best = min(np.linspace(0, np.quantile(tuning.max(-1), 0.95), 21), key=cost)
+    return evidence(best), float(best)
 
 
 class Adam:

@@ -7,13 +7,9 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-
-from anytime.reproduce.runs import read_run
-from anytime.reproduce.studies.thresholds import fit_adaptive
 
 from . import plain, plain_fits
 from .plain import Answers, Array
@@ -240,19 +236,16 @@ def interpolate(grid: Array, cost: Array, accuracy: Array) -> Array:
 
 
 def test_adaptive_threshold() -> None:
-    """The regression and C are the library's; the rule with them is not."""
-    found, collapsed = [], []
+    found, collapsed, scales = [], [], []
     for name in C100:
-        fitted = fit_adaptive(read_run(RESULTS / name)).activation
-
-        def gate(values: Array, fitted: Any = fitted) -> Array:
-            top = -np.sort(-values, -1)[..., : len(fitted.coefficients)]
-            chance = 1 / (1 + np.exp(-(top @ np.array(fitted.coefficients) + fitted.intercept)))
-            return plain.log_relu(np.where(values > fitted.scale * chance[..., None], values, 0))
-
+        gate, scale = plain_fits.adaptive_threshold(*rows(name, "val"))
         logits, labels = rows(name)
         found.append(plain.measure(plain.product(logits, gate), labels))
         collapsed.append(found[-1]["collapsed_percent"])
+        scales.append(scale)
+    shown = re.search(r"C is ([\d., ]+), seed by seed", section("adaptive-threshold"))
+    assert shown
+    check(shown[1], scales)
     base = {rule: kept(C100, RULES[rule]) for rule in RULES}
     error = [np.mean([each["ece"] for each in found]), base["product"]["ece"].mean(), base["latest"]["ece"].mean()]
     check(claim("adaptive-threshold", "the adaptive threshold lowers the product's calibration error"), error)

@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from anytime.reproduce.runs import read_run
-from anytime.reproduce.studies.thresholds import fit_adaptive
-
-from . import plain
+from . import plain, plain_fits
 from .plain import Answers, Array
-from .stored import C100, RESULTS, cells_of, check, claim, kept, rows
+from .stored import C100, cells_of, check, claim, kept, rows
 
 Pair = tuple[Array, Array]
 """By the text and by the code, one number per seed."""
@@ -72,18 +69,10 @@ def test_weights_and_thresholds() -> None:
 
 
 def test_adaptive_threshold() -> None:
-    """The regression and C are the library's; the rules with them are not."""
-
     def measured(name: str) -> list[tuple[float, float, float]]:
         found, (logits, labels) = [], rows(name)
         for mode in ("gate", "clamp"):
-            fitted = fit_adaptive(read_run(RESULTS / name), mode).activation  # type: ignore[arg-type]
-
-            def evidence(values: Array, fitted: Any = fitted, mode: str = mode) -> Array:
-                top = -np.sort(-values, -1)[..., : len(fitted.coefficients)]
-                limit = fitted.scale / (1 + np.exp(-(top @ np.array(fitted.coefficients) + fitted.intercept)))[..., None]
-                return plain.log_relu(np.where(values > limit, values, limit if mode == "clamp" else 0))
-
+            evidence, _ = plain_fits.adaptive_threshold(*rows(name, "val"), mode)
             ours = plain.measure(plain.product(logits, evidence), labels)
             found.append((100 * ours["accuracy"][-1], ours["label_drop_percent"][2], ours["ece"][0]))
         return found

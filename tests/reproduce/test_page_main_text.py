@@ -4,9 +4,8 @@ A number that was measured on more rows than those whose logits were stored is r
 these metrics are compared with `plain.py` on the stored rows: exactly where all rows were stored, within the error of a sample
 elsewhere, and exactly for the single inputs that are stored with them. Not recomputed are the rows of `frontier` with the
 fitted product. Given by the library and used by a second implementation are the powers of the fitted product in
-`out-of-scope`, the regression and C of `adaptive-threshold`, the initial weights of the toy ensembles and of ZTW's ensemble,
-and the features of the network in last-layer Laplace. Numbers in notes about how something was trained come from `config.json`
-and `log.csv` of a run.
+`out-of-scope`, the initial weights of the toy ensembles and of ZTW's ensemble, and the features of the network in last-layer
+Laplace. Numbers in notes about how something was trained come from `config.json` and `log.csv` of a run.
 """
 
 from __future__ import annotations
