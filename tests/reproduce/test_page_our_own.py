@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from .plain import Array
 from .stored import (
     C10,
     MOST,
+    PAGE,
     RESULTS,
     RULES,
     cells_of,
@@ -188,3 +190,20 @@ SHOWN = ("accuracy", "correct_monotone_percent", "never_correct_percent", "label
 
 def row(count: int, accuracy: Array, monotone: Array, never: Array, drops: Array, error: Array) -> tuple[object, ...]:
     return count, 100 * accuracy[[0, -1]], monotone, never, drops[1:3], error[[0, -1]]
+
+
+def test_fewer_classes_of_ag_news_in_the_advice_on_texts() -> None:
+    """The table of docs/text.md: the network on four classes, with some of them to choose from."""
+    logits, labels = rows("minilm-agnews-seed0")
+    lines = [line.strip("| ").split(" | ") for line in (PAGE.parent / "text.md").read_text().splitlines()]
+    shown = {line[0]: line[1:] for line in lines if len(line) == 5 and line[0] in "432"}
+    for count in (4, 3, 2):
+        every = []
+        for some in map(list, combinations(range(4), count)):
+            chosen = np.isin(labels, some)
+            part, known = logits[:, chosen][..., some], np.searchsorted(some, labels[chosen])
+            true = (make(part).probs[:, np.arange(len(known)), known] for make in RULES.values())
+            every.append([100 * np.mean(plain.drop(curve) >= 0.1) for curve in true])
+        found = np.array(every)
+        assert (found[:, 1] < found[:, 2]).all()  # caching drops less for each choice
+        check(" ".join(shown[f"{count}"]), len(every), found.mean(0))
