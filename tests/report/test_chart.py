@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
 
-from anytime.display.chart import Axis, Chart, Guide, Look, Series, look
+from anytime.display.chart import COLOURS, Axis, Chart, Guide, Look, Series, look
 from anytime.display.scale import linear, symlog
 from anytime.report.svg.chart import MARKERS, WIDTH, draw, place, sparkline, stacked, style_sheet
 
@@ -80,10 +81,13 @@ def test_a_long_legend_wraps() -> None:
     assert 'transform="translate(0 20)"' in stacked([("many", wide)])
 
 
-def test_the_first_36_looks_all_differ() -> None:
-    looks = [look(index) for index in range(36)]
-    assert len(set(looks)) == 36
-    assert len({look(index).css for index in range(6)}) == len({look(index).marker for index in range(6)}) == len(MARKERS)
+def test_the_first_60_looks_all_differ_and_the_first_ten_in_colour_and_dash() -> None:
+    looks = [look(index) for index in range(60)]
+    assert len(set(looks)) == 60
+    assert len({look(index).css for index in range(COLOURS)}) == COLOURS == 10
+    assert len({look(index).marker for index in range(6)}) == len(MARKERS)
+    dashes = [rule for rule in style_sheet().splitlines() if re.match(r"\.s\d \.line \{ stroke-dasharray", rule)]
+    assert len({rule.partition("{")[2] for rule in dashes}) == COLOURS - 1  # the first is solid
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.0, 1.0], [0.1] * 12])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anytime.display.chart import COLOURS
 from anytime.display.numbers import compact, exact, fraction, number, percent, plural, points
 from anytime.display.palette import DARK, LIGHT, variables
 from anytime.display.scale import SymlogScale, linear, symlog
@@ -102,7 +103,7 @@ def test_contrast_is_enough_for_text_and_for_lines(colours: dict[str, str]) -> N
     for grade in ("good", "fair", "poor"):
         assert contrast(colours[grade], colours[f"{grade}-paper"]) >= 4.5, grade
         assert contrast(colours[grade], colours["page"]) >= 4.5, grade
-    for line in ("s0", "s1", "s2", "s3", "s4", "s5", "calm", "guide", "base"):
+    for line in (*(f"s{index}" for index in range(COLOURS)), "calm", "guide", "base"):
         assert contrast(colours[line], colours["paper"]) >= 3, line
 
 

@@ -167,6 +167,30 @@ def auroc(high: Array, low: Array) -> float:
     return float((ranks[: len(high)].sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
 
 
+def as_released(answers: Answers, labels: Array) -> Array:
+    """The 'OC-AUROC' of the released code at each exit.
+
+    An oracle answers the .5 % with the least confidence. The class index is taken for a probability, and every class but 0 for
+    positive: at the threshold 0 all are predicted to be positive, at those in between the answers from 1, at 1 those from 2.
+    """
+    areas = []
+    for labelled, odds in zip(answers.labels, log_odds(answers.probs), strict=True):
+        given, helped = labelled.copy(), np.argsort(odds, kind="stable")[: round(0.005 * len(labels))]
+        given[helped] = labels[helped]
+        (a, b), (c, d), (e, f) = [
+            ((given >= least)[labels == 0].mean(), (given >= least)[labels > 0].mean()) for least in (0, 1, 2)
+        ]
+        areas.append((a - c) * (b + d) / 2 + (c - e) * (d + f) / 2)
+    return np.array(areas)
+
+
+def with_oracle(answers: Answers, labels: Array) -> Array:
+    """The accuracy at each exit if an oracle answers the .5 % with the least confidence."""
+    wrong = answers.labels != labels
+    least = np.argsort(log_odds(answers.probs), -1, kind="stable")[:, : round(0.005 * len(labels))]
+    return 1 - wrong.mean(1) + np.take_along_axis(wrong, least, 1).sum(1) / len(labels)
+
+
 def raps(probs: Array, labels: Array, held: Array, rest: Array, uniform: Array) -> tuple[Array, Array]:
     """Sizes `(exits, rest)` and whether they cover the label: the released code's scores, α = .05, λ = .01, k = 5."""
     order = np.argsort(-probs, -1, kind="stable")
@@ -183,7 +207,7 @@ def raps(probs: Array, labels: Array, held: Array, rest: Array, uniform: Array) 
 
 def random_splits(probs: Array, labels: Array, splits: int = 20) -> dict[str, Array]:
     """Mean size and coverage per split and exit, and the percentages of rows whose set grows by 1, 2, 5 and 10."""
-    sizes, covered, rises, rows = [], [], [], len(labels)
+    sizes, covered, rises, alike, rows = [], [], [], [], len(labels)
     for split in range(splits):
         random = np.random.default_rng(split)
         order, uniform = random.permutation(rows), random.random((len(probs), rows))
@@ -192,20 +216,9 @@ def random_splits(probs: Array, labels: Array, splits: int = 20) -> dict[str, Ar
         sizes.append(size.mean(1))
         covered.append(inside.mean(1))
         rises.append(percent_from(drop(-size), (1, 2, 5, 10)))
-    return {"size": np.array(sizes), "coverage": np.array(covered), "rises": np.array(rises)}
-
-
-def temperature(logits: Array, labels: Array) -> float:
-    """The temperature with the lowest NLL, by golden-section search on its logarithm."""
-    low, high, ratio = np.log(0.05), np.log(50.0), (np.sqrt(5) - 1) / 2
-
-    def loss(log_t: float) -> float:
-        return float(-np.log(softmax(logits / np.exp(log_t))[np.arange(len(labels)), labels] + 1e-300).mean())
-
-    while high - low > 1e-6:
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, right) if loss(left) < loss(right) else (left, high)
-    return float(np.exp((low + high) / 2))
+        modes = [np.bincount(each).argmax() for each in size]
+        alike.append((np.abs(size - np.array(modes)[:, None]) <= 1).mean())
+    return {"size": np.array(sizes), "coverage": np.array(covered), "rises": np.array(rises), "alike": np.array(alike)}
 
 
 def budget(held: Answers, answers: Answers, labels: Array, costs: Array) -> tuple[Array, Array]:

@@ -2,8 +2,10 @@
 
 A number that was measured on more rows than those whose logits were stored is recomputed from the stored metrics of each seed;
 these metrics are compared with `plain.py` on the stored rows: exactly where all rows were stored, within the error of a sample
-elsewhere. Not recomputed: last-layer Laplace, which needs the images; sets and the fitted product in out-of-scope; the rows of
-`deviations` that are about the released code alone; and the toy ensembles, which have tests of their own.
+elsewhere, and exactly for the single inputs that are stored with them. Not recomputed are the rows of `frontier` with the
+fitted product. Given by the library and used by a second implementation are the powers of the fitted product in
+`out-of-scope`, the initial weights of the toy ensembles and of ZTW's ensemble, and the features of the network in last-layer
+Laplace. Numbers in notes about how something was trained come from `config.json` and `log.csv` of a run.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ from .stored import (
     C10,
     C100,
     GROUPS,
+    MOST,
     RESULTS,
     RULES,
+    cells_of,
     check,
     check_compared,
     claim,
@@ -36,7 +40,7 @@ from .stored import (
 )
 
 
-@pytest.mark.parametrize("name", [*C10[:1], *C100[:1], "minilm-imdb-seed0", "minilm-trec-seed0", "imta-cifar100-seed0"])
+@pytest.mark.parametrize("name", [*C10[:1], *C100[:1], *MOST, "minilm-imdb-seed0", "minilm-trec-seed0", "imta-cifar100-seed0"])
 @pytest.mark.parametrize("rule", list(RULES))
 def test_the_stored_metrics_are_those_of_the_stored_logits(name: str, rule: str) -> None:
     check_stored(name, rule)
@@ -74,6 +78,29 @@ def check_stored(name: str, rule: str) -> None:
         assert np.all(np.abs(value - theirs) <= room), f"{name}, {rule}, {metric}: {value} and {theirs}"
 
 
+STORED_INPUTS = {MOST[1]: 2, C10[0]: 5, C10[1]: 12, C10[2]: 8, C100[3]: 3, C100[4]: 2, "msdnet-tiny-imagenet-seed0": 2}
+"""Of the 20 test inputs with the largest drops, how many are among those whose logits were kept."""
+
+
+@pytest.mark.parametrize("name", STORED_INPUTS)
+def test_single_inputs_that_are_stored_with_the_metrics_have_the_probabilities_of_their_logits(name: str) -> None:
+    with np.load(RESULTS / name / "test-sample.npz") as file:
+        places = {int(row): at for at, row in enumerate(file["indices"])}
+    (logits, labels), compared = rows(name), 0
+    for one in document(name)["worst"]:
+        if (at := places.get(one["row"])) is None:
+            continue
+        assert labels[at] == one["label"]
+        for rule, make in RULES.items():
+            answers = make(logits[:, at : at + 1])
+            probability = answers.probs[:, 0, labels[at]]
+            np.testing.assert_allclose(probability, one["probability"][rule], atol=5e-3)  # logits were stored in float16
+            np.testing.assert_allclose(plain.drop(probability), one["drop"][rule], atol=5e-3)
+            assert answers.labels[:, 0].tolist() == one["answers"][rule]
+        compared += 1
+    assert compared == STORED_INPUTS[name]
+
+
 BOUNDED = ("accuracy", "label_probability", "ece", "confidence")
 
 
@@ -89,6 +116,10 @@ def test_accuracy() -> None:
         average = [each[rule].mean() for rule in ("product", "caching", "latest")]
         check(claim("accuracy", f"{title}: the product is more accurate than caching, on average over the exits"), average)
     check_compared("accuracy", expected)
+    others = [line for line in cells_of("accuracy") if line[0] == "msdnet-cifar100"]
+    assert [line[1] for line in others] == list(RULES)
+    for _, rule, shown in others:
+        check(shown, 100 * mean(published(C100, rule, "accuracy")))
 
 
 def test_label_and_final_answer_drops() -> None:
@@ -118,21 +149,25 @@ def test_label_and_final_answer_drops() -> None:
 
 def test_marginal_and_conditional_and_trajectories() -> None:
     study = "marginal-and-conditional"
-    check(claim(study, "accuracy rises at every exit"), 100 * mean(published(C100, "latest", "accuracy")))
-    values = 100 * mean(published(C100, "latest", "label_probability"))
+    check(claim(study, "accuracy rises at every exit"), 100 * mean(published(MOST, "latest", "accuracy")))
+    values = 100 * mean(published(MOST, "latest", "label_probability"))
     check(claim(study, "the label's mean probability rises at every exit"), values)
-    half = published(C100, "latest", "label_drop_percent")[:, -1].mean()
-    forgets = 100 - published(C100, "latest", "correct_monotone_percent").mean()
+    half = published(MOST, "latest", "label_drop_percent")[:, -1].mean()
+    forgets = 100 - published(MOST, "latest", "correct_monotone_percent").mean()
     found = re.search(r"or more for ([\d.]+) %.* and ([\d.]+) % lose", section(study))
     assert found
     check(" ".join(found.groups()), half, forgets)
-    logits, labels = rows(C100[0])
-    curves = [RULES[rule](logits).probs[:, np.arange(len(labels)), labels] for rule in ("product", "latest")]
-    start = claim("trajectories", "the product's probabilities start lower than the backbone's (mean at exit 1: ")
-    check(start, [curve[0].mean() for curve in curves])
-    found = re.search(r"mean drop is ([\d.]+) under the product and ([\d.]+) under", section("trajectories"))
+    what = "the product rectifies the backbone's drops to a large extent (the mean drop is at most a tenth)"
+    check(claim("trajectories", what), [published(MOST, rule, "mean_label_drop").mean() for rule in ("product", "latest")])
+    logits, labels = rows(MOST[0])
+    curves = {rule: RULES[rule](logits).probs[:, np.arange(len(labels)), labels] for rule in ("product", "latest")}
+    chosen = np.argsort(plain.drop(curves["latest"]), kind="stable")[((np.arange(10) + 0.5) / 10 * len(labels)).astype(int)]
+    found = re.search(r"of the ten is ([\d.]+) under .* and ([\d.]+) under", section("trajectories"))
     assert found
-    check(" ".join(found.groups()), [plain.drop(curve).mean() for curve in curves])
+    check(" ".join(found.groups()), [plain.drop(curve[:, chosen]).max() for curve in curves.values()])
+    found = re.search(r"at exit 1 is ([\d.]+) and ([\d.]+):", section("trajectories"))
+    assert found
+    check(" ".join(found.groups()), [published(MOST, rule, "label_probability")[:, 0].mean() for rule in curves])
 
 
 @cache
@@ -147,7 +182,7 @@ def test_sets_over_random_splits() -> None:
     ends = {"latest": (1, 7), "caching": (7,), "product": range(1, 8)}
     sizes = {rule: np.array([splits(name, rule)["size"] for name in C100]) for rule in RULES}  # (seeds, splits, exits)
     for rule, shown in ends.items():
-        entropy = over_exits(f"entropy, {rule}", published(C100, rule, "entropy"))
+        entropy = over_exits(f"entropy, {rule}", published(MOST, rule, "entropy"))
         expected |= {f"entropy, {rule}, exit {exit}": entropy[f"entropy, {rule}, exit {exit}"] for exit in shown}
         values = sizes[rule].reshape(-1, sizes[rule].shape[-1])
         expected |= over_exits(f"set size, {rule}", values, first=2 if rule == "caching" else 1)
@@ -174,19 +209,32 @@ def test_set_size_rises() -> None:
         rises = [np.array([splits(name, rule)["rises"] for name in names]).mean((0, 1)) for rule in RULES]
         ends = [(by, *(values[at] for values in rises)) for at, by in ((0, 1), (-1, 10))]
         check(claim("set-size-rise", f"{title}: fewer rises under the product"), ends)
+        near, by_two = (
+            np.array([splits(name, rule)[key] for name in names for rule in ("latest", "product")])
+            for key in ("alike", "rises")
+        )
+        near, by_two = near.reshape(len(names), 2, -1), by_two.reshape(len(names), 2, -1, 4)[..., 1]
+        shown = re.search(rf"{title.rpartition(' ')[2]}: at any one exit, (.*?) of the inputs grow", section("set-size-rise"))
+        assert shown
+        numbers = [(100 * near[:, at].mean(), by_two[:, at].mean(), by_two[:, at].std(ddof=1)) for at in (0, 1)]
+        (one, *first), (other, *second) = numbers
+        check(shown[1].replace("grow by 2", ""), one, other, first, second)
 
 
 def test_entropy_and_calibration_gap() -> None:
-    entropy = mean(published(C100, "product", "entropy"))
+    entropy = mean(published(MOST, "product", "entropy"))
     check(claim("uncertainty", "the product's entropy decreases at every exit"), entropy)
-    errors = {rule: published(C100, rule, "ece") for rule in RULES}
+    errors = {rule: published(MOST, rule, "ece") for rule in RULES}
     expected = over_exits("ECE, product", errors["product"])
     expected |= {f"ECE, latest, exit {exit}": errors["latest"][:, exit - 1] for exit in (1, 7)}
     expected["ECE, caching, exit 7"] = errors["caching"][:, -1]
     check_compared("calibration-gap", expected)
+    shown = re.search(r"the mean sizes are (.*) classes", section("uncertainty"))
+    assert shown
+    check(shown[1], *(mean(published(MOST, rule, "set_size")) for rule in RULES))
     what = "the product's error at the first exit is far above the backbone's"
     check(claim("calibration-gap", what), mean(errors["product"]), mean(errors["latest"]))
-    for title, names in (("MSDNet, CIFAR-10", C10), ("MSDNet, CIFAR-100", C100)):
+    for title, names in (("MSDNet, CIFAR-10", C10), ("MSDNet, CIFAR-100", MOST)):
         rises = {rule: mean(published(names, rule, "entropy_rise_percent")) for rule in RULES}
         ends = [(by, *(rises[rule][at] for rule in RULES)) for at, by in ((0, 0.01), (-1, 1))]
         check(claim("entropy-rise", f"{title}: fewer rises under the product"), ends)
@@ -195,7 +243,7 @@ def test_entropy_and_calibration_gap() -> None:
 def test_correctness_overthinking_and_forgetting() -> None:
     expected: dict[str, Array] = {}
     cells = table("overthinking")
-    for title, names in (("CIFAR-10", C10), ("CIFAR-100", C100)):
+    for title, names in (("CIFAR-10", C10), ("CIFAR-100", MOST)):
         kept_right, never, ever, over = (
             {rule: published(names, rule, f"{metric}_percent") for rule in RULES}
             for metric in ("correct_monotone", "never_correct", "ever_correct", "overthinking")
@@ -219,10 +267,15 @@ def test_correctness_overthinking_and_forgetting() -> None:
         ]
         check(claim("overthinking", what), parts)
     check_compared("correctness", expected)
-    total = document(C100[0])["samples"]
+    total = document(MOST[0])["samples"]
     for what, metric in (
         ("at every exit after the first, product and caching forget fewer inputs than the backbone", "forgot"),
         ("and learn fewer for the first time", "learned"),
     ):
-        later = [100 * mean(published(C100, rule, metric))[1:] / total for rule in RULES]
+        later = [100 * mean(published(MOST, rule, metric))[1:] / total for rule in RULES]
         check(claim("learn-and-forget", what), later)
+    gaps = np.subtract(*(100 * published(MOST, rule, "learned")[:, 1:] / total for rule in ("latest", "product")))
+    least = int(gaps.mean(0).argmin())
+    shown = re.search(r"in what is learned is (.*?), at exit (\d)", section("learn-and-forget"))
+    assert shown
+    check(" ".join(shown.groups()), gaps[:, least].mean(), gaps[:, least].std(ddof=1), least + 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from anytime.artifacts import read_bundle, write_bundle
 from anytime.combine import Product
 from anytime.data.toys import PointData, make_simple_1d, make_spiral
 from anytime.errors import ShapeError
 from anytime.reproduce import CATALOGUE, ClassMap, Finding, Plot, Study, find
-from anytime.reproduce.drawing import draw_finding
+from anytime.reproduce.drawing import _cells, draw_finding
+from anytime.reproduce.needs import MSDNET, REPRODUCED
 from anytime.reproduce.runs import Run, Runs
 from anytime.reproduce.sets import random_sets
 from anytime.reproduce.studies import deviations, ensembles
@@ -46,6 +49,25 @@ def test_a_study_has_plots_and_claims_or_comparisons(study: Study, smoke_finding
     draw_finding(found)
 
 
+@pytest.mark.parametrize("study", CATALOGUE, ids=lambda study: study.name)
+def test_no_two_lines_of_a_figure_look_alike(study: Study, smoke_finding: Findings) -> None:
+    plots = [plot for plot in smoke_finding(study.name).plots if isinstance(plot, Plot)]
+    names = {(line.look, line.marks, line.name) for plot in plots for line in plot.lines if line.name}
+    assert len({(look, marks) for look, marks, _ in names}) == len(names)
+    for plot in plots:
+        single = [line.look for line in plot.lines if not line.name and not line.faint]
+        assert len(set(single)) == len(single)
+
+
+def test_the_cells_of_a_map_leave_no_gap() -> None:
+    cells = ClassMap("a map", tuple(tuple(((row + column) % 4, 1.0) for column in range(48)) for row in range(48)))
+    drawn = re.findall(r"M([\d.]+),([\d.]+)h([\d.]+)v([\d.]+)", _cells(cells, 256.0))
+    squares = np.array(drawn, float).round(1)
+    for start, size in ((0, 2), (1, 3)):
+        ends = set((squares[:, start] + squares[:, size]).round(1).tolist())
+        assert ends == set(squares[:, start].tolist()) - {0.0} | {256.0}
+
+
 def check(plot: Plot | ClassMap) -> None:
     assert plot.title
     if isinstance(plot, ClassMap):
@@ -68,6 +90,28 @@ def test_networks_with_other_exits_are_not_compared_with_the_papers(publish: Pub
         assert isinstance(plot, Plot)
         assert not any(line.paper for line in plot.lines)
         check(plot)
+
+
+def test_networks_by_the_published_schedule_are_the_reproduction_and_the_others_are_in_a_table(publish: Publish) -> None:
+    publish("ten", data="cifar10")
+    publish("fewer-seed0")
+    folder = publish("most-seed0", seed=1)
+    assert [run.name for run in Runs.open(folder).need(REPRODUCED)] == ["ten", "fewer-seed0", "most-seed0"]
+    files = read_bundle(folder / "most-seed0")
+    config = json.loads(files["config.json"])
+    config["recipe"]["schedule"] = "step"
+    write_bundle(folder / "most-seed0", {**files, "config.json": json.dumps(config).encode()})
+    runs = Runs.open(folder)
+    assert [run.name for run in runs.need(REPRODUCED)] == ["ten", "most-seed0"]
+    assert [run.name for run in runs.need(MSDNET)] == ["ten", "fewer-seed0"]
+    found = find("accuracy").run(runs)
+    assert [row[:2] for row in found.table] == [("fewer", rule) for rule in ("latest", "caching", "product")]
+    accuracy = runs.find("msdnet-published", "cifar100")[0].accuracy()
+    ours = [row.ours.mean for row in found.comparisons if row.what.startswith("MSDNet, CIFAR-100, latest")]
+    assert ours == pytest.approx([100 * value for value in accuracy])
+    assert {row.tolerance for row in found.comparisons} == {1.0}
+    entropy = find("uncertainty").run(runs)
+    assert set(entropy.runs) == {"fewer-seed0", "most-seed0"}  # sets need many logits
 
 
 @pytest.mark.parametrize("unlike", [{"exits": 6}, {"classes": 12}], ids=str)

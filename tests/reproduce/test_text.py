@@ -134,7 +134,7 @@ def test_a_fitted_product_that_keeps_to_the_first_exit_is_named(
     found = find("text").run(runs_of(run))
     accuracy = found.numbers["trec"][FITTED]["accuracy"][0]
     assert accuracy == pytest.approx([588 / 600] * 3 if named else [588 / 600, 1, 1])
-    words = "It hardly uses the exits after the first, whose gain is within that point, on TREC, 6 classes."
+    words = "The fitted product hardly uses the exits after the first, whose gain is within that point, on TREC, 6 classes."
     assert (words in found.note) == named
     assert ("hardly uses" in found.note) == named
 

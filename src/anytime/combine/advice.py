@@ -1,8 +1,9 @@
 """Advice for few classes: below five the paper recommends caching over the product.
 
 Our measurements with two classes agree in part: the product is right more often than caching, but its drops are larger and its
-probabilities are poorly calibrated. So caching is the default rule there, and a caller that uses the product alone, without
-comparing rules, gets a `FewClassesWarning` with metrics of its own rows, if they have labels, and of a network of ours.
+probabilities are poorly calibrated. With three and four, its drops are also nearly twice as frequent (docs/text.md). So
+caching is the default rule there, and a caller that uses the product alone, without comparing rules, gets a
+`FewClassesWarning` with metrics of its own rows, if they have labels, and of a network of ours.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from anytime.display.scale import Scale
 
-COLOURS = 6
+COLOURS = 10
 MARKERS = ("circle", "square", "diamond", "triangle", "wedge", "plus")
 
 
@@ -27,7 +27,7 @@ IDEAL = Look("ideal")
 
 
 def look(index: int) -> Look:
-    """The look of series number `index`; the first 36 all differ."""
+    """The look of series number `index`; the first 60 all differ."""
     round_, colour = divmod(index, COLOURS)
     return Look(f"s{colour}", MARKERS[(colour + round_) % len(MARKERS)])
 

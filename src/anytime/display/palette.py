@@ -1,7 +1,7 @@
 """The colours of the report in light and dark mode, as CSS variables.
 
-The series colours are distinguishable with red-green colour blindness and have a contrast of at least 3:1 against the
-background; each series also has its own dash and marker. Text has a contrast of at least 4.5:1 (WCAG AA).
+The series colours have a contrast of at least 3:1 against the background; each also has its own dash, for readers who are
+red-green colour-blind. Text has a contrast of at least 4.5:1 (WCAG AA).
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ _COLOURS: Mapping[str, tuple[str, str]] = {  # in light mode, in dark mode
     "s3": ("#a1348e", "#ef94dc"),
     "s4": ("#0b7a5b", "#45cfa0"),
     "s5": ("#7a6200", "#dcc14d"),
+    "s6": ("#171b21", "#f6f8fa"),
+    "s7": ("#5a35e0", "#9a86ff"),
+    "s8": ("#d81b4a", "#ff6b7d"),
+    "s9": ("#0a8fb4", "#30c8e8"),
 }
 LIGHT, DARK = ({name: pair[mode] for name, pair in _COLOURS.items()} for mode in (0, 1))
 

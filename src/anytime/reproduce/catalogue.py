@@ -161,16 +161,22 @@ class Study:
         return found if scale == "full" else found.without_tolerances()
 
 
-CIFAR_100 = (needs.MSDNET_100,)
+CIFAR_100, REPRODUCED, REPRODUCED_100 = (needs.MSDNET_100,), (needs.REPRODUCED,), (needs.REPRODUCED_100,)
 CATALOGUE: tuple[Study, ...] = (
-    Study("marginal-and-conditional", "better on average, worse for many inputs", "Figure 1", CIFAR_100, "inputs"),
-    Study("trajectories", "ten inputs under the product", "Figure 2", CIFAR_100, "inputs"),
-    Study("accuracy", "accuracy at each exit, with standard deviations", "Figure 3, B.11", (needs.MSDNET,), "accuracy"),
-    Study("label-drops", "drops of the true class's probability", "Figure 4", (needs.MSDNET,), "drops"),
-    Study("uncertainty", "entropy and size of prediction sets", "Figure 5", CIFAR_100, "uncertainty"),
-    Study("calibration-gap", "calibration error at each exit", "Figure 6", CIFAR_100, "uncertainty"),
-    Study("final-answer-drops", "drops of the final answer's probability", "B.1.1", (needs.MSDNET,), "drops"),
-    Study("correctness", "monotone and never correct inputs", "Table 1, B.1.2", (needs.MSDNET,), "correctness"),
+    Study("marginal-and-conditional", "better on average, worse for many inputs", "Figure 1", REPRODUCED_100, "inputs"),
+    Study("trajectories", "ten inputs under the product", "Figure 2", REPRODUCED_100, "inputs"),
+    Study("accuracy", "accuracy at each exit, with standard deviations", "Figure 3, B.11", REPRODUCED, "accuracy"),
+    Study("label-drops", "drops of the true class's probability", "Figure 4", REPRODUCED, "drops"),
+    Study(
+        "uncertainty",
+        "entropy and size of prediction sets",
+        "Figure 5",
+        (needs.MSDNET_100, needs.REPRODUCED_100),
+        "uncertainty",
+    ),
+    Study("calibration-gap", "calibration error at each exit", "Figure 6", REPRODUCED_100, "uncertainty"),
+    Study("final-answer-drops", "drops of the final answer's probability", "B.1.1", REPRODUCED, "drops"),
+    Study("correctness", "monotone and never correct inputs", "Table 1, B.1.2", REPRODUCED, "correctness"),
     Study("ablation", "activations × product or mixture", "B.2", CIFAR_100, "activations"),
     Study("sigmoid", "a sigmoid in place of the ReLU", "B.2", CIFAR_100, "activations"),
     Study("collaboration", "confidence as a guide to errors, and deferral to an oracle", "B.3", CIFAR_100, "collaboration"),
@@ -178,14 +184,18 @@ CATALOGUE: tuple[Study, ...] = (
     Study("adaptive-threshold", "a threshold that depends on confidence", "B.3.1", CIFAR_100, "thresholds"),
     Study("finetune", "training with the product", "B.3.2", (needs.FINETUNED,), "finetune"),
     Study("text", "text classification, from 2 classes to 150", "B.4", (needs.TEXT,), "text"),
-    Study("overthinking", "correct at some exit, wrong at the last", "B.5", (needs.MSDNET,), "correctness"),
+    Study("overthinking", "correct at some exit, wrong at the last", "B.5", REPRODUCED, "correctness"),
     Study(
-        "learn-and-forget", "correct for the first time, and wrong again for the first time", "B.5", CIFAR_100, "correctness"
+        "learn-and-forget",
+        "correct for the first time, and wrong again for the first time",
+        "B.5",
+        REPRODUCED_100,
+        "correctness",
     ),
     Study("zero-time-waste", "the product on ZTW's heads", "B.5", (needs.ZTW,), "accuracy"),
     Study("spiral", "the support of an ensemble shrinks", "B.6", (), "ensembles"),
     Study("regression", "intervals of an ensemble shrink", "B.6", (), "ensembles"),
-    Study("entropy-rise", "rises of the entropy", "B.7", (needs.MSDNET,), "drops"),
+    Study("entropy-rise", "rises of the entropy", "B.7", REPRODUCED, "drops"),
     Study("set-size-rise", "rises of the prediction set's size", "B.7", (needs.MSDNET,), "drops"),
     Study("clip", "between Heaviside and ReLU", "B.8", (needs.MSDNET,), "activations"),
     Study("calibrated-baselines", "calibrated exits, with caching", "B.9", (needs.SEEDS_100,), "calibrated_baselines"),
@@ -199,7 +209,7 @@ CATALOGUE: tuple[Study, ...] = (
         "tiny-imagenet",
         "200 classes, and drops over the number of classes",
         "our own",
-        (needs.TINY, needs.MSDNET),
+        (needs.TINY, needs.REPRODUCED),
         "tiny_imagenet",
     ),
 )

@@ -111,13 +111,14 @@ def _area(chart: Chart, band: Band) -> str:
 
 def _cells(found: ClassMap, side: float) -> str:
     """Equal cells are one path, and equal neighbours in a row one rectangle of it."""
-    size = side / len(found.cells)
+    edges = [round(side * at / len(found.cells), 1) for at in range(len(found.cells) + 1)]
     paths: dict[tuple[int, float], str] = {}
     for row, cells in enumerate(found.cells):
         column = 0
         for kind, alike in groupby(cells):
             count = len(list(alike))
-            step = f"M{column * size:.1f},{row * size:.1f}h{count * size:.1f}v{size:.1f}h-{count * size:.1f}z"
+            wide, high = edges[column + count] - edges[column], edges[row + 1] - edges[row]
+            step = f"M{edges[column]:g},{edges[row]:g}h{wide:.1f}v{high:.1f}h-{wide:.1f}z"
             paths[kind] = paths.get(kind, "") + step
             column += count
     drawn = [

@@ -34,7 +34,7 @@ class Comparison:
         ours: Our number, in the same unit.
         tolerance: Largest allowed difference, or None.
         at_most: Upper bound on our number, or None.
-        unit: `%`, `nats`, `classes`, or nothing.
+        unit: `%`, `points`, `nats`, `classes`, or nothing.
     """
 
     what: str
@@ -66,7 +66,7 @@ class Comparison:
         ('accuracy', '65.3 %', '63.40 ± 0.40 %', '−1.90', '± 2', 'within')
         """
         # Enough digits to see whether the tolerance is met.
-        digits, unit = 2 if self.unit in ("%", "classes") else 3, f" {self.unit}" if self.unit else ""
+        digits, unit = 2 if self.unit in ("%", "points", "classes") else 3, f" {self.unit}" if self.unit else ""
         asked = [] if self.tolerance is None else [f"± {self.tolerance:g}"]
         asked += [] if self.at_most is None else [f"≤ {self.at_most:g}"]
         return (

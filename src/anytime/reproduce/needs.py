@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anytime.errors import MissingRunError
 
@@ -18,12 +18,14 @@ class Need:
         data: Data sets; one is enough, all that are available are used.
         seeds: Smallest number of runs in all.
         recipe: The recipe of `anytime train` for such a run, or None if there is none.
+        first: A network whose runs are used instead, on the data sets that have some.
     """
 
     network: str
     data: tuple[str, ...] = _CIFAR
     seeds: int = 1
     recipe: str | None = None
+    first: str | None = None
 
     def __str__(self) -> str:
         return f"{self.network} on {' or '.join(self.data)}" + (f" (≥ {self.seeds} seeds)" if self.seeds > 1 else "")
@@ -44,6 +46,9 @@ class Need:
 
 MSDNET = Need("msdnet", recipe="cifar100-msdnet")
 MSDNET_100 = Need("msdnet", ("cifar100",), recipe="cifar100-msdnet")
+# The reproduction: trained by the published schedule on almost all images, so that few rows are left to fit anything on.
+REPRODUCED = replace(MSDNET, first="msdnet-published")
+REPRODUCED_100 = replace(MSDNET_100, first="msdnet-published")
 SEEDS_100 = Need("msdnet", ("cifar100",), seeds=2, recipe="cifar100-msdnet")
 TINY = Need("msdnet", ("tiny-imagenet",), recipe="tiny-imagenet-msdnet-4")
 IMTA = Need("imta", recipe="cifar100-imta-2")

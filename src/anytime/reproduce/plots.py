@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 from torch import Tensor
@@ -91,13 +92,12 @@ class ClassMap:
 
 
 def looks(names: Sequence[str]) -> dict[str, int]:
-    """A look per line: `latest`, `caching` and `product` keep their own, the others take what is left.
+    """A look per line: `latest`, `caching` and `product` have their own, which no other line takes.
 
     >>> looks(("latest", "product", "temperature"))
-    {'latest': 0, 'product': 2, 'temperature': 1}
+    {'latest': 0, 'product': 2, 'temperature': 3}
     """
-    taken = {_OWN_LOOK[name] for name in names if name in _OWN_LOOK}
-    free = (index for index in range(len(names) + 3) if index not in taken)
+    free = count(len(_OWN_LOOK))
     return {name: _OWN_LOOK[name] if name in _OWN_LOOK else next(free) for name in names}
 
 

@@ -225,7 +225,9 @@ class Runs:
 
     def need(self, need: Need) -> tuple[Run, ...]:
         """The runs of a need, or stand-ins, or an error with the command that trains them."""
-        found = tuple(run for data in need.data for run in self.find(need.network, data))
+        found = tuple(
+            run for data in need.data for run in self.find(need.first or need.network, data) or self.find(need.network, data)
+        )
         if len(found) >= need.seeds:
             return found
         if self.stand_in is None:

@@ -1,6 +1,6 @@
 """Line charts as SVG text.
 
-A chart has no colours. Its parts have CSS classes (`line`, `dot`, `grid`, `s0` to `s5` for the series), which
+A chart has no colours. Its parts have CSS classes (`line`, `dot`, `grid`, `s0` to `s9` for the series), which
 `templates/chart.css` styles for light mode, dark mode and print. `draw` gives an SVG element for a page with that style;
 `stacked` gives a file with the style inside.
 """

@@ -14,6 +14,8 @@ from anytime.reproduce.needs import MSDNET, MSDNET_100
 _ACTIVATIONS: dict[str, Activation] = {"ReLU": ReLU(), "Heaviside": Heaviside(), "exponential": Exponential()}
 GOOD_ACCURACY, GOOD_DROPS = 1.0, 5.0
 """A good combination: points below the best accuracy at the last exit, and percent of inputs that drop by .1, at most."""
+_CONFIDENT = 2.0
+"""How many times the confidence of the first exit."""
 _MOST = 3.0
 """Points of accuracy: far more than the sigmoid costs, far less than rounding its evidence to ties would cost."""
 LIMITS = (0.5, 2.0, 5.0, 10.0)
@@ -28,7 +30,7 @@ def ablation(draft: Draft) -> Finding:
     last, mean = {name: values[-1].mean for name, values in right.items()}, group.all_over_exits(ACCURACY)
     drops, final = group.all_at(LABEL_DROPS, 0.1), group.all_at(FINAL_DROPS, 0.01)
     good = [name for name in rules if last[name] >= max(last.values()) - GOOD_ACCURACY and drops[name] <= GOOD_DROPS]
-    grows = [name for name, values in confidence.items() if values[-1].mean > 2 * values[0].mean]
+    grows = [name for name, values in confidence.items() if values[-1].mean > _CONFIDENT * values[0].mean]
     relu, heaviside = "product, ReLU", "product, Heaviside"
     draft.used += group.runs
     draft.plots += [
@@ -51,7 +53,8 @@ def ablation(draft: Draft) -> Finding:
     )
     ends = {name: f"{values[0].mean:.1f} → {values[-1].mean:.1f} %" for name, values in confidence.items()}
     draft.claim(
-        "of these, only the product becomes confident",
+        f"of these, only the product becomes confident (more than {_CONFIDENT:g} times as much at the last exit as at the "
+        "first)",
         relu in grows and "mixture, ReLU" not in grows,
         f"product {ends[relu]}, mixture {ends['mixture, ReLU']}",
     )
@@ -62,8 +65,8 @@ def ablation(draft: Draft) -> Finding:
     )
     product, mixture = drops["product, exponential"], drops["mixture, exponential"]
     draft.claim(
-        "averaging or multiplying softmaxes is not enough",
-        min(product, mixture) > 2 * drops[relu],
+        f"averaging or multiplying softmaxes is not enough (more than {GOOD_DROPS:g} % drop by .1)",
+        min(product, mixture) > GOOD_DROPS,
         f"drops by .1: product {product:.1f} %, mixture {mixture:.1f} %, ReLU product {drops[relu]:.2f} %",
     )
     draft.table += [
@@ -110,7 +113,7 @@ def sigmoid(draft: Draft) -> Finding:
         group.plot("Calibration error", ECE),
     ]
     draft.claim(
-        "the sigmoid costs accuracy: a point on average over the exits, and at no exit more than three",
+        f"the sigmoid costs accuracy on average over the exits, and at no exit {_MOST:g} points or more",
         sum(costs) / len(costs) > 0 and max(costs) < _MOST,
         f"{sum(costs) / len(costs):.1f} points on average, {min(costs):.1f} to {max(costs):.1f}; sigmoid "
         f"{means(right['sigmoid product'])} %; ReLU {means(right['product'])} %",

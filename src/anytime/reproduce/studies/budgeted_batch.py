@@ -50,7 +50,7 @@ def budgeted_batch(draft: Draft) -> Finding:
             draft.claim(
                 f"{title}: as costs grow {what} (by {100 * _DROPS:g} point or more)",
                 (drops >= _DROPS) == (rule == "latest"),
-                f"{100 * drops:.2f} points below its best, at the largest cost",
+                f"{100 * drops:.3f} points below its best, at the largest cost",
             )
         draft.numbers[data] = {
             rule: [{"q": found.q, "cost": found.cost, "accuracy": found.accuracy} for found in seeds]

@@ -19,7 +19,7 @@ from anytime.reproduce.group import (
     published,
     title_of,
 )
-from anytime.reproduce.needs import MSDNET
+from anytime.reproduce.needs import MSDNET, REPRODUCED
 from anytime.reproduce.sets import SPLIT_WORDS, with_random_sets
 
 _SMALL = 0.1
@@ -33,7 +33,7 @@ def label_drops(draft: Draft) -> Finding:
         draft.plots.append(group.plot(group.title, LABEL_DROPS, known=known))
         for rule, theirs in known.items():
             names = [f"{group.title}, {rule}, ≥ {limit}" for limit in paper.DROPS]
-            bounded = rule == "product" and (group.runs[0].network, group.data) == ("msdnet", "cifar100")
+            bounded = rule == "product" and (paper.network(group.runs[0]), group.data) == ("msdnet", "cifar100")
             bounds = {paper.DROPS.index(limit): bound for limit, bound in paper.LABEL_DROP_BOUNDS.items()} if bounded else {}
             draft.compare(names, ours[rule], theirs, tolerance=paper.drop_tolerance, unit="%", bounds=bounds)
         for rule in ("product", "caching"):
@@ -93,7 +93,7 @@ def final_answer_drops(draft: Draft) -> Finding:
 
 def entropy_rise(draft: Draft) -> Finding:
     """How many inputs become less certain along the exits, measured by the entropy."""
-    for group in published(draft.runs, MSDNET):
+    for group in published(draft.runs, REPRODUCED):
         _compare_rules(draft, group, ENTROPY_RISES, "fewer rises under the product", ("latest",))
     return draft.finding(
         note="The paper's figure was not read off; its claim is checked at every threshold. Caching keeps the most confident "

@@ -13,7 +13,7 @@ from anytime.metrics import follow
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, at_most, means
-from anytime.reproduce.group import ACCURACY, ECE, LABEL_DROPS, NLL, TEN, Group, ten_rows, title_of
+from anytime.reproduce.group import ACCURACY, ECE, LABEL_DROPS, NLL, TEN_AGAIN, Group, ten_rows, title_of
 from anytime.reproduce.needs import FINETUNED, Need
 from anytime.reproduce.plots import Plot, inputs_plot, line, over_exits
 from anytime.reproduce.runs import Run, on_shared_rows
@@ -65,7 +65,7 @@ def finetune(draft: Draft) -> Finding:
         "validation rows of those measured since the product's likelihood began, on all test rows. Heads alone: one epoch on "
         "a frozen network (`cifar100-msdnet-heads`), which is not the paper's method and was chosen on test rows; no claim "
         "uses it. "
-        f"Crosses are the ends of the paper's curve. {TEN}",
+        f"Crosses are the ends of the paper's curve. {TEN_AGAIN}",
         headings=("data", "network and rule", "accuracy, %", "ECE", "drops by ≥ .1"),
     )
 

@@ -77,10 +77,10 @@ def out_of_scope(draft: Draft) -> Finding:
         rows=f"{title_of(runs[0].data)}: {logits.shape[1]:,} test rows and {outside.shape[1]:,} out-of-scope queries whose "
         f"logits were kept, {seeds_in_words(runs)}; sets are calibrated and powers fitted on "
         f"{runs[0].logits('val')[0].shape[1]:,} validation rows",
-        note="The AUROC is the probability that a query without a class has a higher score than one with a class; equal scores "
-        "count half. Sets are for 95 %, as the paper's released code computes them; APS has no penalty on ranks. A row that "
-        "collapsed has the support of the softmax that it falls back to, all classes. The network never saw an out-of-scope "
-        "query, and nothing was fitted on one.",
+        note="The AUROC is the probability that a query without a class has a higher score than one with a class; equal "
+        "scores count half. Sets are for 95 %, with the score of the paper's released code and an exact quantile; APS has no "
+        "penalty on ranks. A row that collapsed has the support of the softmax that it falls back to, all classes. The "
+        "network never saw an out-of-scope query, and nothing was fitted on one.",
         headings=("score", *(f"exit {exit}" for exit in range(1, len(logits) + 1))),
     )
 

@@ -101,8 +101,8 @@ def text(draft: Draft) -> Finding:
     draft.plots += [group.plot(f"{title_of(data)}: label drops", LABEL_DROPS) for data, group in sets.items()]
     for data, head in heads.items():
         less = Measured(head.mean - sets[data].curve("latest", ACCURACY)[-1].mean)
-        what = f"{title_of(data)}: accuracy of a single head minus that of the last exit, points"
-        draft.comparisons.append(Comparison(what, None, less, at_most=WITHIN, unit="%"))
+        what = f"{title_of(data)}: accuracy of a single head minus that of the last exit"
+        draft.comparisons.append(Comparison(what, None, less, at_most=WITHIN, unit="points"))
     _claims(draft, sets, classes)
     for data, group in groups.items():
         draft.numbers[data] = {"classes": classes[data], **group.numbers(*_METRICS)}
@@ -338,7 +338,11 @@ def _keeps(groups: Groups, classes: Classes) -> str:
         return accuracy[-1].mean - accuracy[0].mean
 
     kept = [_title(data, classes[data]) for data in groups if 0 < gain(data, "latest") > gain(data, FITTED) / _FOLLOWS]
-    return f"It hardly uses the exits after the first, whose gain is within that point, on {'; '.join(kept)}. " if kept else ""
+    return (
+        f"The fitted product hardly uses the exits after the first, whose gain is within that point, on {'; '.join(kept)}. "
+        if kept
+        else ""
+    )
 
 
 def _missing(runs: Runs) -> str:

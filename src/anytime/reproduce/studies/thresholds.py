@@ -10,9 +10,9 @@ from anytime.combine import Latest, Product
 from anytime.metrics import follow
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, Measured, at_most, each_over_seeds, means
-from anytime.reproduce.group import ACCURACY, COLLAPSED, ECE, LABEL_DROPS, RULES, TEN, Group, rows_in_words, ten_rows
+from anytime.reproduce.group import ACCURACY, COLLAPSED, ECE, LABEL_DROPS, RULES, TEN_AGAIN, Group, rows_in_words, ten_rows
 from anytime.reproduce.needs import MSDNET_100
-from anytime.reproduce.plots import inputs_plot, line, over_exits
+from anytime.reproduce.plots import inputs_plot, line, looks, over_exits
 from anytime.reproduce.runs import Run
 
 THRESHOLDS, _SMALL = (0.0, 1.0, 2.0, 4.0, 6.0), 2.0
@@ -43,7 +43,8 @@ def static_threshold(draft: Draft) -> Finding:
         ("Coverage of the support", "contains the label, %", coverage, False),
         ("Size of the support", "classes", size, True),
     ):
-        lines = [line(f"b = {b:g}", values, look) for look, (b, values) in enumerate(zip(THRESHOLDS, every, strict=True))]
+        names = tuple(f"b = {b:g}" for b in THRESHOLDS)
+        lines = [line(name, values, looks(names)[name]) for name, values in zip(names, every, strict=True)]
         draft.plots.append(over_exits(title, unit, lines, zero=zero))
     last = [values[-1].mean for values in accuracy]
     draft.claim(
@@ -121,5 +122,5 @@ def adaptive_threshold(draft: Draft) -> Finding:
         note="The regression is fitted at exit 1 on half of the kept validation rows, C on the other half by the lowest mean "
         f"ECE plus mean drop (the paper: 'best trade-off'); C is {scales}, seed by seed. Gate, not clamp, so that rows "
         f"collapse and fall back to the exit's softmax: {means(collapsed)} % of the inputs, exit by exit. The paper fits on a "
-        f"tenth of the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN}",
+        f"tenth of the training rows; ours are {runs[0].logits('val')[0].shape[1]:,} rows in all. {TEN_AGAIN}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,19 +11,31 @@ from anytime.metrics import follow
 from anytime.reproduce import paper
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, listed, means
-from anytime.reproduce.group import BRIER, ECE, ENTROPY, NLL, PLAIN, SET_COVERAGE, SET_SIZE, TEN, Group, rows_in_words, ten_rows
-from anytime.reproduce.needs import MSDNET_100
+from anytime.reproduce.group import (
+    BRIER,
+    ECE,
+    ENTROPY,
+    NLL,
+    PLAIN,
+    SET_COVERAGE,
+    SET_SIZE,
+    TEN_AGAIN,
+    Group,
+    rows_in_words,
+    ten_rows,
+)
+from anytime.reproduce.needs import MSDNET_100, REPRODUCED_100
 from anytime.reproduce.plots import inputs_plot, line
-from anytime.reproduce.runs import on_shared_rows
+from anytime.reproduce.runs import Run, on_shared_rows
 from anytime.reproduce.sets import SIZE_HEADINGS, SPLIT_WORDS, size_rows, with_random_sets
 from anytime.reproduce.studies.finetune import SOFTPLUS
 
 
 def uncertainty(draft: Draft) -> Finding:
-    """Mean entropy and, over many calibration splits, mean size of the prediction sets at each exit."""
+    """Mean entropy, and over many calibration splits the mean size of the prediction sets, at each exit."""
     runs = draft.runs.need(MSDNET_100)
-    published, (sets, splits) = Group.published(runs), with_random_sets(runs)
-    draft.used += runs
+    published, (sets, splits) = Group.published(draft.runs.need(REPRODUCED_100)), with_random_sets(runs)
+    draft.used += [*published.runs, *runs]
     for title, name, group, metric, theirs, tolerance, unit in (
         ("Entropy", "entropy", published, ENTROPY, paper.ENTROPY, paper.ENTROPY_TOLERANCE, "nats"),
         ("Prediction sets", "set size", sets, SET_SIZE, paper.SET_SIZE, paper.SET_SIZE_TOLERANCE, "classes"),
@@ -52,20 +65,32 @@ def uncertainty(draft: Draft) -> Finding:
         f"largest over smallest mean size: {listed(vary, '')}",
     )
     draft.table += size_rows(splits)
-    draft.numbers = published.numbers(ENTROPY) | {"sets": sets.numbers(SET_SIZE, SET_COVERAGE)}
+    draft.numbers = published.numbers(ENTROPY, SET_SIZE) | {"sets": sets.numbers(SET_SIZE, SET_COVERAGE)}
     return draft.finding(
         rows=f"entropy: {published.rows}; sets: {rows_in_words(runs, kept=True)}, {SPLIT_WORDS}",
         note="Sets are RAPS as the paper's released code computes them (α = .05, λ = .01, k = 5), with fixed random seeds; ± "
         "is one standard deviation over all seeds and splits, and the table shows its two parts. The paper's belong to one "
         "checkpoint and one split of 10,000 rows. Its entropies of MSDNet and caching are known at the first and last exit "
-        "only. The sizes depend on the last few percent of labels, which a network ranks low.",
+        f"only. The sizes depend on the last few percent of labels, which a network ranks low. {_one_split(published, runs)}",
         headings=SIZE_HEADINGS,
+    )
+
+
+def _one_split(group: Group, runs: Sequence[Run]) -> str:
+    """The stored sizes of the networks that the entropies belong to, by one split of all test rows, in words."""
+    if group.runs == tuple(runs) or group.runs[0].folder is None:
+        return ""
+    sizes = "; ".join(f"{rule} {means(values)}" for rule, values in group.curves(SET_SIZE).items())
+    return (
+        f"The sets are of {runs[0].name.partition('-seed')[0]}, since too few logits of the networks of the entropies were "
+        f"kept. Not counted: with the latter, and one split of all {group.runs[0].rows():,} test rows, the same for all seeds, "
+        f"of which a fifth calibrates as in the paper, the mean sizes are {sizes} classes."
     )
 
 
 def calibration_gap(draft: Draft) -> Finding:
     """Calibration error of the three rules, and of a finetuned network if there is a run of one."""
-    group = Group.published(draft.runs.need(MSDNET_100))
+    group = Group.published(draft.runs.need(REPRODUCED_100))
     known = {rule: paper.ECE[rule] for rule in PLAIN} if group.data == "cifar100" else {}
     error, ours = group.plot("Calibration error", ECE, known=known), group.curves(ECE)
     tuned = draft.runs.find("msdnet-finetuned", group.data)
@@ -86,7 +111,9 @@ def calibration_gap(draft: Draft) -> Finding:
     if tuned:
         ours["finetuned"] = Group.measured(tuned, {"finetuned": SOFTPLUS}).curve("finetuned", ECE)
         drawn = line("finetuned, softplus product", ours["finetuned"], 3, paper=paper.ECE["finetuned"])
-        base, first = on_shared_rows((group.runs[0], tuned[0]))
+        backbone = (draft.runs.find("msdnet", group.data) or group.runs)[0]
+        draft.used.append(backbone)
+        base, first = on_shared_rows((backbone, tuned[0]))
         (logits, labels), (others, _) = base.logits(), first.logits()
         before = follow(Latest()(logits), labels).label_probability
         chosen = ten_rows(before)
@@ -96,8 +123,9 @@ def calibration_gap(draft: Draft) -> Finding:
             inputs_plot("Ten inputs, finetuned", after, behind=before[:, chosen]),
         ]
         note = (
-            "The finetuned network was trained by the paper's schedule; the study finetune compares it with the paper's. Its "
-            f"metrics are of the rows whose logits were kept. {TEN}"
+            "The finetuned network was trained on 45,000 images by the paper's schedule; the study finetune compares it with "
+            f"the paper's numbers and with a backbone on as many images. Its curve is of {rows_in_words(tuned, kept=True)}. "
+            f"{TEN_AGAIN} That backbone is {backbone.name}."
         )
     draft.numbers = group.numbers(ECE, NLL, BRIER)
     return draft.finding(
