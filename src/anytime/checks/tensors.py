@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def as_tensor(values: Any, name: str, *, fix: str = _STACK) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="read it into memory: logits[:]" if hasattr(values, "ndim") else fix,
+        fix=_conversion(values) or fix,
     )
 
 
@@ -342,6 +342,16 @@ def not_finite(got: str, *, exit: int, row: int) -> NonFiniteError:
     )
 
 
+def _conversion(value: object) -> str:
+    """How to make an array of an array of another library, or an empty text."""
+    method = next((name for name in ("toarray", "to_numpy") if hasattr(value, name)), None)  # sparse, data frame
+    if method is not None:
+        return f"convert it with .{method}()"
+    return "read it into memory: logits[:]" if hasattr(value, "ndim") else ""
+
+
 def _describe(value: object) -> str:
-    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
-    return f"a {type(value).__name__}{size}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"a {type(value).__name__} of shape {shape}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
