@@ -62,6 +62,27 @@ def test_merging_equals_seeing_all_rows() -> None:
     assert_same(empty.compute(), whole.compute())
 
 
+def test_only_metrics_with_the_same_rules_and_settings_are_merged() -> None:
+    logits, labels = some()
+    mine, other = Metrics({"mine": "product"}), Metrics({"mine": "product(softplus)"})
+    with pytest.raises(OptionError, match="Softplus"):
+        mine.merge(other)
+    mine, other = Metrics("latest", costs=[1, 2, 3, 4]), Metrics("latest", costs=[1, 2, 3, 9])
+    for metrics in (mine, other):
+        metrics.update(logits, labels)
+    with pytest.raises(OptionError, match=r"costs=\[1.0, 2.0, 3.0, 9.0\]"):
+        mine.merge(other)
+
+
+def test_the_repr_has_the_rules_and_the_rows() -> None:
+    metrics = Metrics("latest")
+    metrics.update(*some())
+    assert (
+        repr(metrics)
+        == f"Metrics({{'latest': Latest()}}, strict=False, class_dim=None, ignore_index=None, rows={metrics.rows})"
+    )
+
+
 def test_reset_forgets_all_rows_and_the_shape() -> None:
     metrics = Metrics("product")
     metrics.update(*some(seed=3))

@@ -118,6 +118,9 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "classes that change": (collected([X[:3], X], lambda x: [x.T @ x if len(x) == 3 else x] * 2), ShapeError, "inputs"),
     "a model that is not callable": (collected([X], model="msdnet"), OptionError, "from_outputs"),
     "logits with NaN": (collected([X], lambda x: [x / 0] * 2), NonFiniteError, "exit 1, row 0"),
+    "names as labels": (collected([(X, ["cat"] * 6)]), DtypeError, "numpy.unique"),
+    "an empty batch": (collected([(X[:0], Y[:0])]), ShapeError, "the input of a batch has shape (0, 2)"),
+    "a number as a file": (collected([X], out=5), OptionError, "a path"),
     "a pickle to write": (collected([X], out="logits.pt"), OptionError, "npz"),
     "a folder to write": (collected([X], out=Path(__file__).parent / ".npz" / "a.txt"), OptionError, "ending"),
     "a place that cannot be a folder": (collected([X], out=Path(__file__) / "logits.npz"), FileError, "a file"),
@@ -128,6 +131,13 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "metrics with and without labels": (metrics_of((LOGITS, Y), (LOGITS, None)), LabelError, "every batch"),
     "metrics of too few labels": (metrics_of((LOGITS, Y[:-1])), LabelError, "5 labels"),
     "metrics of integers": (metrics_of((LOGITS.long(), Y)), DtypeError, "int64"),
+    "rules that are none": (lambda: Metrics(True), OptionError, "rules=['latest', 'product']"),  # type: ignore[arg-type]
+    "a rule that returns a tensor": (
+        lambda: Metrics({"mine": lambda logits: logits.log_softmax(-1)}).update(LOGITS, Y),
+        DtypeError,
+        "Prediction(log_probs, fell_back)",
+    ),
+    "metrics merged with a result": (lambda: Metrics().merge({}), DtypeError, "Metrics"),  # type: ignore[arg-type]
     "metrics of an unknown rule": (lambda: Metrics("prodct"), OptionError, "did you mean"),
     "metrics with odd costs": (lambda: Metrics(costs=[3, 2, 1]).update(LOGITS, Y), OptionError, "cumsum"),
 }

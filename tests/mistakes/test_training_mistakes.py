@@ -70,7 +70,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     "a row too few": (lambda: train((X, Y[1:])), ShapeError, ("40", "39")),
     "a label too large": (lambda: train([(X, Y + 1)]), LabelError, ("from 1 to 3", "counted from 1")),
     "one-hot labels": (lambda: train([(X, nn.functional.one_hot(Y).float())]), DtypeError, ("argmax",)),
-    "texts as inputs": (lambda: train([(["a", "b"], Y[:2])]), DtypeError, ("inputs of a batch", "list")),
+    "texts as inputs": (lambda: train([(["a", "b"], Y[:2])]), DtypeError, ("input of a batch", "list")),
     "an unknown setting": (lambda: train((X, Y), epoch=3), OptionError, ("epoch", "epochs")),
     "a number as the config": (lambda: anytime.fit(model(), (X, Y), 3), OptionError, ("3", "epochs=2")),  # type: ignore[arg-type]
     "no epochs": (lambda: train((X, Y), epochs=0), OptionError, ("epochs",)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anytime.combine.activations import (
@@ -118,7 +118,12 @@ def name_rules(rules: Any) -> dict[str, Any]:
         named = {name: parse_rule(each) if isinstance(each, str) else each for name, each in rules.items()}
     else:
         named = {}
-        for given in [rules] if isinstance(rules, str | Rule | Fitted) else rules:
+        several = [rules] if isinstance(rules, str | Rule | Fitted) else rules
+        if not isinstance(several, Iterable):
+            raise OptionError(
+                f"rules is {rules!r}", expected="rules or their names", fix="pass a list, such as rules=['latest', 'product']"
+            )
+        for given in several:
             name = given.strip() if isinstance(given, str) else name_of(as_rule(given))
             if name in named:
                 raise OptionError(f"rule {name!r} is given twice", expected="each rule once", fix=f"remove one {name!r}")

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from anytime.checks import LABELS, Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import DtypeError, InputError, LabelError
 
+_INDICES = "convert them to class indices in a tensor, e.g. by numpy.unique(names, return_inverse=True)[1]"
 _EXPECTED = "a DataLoader, a map-style data set, a tuple of tensors (x, y), or an iterable of batches (x, y)"
 
 
@@ -38,10 +39,10 @@ def read_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
                 expected="tensors with the batch first",
                 fix="keep what the model takes, as tensors: dataset.with_format('torch', columns=[...])",
             )
-    checked = check_inputs(inputs, "the inputs of a batch")
+    checked = check_inputs(inputs, "the input of a batch")
     if isinstance(labels, list | tuple) and all(isinstance(value, int) for value in labels):
         labels = torch.tensor(labels, dtype=torch.int64)
-    return checked, None if labels is None else as_tensor(labels, "labels").detach()
+    return checked, None if labels is None else as_tensor(labels, "labels", fix=_INDICES).detach()
 
 
 def labelled_batch(batch: Any) -> tuple[Inputs, Tensor]:

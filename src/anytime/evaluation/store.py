@@ -50,13 +50,15 @@ class LogitsStore:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | os.PathLike) or Path(path).suffix.lower() not in _OURS:
+            raise OptionError(
+                f"out is {path!r}",
+                expected="a .npz, .npy or .safetensors file",
+                fix="pass a path with such an ending: logits.npz",
+            )
         self.path = Path(path)
         self.folder = self.path.with_name(self.path.name + ".partial")
         self.state: dict[str, Any] = {}
-        if self.path.suffix.lower() not in _OURS:
-            raise OptionError(
-                f"out is {str(path)!r}", expected="a .npz, .npy or .safetensors file", fix="use another ending: logits.npz"
-            )
         for file in (self.path, self.labels_path):
             check_file(file, ours=_OURS[self.path.suffix.lower()])
         with typed_errors(self.folder):
