@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,13 @@ def test_two_processes_do_not_write_one_file(model: MLP, tmp_path: Path) -> None
         other.communicate(b"")
     with lock_run(tmp_path / "a.npz.partial"):
         pass
+
+
+def test_two_threads_do_not_write_one_file(model: MLP, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as other, lock_run(tmp_path / "a.npz.partial", doing="collecting logits"):
+        found = other.submit(anytime.collect_logits, model, loader(), tmp_path / "a.npz")
+        with pytest.raises(LockedError, match="is collecting logits in"):
+            found.result()
 
 
 def test_files_that_hold_something_else_are_not_replaced(model: MLP, tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a tensor as a loader": (collected(X), InputError, "TensorDataset(x, y)"),
     "a file as a loader": (collected("images/"), InputError, "iterable"),
     "an empty loader": (collected([]), InputError, "empty"),
+    "texts of different lengths": (
+        collected([{"x": X[0, : 1 + row % 2], "label": 0} for row in range(4)]),
+        InputError,
+        "collate_fn, which pads",
+    ),
+    "a data set without tensors": (collected([(object(), 0)] * 4), InputError, "images into tensors"),
     "a batch of three": (collected([(X, Y, Y)]), ShapeError, "the last one is the labels"),
     "a batch with texts": (collected([{"x": X, "text": ["a"] * 6, "labels": Y}]), DtypeError, "with_format"),
     "two kinds of labels": (collected([{"x": X, "label": Y, "labels": Y}]), InputError, "remove_columns"),
