@@ -53,6 +53,7 @@ class Uneven(MultiExit):
 MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, ...]]] = {
     "a module without exits": (lambda: anytime.fit(nn.Linear(2, 3), (X, Y)), OptionError, ("Linear", "attach_exits")),
     "a function as the model": (lambda: anytime.fit(lambda x: x, (X, Y)), OptionError, ("function", "torch module")),  # type: ignore[arg-type]
+    "weights in float16": (lambda: anytime.fit(model().half(), (X, Y)), DtypeError, ("layers.0.0.weight", "model.float()")),
     "a frozen model": (lambda: anytime.fit(model().requires_grad_(False), (X, Y)), OptionError, ("requires a gradient",)),
     "exits of different sizes": (lambda: anytime.fit(Uneven(), (X, Y)), ShapeError, ("(40, 3), (40, 2)", "linear layer")),
     "inputs without labels": (lambda: train(X), InputError, ("shape (40, 2)", "DataLoader")),
