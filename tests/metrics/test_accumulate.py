@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -72,6 +74,20 @@ def test_only_metrics_with_the_same_rules_and_settings_are_merged() -> None:
         metrics.update(logits, labels)
     with pytest.raises(OptionError, match=r"costs=\[1.0, 2.0, 3.0, 9.0\]"):
         mine.merge(other)
+
+
+def test_copies_are_small_and_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anytime.metrics.accumulate.is_read_at_once", lambda values: False)
+    logits, labels = some()
+    metrics = Metrics()
+    metrics.update(logits[:, :30], labels[:30])
+    text = pickle.dumps(metrics)
+    assert len(text) < 4 << 20  # the sums; the room for rows that wait has 64 MB
+    copies = [pickle.loads(text), copy.deepcopy(metrics), metrics]
+    for each in copies:
+        each.update(logits[:, 30:], labels[30:])
+    for each in copies:
+        assert_same(each.compute(), anytime.evaluate(logits, labels, sets=None).rules)
 
 
 def test_the_repr_has_the_rules_and_the_rows() -> None:

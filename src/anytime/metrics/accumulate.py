@@ -206,6 +206,11 @@ class Metrics:
         self.rows += other.rows
         self._followed = self.rows
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the sums, without the room for rows that wait and what is compiled for a device."""
+        self._follow_waiting()
+        return {**self.__dict__, "_waiting": None, "_fused": {}}
+
     def __repr__(self) -> str:
         return f"Metrics({self.rules}, {self._settings()}, rows={self.rows})"
 
