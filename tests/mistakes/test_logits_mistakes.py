@@ -140,8 +140,18 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "rules that are none": (lambda: Metrics(True), OptionError, "rules=['latest', 'product']"),  # type: ignore[arg-type]
     "a rule that returns a tensor": (
         lambda: Metrics({"mine": lambda logits: logits.log_softmax(-1)}).update(LOGITS, Y),
-        DtypeError,
+        ShapeError,
         "Prediction(log_probs, fell_back)",
+    ),
+    "a rule that returns a tensor to evaluate": (
+        lambda: anytime.evaluate(LOGITS, Y, rules={"mine": lambda logits: logits.log_softmax(-1)}),
+        ShapeError,
+        "rule 'mine' returned a Tensor",
+    ),
+    "a rule that drops exits": (
+        lambda: anytime.evaluate(LOGITS, Y, rules={"mine": lambda logits: anytime.Latest()(logits[1:])}),
+        ShapeError,
+        "log-probabilities of shape (3, ",
     ),
     "metrics merged with a result": (lambda: Metrics().merge({}), DtypeError, "Metrics"),  # type: ignore[arg-type]
     "metrics of an unknown rule": (lambda: Metrics("prodct"), OptionError, "did you mean"),

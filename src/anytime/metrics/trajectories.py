@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anytime.combine import Prediction
-from anytime.errors import DtypeError, ShapeError
+from anytime.errors import ShapeError
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,6 @@ def follow(prediction: Prediction, labels: Tensor | None = None, *, ignore_index
         labels: `(batch,)` class indices, if there are any; of a dense prediction `(batch, ...)`.
         ignore_index: The label of rows to leave out.
     """
-    if not isinstance(prediction, Prediction):
-        raise DtypeError(
-            f"a rule returned a {type(prediction).__name__}",
-            expected="an anytime.combine.Prediction of all exits",
-            fix="return Prediction(log_probs, fell_back), of the shapes (exits, batch, classes) and (exits, batch)",
-        )
     if prediction.log_probs.ndim > 3:
         prediction, labels = prediction.flat, None if labels is None else labels.reshape(-1)
     if ignore_index is not None and labels is not None:
