@@ -135,6 +135,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "metrics of one exit": (metrics_of((LOGITS[:1], Y)), ShapeError, "one exit"),
     "metrics of another model": (metrics_of((LOGITS, Y), (LOGITS[:2], Y)), ShapeError, "reset()"),
     "metrics with and without labels": (metrics_of((LOGITS, Y), (LOGITS, None)), LabelError, "every batch"),
+    "metrics with names as labels": (metrics_of((LOGITS, ["cat"] * 6)), DtypeError, "numpy.unique"),
     "metrics of too few labels": (metrics_of((LOGITS, Y[:-1])), LabelError, "5 labels"),
     "metrics of integers": (metrics_of((LOGITS.long(), Y)), DtypeError, "int64"),
     "rules that are none": (lambda: Metrics(True), OptionError, "rules=['latest', 'product']"),  # type: ignore[arg-type]

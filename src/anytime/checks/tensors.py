@@ -15,6 +15,10 @@ _ENOUGH, _FEW = 2048, 32
 """How many rows are examined for their scale, and below how many they could look like probabilities by chance."""
 _ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
+INDICES = (
+    "convert them to class indices: torch.tensor(labels) for numbers, numpy.unique(labels, return_inverse=True)[1] for names"
+)
+"""How to fix labels of another kind."""
 _STACK = "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit"
 
 
@@ -176,7 +180,7 @@ def check_labels(
 
 def check_label_shape(values: Any, *, batch: int, device: torch.device | None = None) -> Tensor:
     """Labels of shape `(batch,)` as int64, of any value: nothing is read, so a GPU is not waited for."""
-    labels = as_tensor(values, "labels")
+    labels = as_tensor(values, "labels", fix=INDICES)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DtypeError(
             f"labels have element type {labels.dtype}",

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from anytime.checks import LABELS, Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
+from anytime.checks import INDICES, LABELS, Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import DtypeError, InputError, LabelError
 
-_INDICES = "convert them to class indices in a tensor, e.g. by numpy.unique(names, return_inverse=True)[1]"
 _EXPECTED = "a DataLoader, a map-style data set, a tuple of tensors (x, y), or an iterable of batches (x, y)"
 
 
@@ -42,7 +41,7 @@ def read_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     checked = check_inputs(inputs, "the input of a batch")
     if isinstance(labels, list | tuple) and all(isinstance(value, int) for value in labels):
         labels = torch.tensor(labels, dtype=torch.int64)
-    return checked, None if labels is None else as_tensor(labels, "labels", fix=_INDICES).detach()
+    return checked, None if labels is None else as_tensor(labels, "labels", fix=INDICES).detach()
 
 
 def labelled_batch(batch: Any) -> tuple[Inputs, Tensor]:
