@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ if sys.platform != "win32":
 
 LOCK = ".anytime-run.lock"
 _HEAD = 512
-_held: set[Path] = set()
+_held: set[tuple[Path, int]] = set()
+"""Which thread of this process holds the lock of a folder."""
 
 
 def check_folder(folder: str | Path, *, kind: str, inputs: Iterable[str | Path | None] = ()) -> None:
@@ -77,13 +79,14 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
 
 @contextmanager
 def lock_run(folder: str | Path, *, doing: str = "training") -> Iterator[None]:
-    """Lock a folder against other processes that train or write there; the lock ends with the process.
+    """Lock a folder against other processes and threads that train or write there; the lock ends with the process.
 
-    It is reentrant. Without file locks it does nothing.
+    A thread may take it again. Without file locks it does nothing.
     """
     with typed_errors(folder):
         place = Path(folder).resolve()
-        if place in _held or sys.platform == "win32":
+        held = place, threading.get_ident()
+        if held in _held or sys.platform == "win32":
             handle = None
         else:
             make_folder(place)
@@ -91,11 +94,11 @@ def lock_run(folder: str | Path, *, doing: str = "training") -> Iterator[None]:
     if handle is None:
         yield
         return
-    _held.add(place)
+    _held.add(held)
     try:
         yield
     finally:
-        _held.discard(place)
+        _held.discard(held)
         (place / LOCK).unlink(missing_ok=True)
         os.close(handle)
 

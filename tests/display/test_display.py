@@ -144,7 +144,25 @@ def test_plots_draw_the_numbers_of_the_report_in_its_colours(evaluation: Evaluat
         assert list(line.get_ydata()) == pytest.approx([100 * value for value in accuracy])
     assert drawn
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("exit", "accuracy, %", "Accuracy")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["Latest", "Caching", "Product"]
+    (legend,) = axes.figure.legends  # below the chart
+    assert [text.get_text() for text in legend.get_texts()] == ["Latest", "Caching", "Product"]
+
+
+def test_a_legend_below_the_chart_hides_no_line(evaluation: Evaluation, pyplot: Any) -> None:
+    axes = evaluation.plot("label_drop")
+    axes.figure.canvas.draw()
+    (legend,) = axes.figure.legends
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+@pytest.mark.filterwarnings("error")  # as of a glyph that the font does not have
+def test_names_are_drawn_as_they_are_and_not_as_formulas(pyplot: Any, tmp_path: Path) -> None:
+    logits = torch.randn(3, 20, 6, generator=torch.Generator().manual_seed(4))
+    found = anytime.evaluate(logits, torch.arange(20) % 6, rules={r"$\foo$": "latest", "a\x1b[31m\nb": "product"})
+    axes = found.plot("accuracy")
+    axes.figure.savefig(tmp_path / "plot.png")
+    names = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert names == [r"\$\foo\$", r"a\x1b[31m\x0ab"]
 
 
 def test_every_chart_of_a_report_can_be_plotted(evaluation: Evaluation, pyplot: Any) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,24 @@ def test_two_processes_do_not_write_one_file(model: MLP, tmp_path: Path) -> None
         pass
 
 
+def test_logits_without_labels_are_not_written_beside_labels_of_others(model: MLP, tmp_path: Path) -> None:
+    anytime.collect_logits(model, loader(), tmp_path / "a.npy")
+    before = (tmp_path / "a.npy").read_bytes()
+    with pytest.raises(OverwriteError, match=r"a\.labels\.npy exists"):
+        anytime.collect_logits(model, [(X,)], tmp_path / "a.npy")
+    assert (tmp_path / "a.npy").read_bytes() == before
+    (tmp_path / "a.labels.npy").unlink()
+    anytime.collect_logits(model, [(X,)], tmp_path / "a.npy")
+    assert not anytime.evaluate(tmp_path / "a.npy").labelled
+
+
+def test_two_threads_do_not_write_one_file(model: MLP, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as other, lock_run(tmp_path / "a.npz.partial", doing="collecting logits"):
+        found = other.submit(anytime.collect_logits, model, loader(), tmp_path / "a.npz")
+        with pytest.raises(LockedError, match="is collecting logits in"):
+            found.result()
+
+
 def test_files_that_hold_something_else_are_not_replaced(model: MLP, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
@@ -281,8 +300,9 @@ def test_files_that_hold_something_else_are_not_replaced(model: MLP, tmp_path: P
 def test_an_earlier_file_is_replaced(model: MLP, tmp_path: Path) -> None:
     anytime.collect_logits(model, loader(rows=16), tmp_path / "a.npz")
     assert anytime.collect_logits(model, loader(), tmp_path / "a.npz").logits.shape[1] == 50
-    anytime.collect_logits(model, loader(), tmp_path / "a.npy")
-    assert anytime.collect_logits(model, [X], tmp_path / "a.npy").labels is None
+    anytime.collect_logits(model, [X], tmp_path / "a.safetensors")
+    assert anytime.collect_logits(model, loader(), tmp_path / "a.safetensors").labels is not None
+    assert anytime.collect_logits(model, [X], tmp_path / "a.safetensors").labels is None
 
 
 def test_half_precision_files_with_an_odd_number_of_values_are_read(tmp_path: Path) -> None:

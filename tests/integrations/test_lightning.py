@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import anytime
-from anytime.errors import OptionError
+from anytime.errors import OptionError, ShapeError
 from anytime.models import MLP, MLPConfig
 
 lightning = pytest.importorskip("pytorch_lightning", reason="needs Lightning")
@@ -94,7 +94,37 @@ def test_a_lightning_module_is_a_model_for_collect_logits() -> None:
     torch.testing.assert_close(anytime.collect_logits(module, LOADER).logits, expected(module))
 
 
+def test_rows_of_an_interrupted_validation_do_not_count(tmp_path: Path) -> None:
+    class Interrupted(Module):
+        broken = True
+
+        def validation_step(self, batch: Any, number: int) -> dict[str, Tensor]:
+            if self.broken and number == 2:
+                raise RuntimeError("interrupted")
+            return super().validation_step(batch, number)
+
+    module, callback = Interrupted(), LogMetrics("latest")
+    run = trainer(tmp_path, callback)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        run.validate(module, LOADER, verbose=False)
+    module.broken = False
+    run.validate(module, LOADER, verbose=False)
+    wanted = anytime.evaluate(expected(module), Y, rules="latest", sets=None).rules["latest"]
+    assert callback.found["latest"].accuracy == pytest.approx(wanted.accuracy)
+
+
 def test_mistakes_in_steps_are_explained() -> None:
     for outputs in (None, {"loss": X}):
         with pytest.raises(OptionError, match=r"return \{'logits'"):
             read_step(outputs, (X, Y))
+    with pytest.raises(ShapeError, match="may be the loss"):
+        read_step(torch.tensor(1.0), (X, Y))
+
+
+def test_mistakes_in_the_arguments_are_found_before_the_run() -> None:
+    with pytest.raises(OptionError, match="did you mean 'product'"):
+        LogMetrics(["produkt"])
+    with pytest.raises(OptionError, match="did you mean 'accuracy'"):
+        LogMetrics(names=["acuracy"])
+    with pytest.raises(OptionError, match="a list of metrics"):
+        LogMetrics(names="accuracy")

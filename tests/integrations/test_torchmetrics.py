@@ -50,7 +50,7 @@ def test_states_of_two_processes_are_reduced_by_a_sum() -> None:
         nonlocal states
         here = next(states, None)
         if here is None:
-            states = iter([other.sums, other.faults])
+            states = iter([other.sums, other.faults, other.identity])
             here = next(states)
         return [state, here]
 
@@ -79,6 +79,34 @@ def test_the_metric_works_in_a_collection_and_in_a_state_dict() -> None:
     restored = AnytimeMetric(exits=3)
     restored.load_state_dict(metric.state_dict())
     torch.testing.assert_close(restored.sums, metric.sums)
+
+
+def test_metrics_in_a_collection_stay_apart_whatever_the_first_batch_was() -> None:
+    """A collection updates only one of the metrics whose states are equal after the first batch."""
+    alike = torch.zeros(3, 1, 7)
+    alike[..., 0] = 9.0  # all rules give the same answers
+    rules = ["latest", "caching"]
+    collection = torchmetrics.MetricCollection({rule: AnytimeMetric(exits=3, rules={"": rule}) for rule in rules})
+    collection.update(alike, torch.tensor([0]))
+    collection.update(LOGITS, LABELS)
+    collection.compute()
+    wanted = anytime.evaluate(
+        torch.cat((alike, LOGITS), 1), torch.cat((torch.tensor([0]), LABELS)), rules=rules, sets=None
+    ).rules
+    assert wanted["latest"].accuracy != wanted["caching"].accuracy
+    for rule in rules:
+        assert collection[rule].by_rule()[""].accuracy == pytest.approx(wanted[rule].accuracy)
+
+
+def test_sums_keep_their_type() -> None:
+    metric = filled(slice(None)).half().set_dtype(torch.float16)
+    assert_is_evaluate(metric)
+
+
+@pytest.mark.parametrize("exits", [1, 0, 2.5, "3", True])
+def test_a_number_of_exits_is_needed(exits: Any) -> None:
+    with pytest.raises(OptionError, match="exits is"):
+        AnytimeMetric(exits=exits)
 
 
 def test_update_adds_on_the_device_without_reading_from_it() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -60,6 +62,41 @@ def test_merging_equals_seeing_all_rows() -> None:
     empty.merge(second)
     empty.merge(Metrics())
     assert_same(empty.compute(), whole.compute())
+
+
+def test_only_metrics_with_the_same_rules_and_settings_are_merged() -> None:
+    logits, labels = some()
+    mine, other = Metrics({"mine": "product"}), Metrics({"mine": "product(softplus)"})
+    with pytest.raises(OptionError, match="Softplus"):
+        mine.merge(other)
+    mine, other = Metrics("latest", costs=[1, 2, 3, 4]), Metrics("latest", costs=[1, 2, 3, 9])
+    for metrics in (mine, other):
+        metrics.update(logits, labels)
+    with pytest.raises(OptionError, match=r"costs=\[1.0, 2.0, 3.0, 9.0\]"):
+        mine.merge(other)
+
+
+def test_copies_are_small_and_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anytime.metrics.accumulate.is_read_at_once", lambda values: False)
+    logits, labels = some()
+    metrics = Metrics()
+    metrics.update(logits[:, :30], labels[:30])
+    text = pickle.dumps(metrics)
+    assert len(text) < 4 << 20  # the sums; the room for rows that wait has 64 MB
+    copies = [pickle.loads(text), copy.deepcopy(metrics), metrics]
+    for each in copies:
+        each.update(logits[:, 30:], labels[30:])
+    for each in copies:
+        assert_same(each.compute(), anytime.evaluate(logits, labels, sets=None).rules)
+
+
+def test_the_repr_has_the_rules_and_the_rows() -> None:
+    metrics = Metrics("latest")
+    metrics.update(*some())
+    assert (
+        repr(metrics)
+        == f"Metrics({{'latest': Latest()}}, strict=False, class_dim=None, ignore_index=None, rows={metrics.rows})"
+    )
 
 
 def test_reset_forgets_all_rows_and_the_shape() -> None:

@@ -108,6 +108,12 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a tensor as a loader": (collected(X), InputError, "TensorDataset(x, y)"),
     "a file as a loader": (collected("images/"), InputError, "iterable"),
     "an empty loader": (collected([]), InputError, "empty"),
+    "texts of different lengths": (
+        collected([{"x": X[0, : 1 + row % 2], "label": 0} for row in range(4)]),
+        InputError,
+        "collate_fn, which pads",
+    ),
+    "a data set without tensors": (collected([(object(), 0)] * 4), InputError, "images into tensors"),
     "a batch of three": (collected([(X, Y, Y)]), ShapeError, "the last one is the labels"),
     "a batch with texts": (collected([{"x": X, "text": ["a"] * 6, "labels": Y}]), DtypeError, "with_format"),
     "two kinds of labels": (collected([{"x": X, "label": Y, "labels": Y}]), InputError, "remove_columns"),
@@ -118,6 +124,9 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "classes that change": (collected([X[:3], X], lambda x: [x.T @ x if len(x) == 3 else x] * 2), ShapeError, "inputs"),
     "a model that is not callable": (collected([X], model="msdnet"), OptionError, "from_outputs"),
     "logits with NaN": (collected([X], lambda x: [x / 0] * 2), NonFiniteError, "exit 1, row 0"),
+    "names as labels": (collected([(X, ["cat"] * 6)]), DtypeError, "numpy.unique"),
+    "an empty batch": (collected([(X[:0], Y[:0])]), ShapeError, "the input of a batch has shape (0, 2)"),
+    "a number as a file": (collected([X], out=5), OptionError, "a path"),
     "a pickle to write": (collected([X], out="logits.pt"), OptionError, "npz"),
     "a folder to write": (collected([X], out=Path(__file__).parent / ".npz" / "a.txt"), OptionError, "ending"),
     "a place that cannot be a folder": (collected([X], out=Path(__file__) / "logits.npz"), FileError, "a file"),
@@ -126,8 +135,26 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "metrics of one exit": (metrics_of((LOGITS[:1], Y)), ShapeError, "one exit"),
     "metrics of another model": (metrics_of((LOGITS, Y), (LOGITS[:2], Y)), ShapeError, "reset()"),
     "metrics with and without labels": (metrics_of((LOGITS, Y), (LOGITS, None)), LabelError, "every batch"),
+    "metrics with names as labels": (metrics_of((LOGITS, ["cat"] * 6)), DtypeError, "numpy.unique"),
     "metrics of too few labels": (metrics_of((LOGITS, Y[:-1])), LabelError, "5 labels"),
     "metrics of integers": (metrics_of((LOGITS.long(), Y)), DtypeError, "int64"),
+    "rules that are none": (lambda: Metrics(True), OptionError, "rules=['latest', 'product']"),  # type: ignore[arg-type]
+    "a rule that returns a tensor": (
+        lambda: Metrics({"mine": lambda logits: logits.log_softmax(-1)}).update(LOGITS, Y),
+        ShapeError,
+        "Prediction(log_probs, fell_back)",
+    ),
+    "a rule that returns a tensor to evaluate": (
+        lambda: anytime.evaluate(LOGITS, Y, rules={"mine": lambda logits: logits.log_softmax(-1)}),
+        ShapeError,
+        "rule 'mine' returned a Tensor",
+    ),
+    "a rule that drops exits": (
+        lambda: anytime.evaluate(LOGITS, Y, rules={"mine": lambda logits: anytime.Latest()(logits[1:])}),
+        ShapeError,
+        "log-probabilities of shape (3, ",
+    ),
+    "metrics merged with a result": (lambda: Metrics().merge({}), DtypeError, "Metrics"),  # type: ignore[arg-type]
     "metrics of an unknown rule": (lambda: Metrics("prodct"), OptionError, "did you mean"),
     "metrics with odd costs": (lambda: Metrics(costs=[3, 2, 1]).update(LOGITS, Y), OptionError, "cumsum"),
 }

@@ -53,6 +53,7 @@ class Uneven(MultiExit):
 MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, ...]]] = {
     "a module without exits": (lambda: anytime.fit(nn.Linear(2, 3), (X, Y)), OptionError, ("Linear", "attach_exits")),
     "a function as the model": (lambda: anytime.fit(lambda x: x, (X, Y)), OptionError, ("function", "torch module")),  # type: ignore[arg-type]
+    "weights in float16": (lambda: anytime.fit(model().half(), (X, Y)), DtypeError, ("layers.0.0.weight", "model.float()")),
     "a frozen model": (lambda: anytime.fit(model().requires_grad_(False), (X, Y)), OptionError, ("requires a gradient",)),
     "exits of different sizes": (lambda: anytime.fit(Uneven(), (X, Y)), ShapeError, ("(40, 3), (40, 2)", "linear layer")),
     "inputs without labels": (lambda: train(X), InputError, ("shape (40, 2)", "DataLoader")),
@@ -70,7 +71,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
     "a row too few": (lambda: train((X, Y[1:])), ShapeError, ("40", "39")),
     "a label too large": (lambda: train([(X, Y + 1)]), LabelError, ("from 1 to 3", "counted from 1")),
     "one-hot labels": (lambda: train([(X, nn.functional.one_hot(Y).float())]), DtypeError, ("argmax",)),
-    "texts as inputs": (lambda: train([(["a", "b"], Y[:2])]), DtypeError, ("inputs of a batch", "list")),
+    "texts as inputs": (lambda: train([(["a", "b"], Y[:2])]), DtypeError, ("input of a batch", "list")),
     "an unknown setting": (lambda: train((X, Y), epoch=3), OptionError, ("epoch", "epochs")),
     "a number as the config": (lambda: anytime.fit(model(), (X, Y), 3), OptionError, ("3", "epochs=2")),  # type: ignore[arg-type]
     "no epochs": (lambda: train((X, Y), epochs=0), OptionError, ("epochs",)),

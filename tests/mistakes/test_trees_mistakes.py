@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from sklearn.datasets import load_digits
 from sklearn.ensemble import (
     GradientBoostingClassifier,
@@ -49,6 +50,16 @@ def categories() -> TreeExits:
     words = np.array([["a"], ["b"]] * 30, dtype=object)
     trees = HistGradientBoostingClassifier(max_iter=2, categorical_features=[0]).fit(words, [0, 1] * 30)
     return TreeExits(trees)
+
+
+class DataFrame:
+    """What the message needs of pandas."""
+
+    shape = (120, 64)
+
+    def to_numpy(self) -> object:
+        """The values."""
+        return X
 
 
 def predict(x: Any) -> object:
@@ -100,13 +111,22 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         LabelError,
         "two rows of every class",
     ),
+    "a sparse matrix": (lambda: MODEL(csr_matrix(X)), DtypeError, ".toarray()"),
+    "a sparse matrix to train on": (lambda: CLASSIFIER.fit(csr_matrix(X), Y), DtypeError, "X.toarray()"),
+    "infinity to train on": (lambda: CLASSIFIER.fit(np.where(X == 0, np.inf, X), Y), DtypeError, "numpy.clip"),
+    "a missing value to train on": (
+        lambda: AnytimeClassifier(GradientBoostingClassifier()).fit(HOLED, Y),
+        DtypeError,
+        "SimpleImputer",
+    ),
+    "a data frame": (lambda: MODEL(DataFrame()), DtypeError, ".to_numpy()"),
     "words to train on": (lambda: CLASSIFIER.fit([["a"], ["b"]], [0, 1]), DtypeError, "OrdinalEncoder"),
     "words to predict": (lambda: CLASSIFIER.fit(X, Y).predict([["a"] * 64]), DtypeError, "OrdinalEncoder"),
     "a single row to predict": (lambda: CLASSIFIER.fit(X, Y).predict(X[0]), DtypeError, "x[None]"),
     "columns missing to predict": (lambda: CLASSIFIER.fit(X, Y).predict(X[:, 1:]), DtypeError, "63 features"),
-    "numbers as labels": (lambda: CLASSIFIER.fit(X, Y + 0.5), DtypeError, "continuous"),
+    "numbers as labels": (lambda: CLASSIFIER.fit(X, Y + 0.5), LabelError, "numpy.digitize"),
     "too few weights": (lambda: CLASSIFIER.fit(X, Y, sample_weight=np.ones(3)), DtypeError, "(3,)"),
-    "two labels per row": (lambda: CLASSIFIER.fit(X, np.stack((Y, Y), 1)), DtypeError, "1d array"),
+    "two labels per row": (lambda: CLASSIFIER.fit(X, np.stack((Y, Y), 1)), DtypeError, "argmax"),
     "a duration without a unit": (
         lambda: AnytimeClassifier(FOREST).fit(X, Y).predict(X[:1], deadline="1 fortnight"),
         OptionError,

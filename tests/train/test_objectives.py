@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from anytime.combine import Product, Softplus
-from anytime.errors import OptionError
+from anytime.errors import LabelError, OptionError
 from anytime.train import TrainConfig, joint_cross_entropy, phases, product_likelihood
 
 LOGITS = torch.tensor([[[0.0, 0.0], [1.0, -1.0]], [[2.0, 0.0], [0.0, 3.0]]], dtype=torch.float64)
@@ -67,6 +68,14 @@ def test_finetuning_takes_the_product_for_the_last_third() -> None:
 def test_a_product_from_the_first_epoch_on_has_no_joint_phase(share: float) -> None:
     config = TrainConfig(epochs=10, objective="joint-then-product", product_from=share)
     assert [(phase.start, phase.name) for phase in phases(config, exits=3, steps_per_epoch=10)] == [(0, "product")]
+
+
+@pytest.mark.parametrize("label", [-1, -100, 2])
+@pytest.mark.parametrize("loss", [joint_cross_entropy, product_likelihood])
+def test_a_label_that_is_not_a_class_is_an_error(loss: Any, label: int) -> None:
+    """Also -100, which losses of torch leave out by default."""
+    with pytest.raises(LabelError, match=str(label)):
+        loss(LOGITS, torch.tensor([0, label]))
 
 
 def test_exit_weights_must_fit_the_exits() -> None:

@@ -20,6 +20,7 @@ from anytime.checks.numbers import (
 )
 from anytime.checks.overlap import MOST_SHARED, check_disjoint, check_shared, fingerprints, shared_rows
 from anytime.checks.tensors import (
+    INDICES,
     as_float,
     as_tensor,
     check_costs,
@@ -38,6 +39,7 @@ from anytime.checks.tensors import (
 )
 
 __all__ = [
+    "INDICES",
     "LABELS",
     "LARGEST_OLD_SEED",
     "LARGEST_SEED",

@@ -81,8 +81,9 @@ def check_choice(value: Any, name: str, choices: Sequence[Any], *, fix: str | No
     if value not in choices:
         close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
         suggestion = f"did you mean {close[0]!r}?" if close else f"pass {name}={choices[0]!r}"
+        expected = ", ".join(repr(choice) for choice in choices)
         raise OptionError(
-            f"{name} is {value!r}", expected=f"one of {', '.join(repr(choice) for choice in choices)}", fix=fix or suggestion
+            f"{name} is {value!r}", expected=f"one of {expected}" if len(choices) > 1 else expected, fix=fix or suggestion
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,10 @@ _ENOUGH, _FEW = 2048, 32
 """How many rows are examined for their scale, and below how many they could look like probabilities by chance."""
 _ROUNDING = 1e-5
 _SHAPE = "logits of shape (exits, batch, classes)"
+INDICES = (
+    "convert them to class indices: torch.tensor(labels) for numbers, numpy.unique(labels, return_inverse=True)[1] for names"
+)
+"""How to fix labels of another kind."""
 _STACK = "convert it first, e.g. torch.stack(list_of_exits) for a list with one tensor per exit"
 
 
@@ -40,7 +44,7 @@ def as_tensor(values: Any, name: str, *, fix: str = _STACK) -> Tensor:
     raise DtypeError(
         f"{name} is {_describe(values)}",
         expected="a torch.Tensor or a numpy.ndarray",
-        fix="read it into memory: logits[:]" if hasattr(values, "ndim") else fix,
+        fix=_conversion(values) or fix,
     )
 
 
@@ -176,7 +180,7 @@ def check_labels(
 
 def check_label_shape(values: Any, *, batch: int, device: torch.device | None = None) -> Tensor:
     """Labels of shape `(batch,)` as int64, of any value: nothing is read, so a GPU is not waited for."""
-    labels = as_tensor(values, "labels")
+    labels = as_tensor(values, "labels", fix=INDICES)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise DtypeError(
             f"labels have element type {labels.dtype}",
@@ -342,6 +346,16 @@ def not_finite(got: str, *, exit: int, row: int) -> NonFiniteError:
     )
 
 
+def _conversion(value: object) -> str:
+    """How to make an array of an array of another library, or an empty text."""
+    method = next((name for name in ("toarray", "to_numpy") if hasattr(value, name)), None)  # sparse, data frame
+    if method is not None:
+        return f"convert it with .{method}()"
+    return "read it into memory: logits[:]" if hasattr(value, "ndim") else ""
+
+
 def _describe(value: object) -> str:
-    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
-    return f"a {type(value).__name__}{size}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"a {type(value).__name__} of shape {shape}"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anytime.checks import as_tensor, check_count, check_labelled, check_labels
+from anytime.checks import INDICES, as_tensor, check_count, check_labelled, check_labels
 from anytime.combine.prediction import Prediction, State
 from anytime.errors import DeviceError, LabelError, OptionError, ShapeError
 
@@ -213,7 +213,7 @@ def used_positions(
         device: Of the logits.
         any_number: Whether all positions may be left out.
     """
-    given = as_tensor(labels, "labels")
+    given = as_tensor(labels, "labels", fix=INDICES)
     shape = (layout.batch, *layout.positions)
     if tuple(given.shape) != shape:
         raise ShapeError(

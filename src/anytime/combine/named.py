@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from anytime.combine.activations import (
     AdaptiveReLU,
@@ -24,9 +27,10 @@ from anytime.combine.activations import (
 from anytime.combine.base import Rule
 from anytime.combine.learned import Arithmetic, Geometric
 from anytime.combine.powers import Powers
+from anytime.combine.prediction import Prediction
 from anytime.combine.rules import Caching, Latest, Mixture, Product
 from anytime.combine.scaled import Cached, Scaled, Tempered
-from anytime.errors import OptionError
+from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
 
 
@@ -103,7 +107,12 @@ def name_rules(rules: Any) -> dict[str, Any]:
         named = {name: parse_rule(each) if isinstance(each, str) else each for name, each in rules.items()}
     else:
         named = {}
-        for given in [rules] if isinstance(rules, str | Rule | Fitted) else rules:
+        several = [rules] if isinstance(rules, str | Rule | Fitted) else rules
+        if not isinstance(several, Iterable):
+            raise OptionError(
+                f"rules is {rules!r}", expected="rules or their names", fix="pass a list, such as rules=['latest', 'product']"
+            )
+        for given in several:
             name = given.strip() if isinstance(given, str) else name_of(as_rule(given))
             if name in named:
                 raise OptionError(f"rule {name!r} is given twice", expected="each rule once", fix=f"remove one {name!r}")
@@ -121,8 +130,30 @@ def plain_rules(named: Mapping[str, Any], exits: int, classes: int) -> dict[str,
             raise OptionError(
                 f"rule {name!r} is {given!r}", expected="a rule, such as anytime.Product()", fix="create it: anytime.Product()"
             )
-        plain[name] = as_rule(given, exits=exits, classes=classes) if isinstance(given, Rule | Fitted) else given
+        plain[name] = as_rule(given, exits=exits, classes=classes) if isinstance(given, Rule | Fitted) else _Own(name, given)
     return plain
+
+
+@dataclass(frozen=True, repr=False)
+class _Own:
+    """A caller's function in place of a rule, with a check of what it returns."""
+
+    name: str
+    function: Callable[[Tensor], Any]
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+    def __call__(self, logits: Tensor) -> Prediction:
+        found = self.function(logits)
+        if not isinstance(found, Prediction) or found.log_probs.shape != logits.shape:
+            shape = f" of shape {tuple(found.log_probs.shape)}" if isinstance(found, Prediction) else ""
+            raise ShapeError(
+                f"rule {self.name!r} returned a {type(found).__name__}{shape}",
+                expected=f"an anytime.combine.Prediction with log-probabilities of shape {tuple(logits.shape)}",
+                fix="return Prediction(log_probs, fell_back), of the shapes (exits, batch, classes) and (exits, batch)",
+            )
+        return found
 
 
 def _parse(source: str, text: str) -> ast.expr:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
-from anytime.checks import LABELS, Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
+from anytime.checks import INDICES, LABELS, Inputs, as_tensor, check_inputs, count_rows, map_inputs, tensors_of
 from anytime.errors import DtypeError, InputError, LabelError
 
 _EXPECTED = "a DataLoader, a map-style data set, a tuple of tensors (x, y), or an iterable of batches (x, y)"
@@ -38,10 +38,10 @@ def read_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
                 expected="tensors with the batch first",
                 fix="keep what the model takes, as tensors: dataset.with_format('torch', columns=[...])",
             )
-    checked = check_inputs(inputs, "the inputs of a batch")
+    checked = check_inputs(inputs, "the input of a batch")
     if isinstance(labels, list | tuple) and all(isinstance(value, int) for value in labels):
         labels = torch.tensor(labels, dtype=torch.int64)
-    return checked, None if labels is None else as_tensor(labels, "labels").detach()
+    return checked, None if labels is None else as_tensor(labels, "labels", fix=INDICES).detach()
 
 
 def labelled_batch(batch: Any) -> tuple[Inputs, Tensor]:
@@ -105,7 +105,8 @@ def as_batches(data: Any, *, batch: int, generator: torch.Generator | None = Non
     rows = _as_rows(data)
     if rows is not None:
         whole = generator is not None and len(rows) >= batch  # type: ignore[arg-type]
-        return DataLoader(rows, batch, shuffle=generator is not None, generator=generator, drop_last=whole)
+        shuffle = generator is not None
+        return DataLoader(rows, batch, shuffle=shuffle, generator=generator, drop_last=whole, collate_fn=_collate)
     if isinstance(data, str | bytes | Tensor | np.ndarray | Mapping) or not isinstance(data, Iterable):
         raise InputError(
             f"the data are {_describe(data)}", expected=_EXPECTED, fix="pass DataLoader(TensorDataset(x, y), batch_size=64)"
@@ -117,6 +118,18 @@ def as_batches(data: Any, *, batch: int, generator: torch.Generator | None = Non
             fix="pass the loader itself, or a list of the batches: list(data)",
         )
     return data
+
+
+def _collate(rows: list[Any]) -> Any:
+    """A batch of rows; those that cannot be joined are refused."""
+    try:
+        return default_collate(rows)
+    except (RuntimeError, TypeError, KeyError) as error:
+        raise InputError(
+            f"rows of the data set do not make a batch: {error}",
+            expected="rows of the same entries, tensors of one shape each",
+            fix="pass a DataLoader with a collate_fn, which pads texts of different lengths or turns images into tensors",
+        ) from error
 
 
 def _as_rows(data: Any) -> Dataset[Any] | None:

@@ -9,6 +9,7 @@ from anytime.display.chart import COLOURS, Chart, Look, Series
 from anytime.display.palette import LIGHT
 from anytime.display.scale import Scale, SymlogScale
 from anytime.errors import DtypeError, MissingExtraError
+from anytime.safe_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +29,8 @@ _DASHES: dict[str, Any] = {
     "ideal": (0, (4, 3)),
 }
 _MOST_IN_LEGEND = 12
+_WIDEST_LEGEND = 64
+"""How many letters of names fit beside each other below a chart."""
 
 
 def plot_chart(chart: Chart, *, title: str = "", ax: Axes | None = None) -> Axes:
@@ -35,7 +38,7 @@ def plot_chart(chart: Chart, *, title: str = "", ax: Axes | None = None) -> Axes
     axes = make_axes(ax, title)
     for guide in chart.guides:
         ends = zip(guide.start, guide.end, strict=True)
-        axes.plot(*ends, color=LIGHT["guide"], linestyle=_DASHES["ideal"], linewidth=1.2, label=guide.name)
+        axes.plot(*ends, color=LIGHT["guide"], linestyle=_DASHES["ideal"], linewidth=1.2, label=_plain(guide.name))
     for series in chart.series:
         _draw(axes, series)
     for axis, side in ((chart.x, axes.xaxis), (chart.y, axes.yaxis)):
@@ -47,8 +50,13 @@ def plot_chart(chart: Chart, *, title: str = "", ax: Axes | None = None) -> Axes
         side.set_ticks([value for value, _ in ticks], labels=[text for _, text in ticks])
         side.set_minor_locator(_no_ticks())
         (axes.set_xlim if side is axes.xaxis else axes.set_ylim)(*_limits(axis.scale))
-    if 1 < len(axes.get_legend_handles_labels()[1]) <= _MOST_IN_LEGEND:
-        axes.legend(frameon=False, handlelength=3.2)
+    handles, names = axes.get_legend_handles_labels()
+    if 1 < len(names) <= _MOST_IN_LEGEND:
+        if ax is None:  # below the chart, where it hides no line
+            columns = max(1, min(len(names), _WIDEST_LEGEND // max(map(len, names))))
+            axes.figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, handlelength=3.2)
+        else:
+            axes.legend(frameon=False, handlelength=3.2)
     return axes
 
 
@@ -57,7 +65,7 @@ def plot_bars(names: Sequence[str], values: Sequence[float], *, axis: str, title
     axes = make_axes(ax, title)
     bars = axes.barh(range(len(names)), list(values), color=LIGHT["s2"], height=0.7)
     axes.bar_label(bars, labels=[f"{value:.3g}" for value in values], padding=3, color=LIGHT["soft"])
-    axes.set_yticks(range(len(names)), labels=list(names))
+    axes.set_yticks(range(len(names)), labels=[_plain(name) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel(axis)
     axes.set_xmargin(0.12)
@@ -97,11 +105,16 @@ def make_axes(ax: Any, title: str = "") -> Axes:
             fix="pass one: figure, ax = matplotlib.pyplot.subplots()",
         )
     if title:
-        ax.set_title(title, loc="left", fontsize="medium", fontweight="bold", color=LIGHT["text"])
+        ax.set_title(_plain(title), loc="left", fontsize="medium", fontweight="bold", color=LIGHT["text"])
     ax.grid(True, color=LIGHT["grid"], linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def _plain(name: str) -> str:
+    """A caller's name as matplotlib shows it as it is: without control characters, and a dollar does not begin a formula."""
+    return printable(name).replace("$", r"\$")
 
 
 def _colour(look: Look) -> str:
@@ -128,7 +141,7 @@ def _draw(axes: Axes, series: Series) -> None:
     for x, low, high in series.bars():
         axes.plot([x, x], [low, high], color=ink, linewidth=1.2)
     line = dash if any(len(piece) > 1 for piece in pieces) else ""
-    axes.plot([], [], color=ink, linestyle=line, marker=marker, linewidth=1.8, markersize=5, label=series.name)
+    axes.plot([], [], color=ink, linestyle=line, marker=marker, linewidth=1.8, markersize=5, label=_plain(series.name))
 
 
 def _limits(scale: Scale) -> tuple[float, float]:

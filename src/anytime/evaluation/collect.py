@@ -208,8 +208,15 @@ class _File:
             self._lock.__exit__(None, None, None)
             self._store.discard_folder()
 
+    def _begin(self, batch: _Batch) -> None:
+        if self._first is None:
+            if batch.labels is None:
+                self._store.check_unlabelled()
+            self._first = batch.without_inputs()
+
     def add(self, batch: _Batch) -> None:
-        self._first = self._first or batch.without_inputs()
+        self._begin(batch)
+        assert self._first is not None
         _check_same_kind(self._first, batch)
         self._waiting.append(batch.without_inputs())
         self._last = batch
@@ -219,7 +226,7 @@ class _File:
 
     def check_same(self, batch: _Batch) -> None:
         """Compare the last batch that is done with this one: the same inputs, and logits that differ by rounding only."""
-        self._first = batch.without_inputs()
+        self._begin(batch)
         if digest(batch.inputs, batch.labels) != self._store.state["digest"]:
             raise self._changed(f"other inputs or labels in batch {batch.number} than before the interruption")
         stored, now = self._store.last_rows(batch.logits.shape[1]), batch.logits

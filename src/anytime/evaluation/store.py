@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.artifacts import make_folder, overwrites, replace_file, typed_errors, write_json
-from anytime.errors import FormatError, OptionError
+from anytime.errors import FormatError, OptionError, OverwriteError
 from anytime.outputs import LOCK, check_file
 from anytime.reading import parsing, read_json
 
@@ -50,13 +50,15 @@ class LogitsStore:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | os.PathLike) or Path(path).suffix.lower() not in _OURS:
+            raise OptionError(
+                f"out is {path!r}",
+                expected="a .npz, .npy or .safetensors file",
+                fix="pass a path with such an ending: logits.npz",
+            )
         self.path = Path(path)
         self.folder = self.path.with_name(self.path.name + ".partial")
         self.state: dict[str, Any] = {}
-        if self.path.suffix.lower() not in _OURS:
-            raise OptionError(
-                f"out is {str(path)!r}", expected="a .npz, .npy or .safetensors file", fix="use another ending: logits.npz"
-            )
         for file in (self.path, self.labels_path):
             check_file(file, ours=_OURS[self.path.suffix.lower()])
         with typed_errors(self.folder):
@@ -71,6 +73,16 @@ class LogitsStore:
     def labels_path(self) -> Path:
         """Where the labels are: a `.npy` file holds one array, so they get a file of their own."""
         return self.path.with_suffix(".labels.npy") if self.path.suffix.lower() == ".npy" else self.path
+
+    def check_unlabelled(self) -> None:
+        """Refuse labels of other logits beside a `.npy` file of logits without labels: readers would take them for theirs."""
+        if self.labels_path != self.path and self.labels_path.exists():
+            raise OverwriteError(
+                f"{self.labels_path} exists, and the new logits have no labels",
+                expected=f"no labels beside {self.path.name}, where they would be read with it",
+                fix="remove or rename that file, or use another name",
+                path=self.labels_path,
+            )
 
     def resume(self) -> None:
         """Continue after what an earlier process completed."""

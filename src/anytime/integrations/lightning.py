@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from anytime.checks import stack_exits
+from anytime.checks import check_choice, stack_exits
 from anytime.combine import Rule
-from anytime.combine.named import DEFAULT_RULES
+from anytime.combine.named import DEFAULT_RULES, name_rules
 from anytime.data.loaders import read_batch
-from anytime.errors import MissingExtraError, OptionError
+from anytime.errors import MissingExtraError, OptionError, ShapeError
 from anytime.evaluation import CollectedLogits, collect_logits
 from anytime.integrations.torchmetrics import AnytimeMetric
 from anytime.metrics import RuleMetrics
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_METRICS = tuple(field.name for field in fields(RuleMetrics))
 LOGGED = ("accuracy", "ece", "label_drop_percent", "mean_label_drop")
 
 
@@ -49,7 +51,8 @@ class LogMetrics(_Callback):
     """Logs the metrics of each rule at the end of every validation and test, over all processes.
 
     `validation_step` and `test_step` return the logits of all exits, or a dict with `logits`. Labels are the dict's
-    `labels`, or else those of the batch, `(x, y)` or a dict. Nothing waits for the GPU before the end of the epoch.
+    `labels`, or else those of the batch, `(x, y)` or a dict. Several loaders count as one. Nothing waits for the GPU before the
+    end of the epoch.
 
     Args:
         rules: As for `anytime.metrics.Metrics`.
@@ -67,9 +70,20 @@ class LogMetrics(_Callback):
         costs: Sequence[float] | None = None,
         names: Sequence[str] = LOGGED,
     ) -> None:
+        name_rules(rules)
+        if isinstance(names, str):
+            raise OptionError(f"names is {names!r}", expected="a list of metrics", fix=f"pass names=[{names!r}]")
+        for name in names:
+            check_choice(name, "a name", _METRICS)
         self.rules, self.costs, self.names = rules, costs, tuple(names)
         self.found: dict[str, RuleMetrics] = {}
         self._metric: AnytimeMetric | None = None
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        """Begin with no rows: an interrupted run may have left some."""
+        self._metric = None
+
+    on_test_start = on_validation_start
 
     def on_validation_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, *more: Any, **options: Any) -> None:
         """Add a batch."""
@@ -154,6 +168,13 @@ def read_step(outputs: Any, batch: Any) -> tuple[Tensor, Tensor | None]:
             fix="end the step with: return {'logits': logits, 'labels': labels}",
         )
     logits = stack_exits(given)
+    if logits.ndim != 3:
+        raise ShapeError(
+            f"the step returned a tensor of shape {tuple(logits.shape)}"
+            + (", which may be the loss" if not logits.ndim else ""),
+            expected="the logits of all exits, (exits, batch, classes), or a dict with them as 'logits'",
+            fix="end the step with: return {'logits': logits, 'labels': labels}",
+        )
     if isinstance(outputs, Mapping) and outputs.get("labels") is not None:
         return logits, outputs["labels"].to(logits.device)
     _, labels = read_batch(batch)

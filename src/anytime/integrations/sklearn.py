@@ -99,9 +99,9 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         self._check_parameters()
         with _explained():
             X, y = validate_data(self, X, y, dtype=(np.float64, np.float32), ensure_all_finite=self._finite())  # noqa: N806
-            check_classification_targets(y)
             if sample_weight is not None:
                 fit_params["sample_weight"] = _check_sample_weight(sample_weight, X)
+        _check_labels(y)
         classes, codes = np.unique(y, return_inverse=True)
         if len(classes) < 2:
             raise LabelError(
@@ -237,6 +237,30 @@ class AnytimeClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  
         return tags
 
 
+def _check_labels(y: _Array) -> None:
+    """Refuse labels that are not classes, such as numbers on a scale."""
+    try:
+        check_classification_targets(y)
+    except ValueError as error:
+        raise LabelError(
+            str(error),
+            expected="one class per row: integers, texts or booleans",
+            fix="cut numbers on a scale into classes, e.g. with numpy.digitize, or use a regressor without exits",
+        ) from error
+
+
+_FIXES = {
+    "feature names": "pass the columns of fit in their order: X[model.feature_names_in_]",
+    "Sparse data": "pass X.toarray()",
+    "1D array": "pass one row as x[None]",
+    "1d array": "pass one label per row: y.argmax(1) if they are one-hot, y.ravel() for a column",
+    "could not convert": "encode words in a step before: make_pipeline(OrdinalEncoder(), AnytimeClassifier())",
+    "contains NaN": "fill missing values in a step before: make_pipeline(SimpleImputer(), AnytimeClassifier())",
+    "infinity": "limit the values, e.g. with numpy.clip(X, -1e9, 1e9)",
+}
+"""What to do, by a part of scikit-learn's message."""
+
+
 @contextmanager
 def _explained() -> Iterator[None]:
     """Complete scikit-learn's errors about inputs and labels."""
@@ -246,8 +270,9 @@ def _explained() -> Iterator[None]:
         raise DtypeError(
             str(error),
             expected="inputs (rows, features) of numbers, the same features as in fit, and one label and weight per row",
-            fix="pass one row as x[None]; encode words and fill missing values in a step before: "
-            "make_pipeline(OrdinalEncoder(), AnytimeClassifier())",
+            fix=next(
+                (fix for part, fix in _FIXES.items() if part in str(error)), "pass the rows and columns of fit as numbers"
+            ),
         ) from error
 
 

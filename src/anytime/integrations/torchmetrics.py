@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
+from uuid import uuid4
 
 import torch
 from torch import Tensor
 
+from anytime.checks import check_count, check_flag
 from anytime.combine import Rule
 from anytime.combine.named import DEFAULT_RULES
 from anytime.errors import MissingExtraError
@@ -59,11 +61,15 @@ class AnytimeMetric(Metric):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.exits, self.labelled = exits, labelled
+        self.exits = check_count(exits, "exits", low=2, fix="pass the number of exits of the model, such as exits=4")
+        self.labelled = check_flag(labelled, "labelled")
         self._like = Metrics(rules, costs=costs, strict=strict)
         zeros = self._like.prepared(exits, labelled=labelled)
         self.add_state("sums", zeros.pack(), dist_reduce_fx="sum")
         self.add_state("faults", zeros.faults, dist_reduce_fx="min")
+        # Of metrics whose states are equal after the first batch, a MetricCollection updates only one. Equal sums say nothing
+        # about later batches, since rules and settings may differ: so no two metrics have all states in common.
+        self.add_state("identity", torch.tensor([*uuid4().bytes]), dist_reduce_fx="min")
 
     def update(self, logits: Any, labels: Any = None) -> None:
         """Add a batch, as `Metrics.update` does: `(exits, batch, classes)` or a list, and `(batch,)`."""
@@ -71,6 +77,10 @@ class AnytimeMetric(Metric):
         batch.update(logits, labels)
         self.sums = self.sums + batch.pack().to(self.sums.device)
         self.faults = torch.minimum(self.faults, batch.faults.to(self.faults.device))
+
+    def set_dtype(self, dst_type: Any) -> Self:
+        """Return the metric as it is: sums and counts keep the type that they need."""
+        return self
 
     def compute(self) -> dict[str, Tensor]:
         """The metrics over all processes as scalars, `rule/metric/exit_1`."""

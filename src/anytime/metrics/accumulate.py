@@ -27,7 +27,7 @@ from anytime.checks import (
 from anytime.combine import Rule
 from anytime.combine.dense import check_ignored, labelled_rows
 from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
-from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
 from anytime.metrics.fused import NO_FAULT, FusedRules, fused_rules
 from anytime.metrics.rule_metrics import RuleMetrics
 from anytime.metrics.summary import Summary
@@ -177,10 +177,16 @@ class Metrics:
 
     def merge(self, other: Metrics) -> None:
         """Add all rows of another object with the same settings, such as that of another process."""
+        if not isinstance(other, Metrics):
+            raise DtypeError(
+                f"the other metrics are a {type(other).__name__}",
+                expected="an anytime.metrics.Metrics",
+                fix="merge the objects before compute()",
+            )
         if (self.rules, self._settings()) != (other.rules, other._settings()):
             raise OptionError(
-                f"metrics of other rules or settings: {', '.join(other.rules)}, {other._settings()}",
-                expected=f"{', '.join(self.rules)}, {self._settings()}",
+                f"metrics of other rules or settings: {other!r}",
+                expected=f"those of {self!r}",
                 fix="create both with the same arguments",
             )
         if not other._summaries:
@@ -199,6 +205,14 @@ class Metrics:
         self._some = self._some if self._some is not None else other._some
         self.rows += other.rows
         self._followed = self.rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the sums, without the room for rows that wait and what is compiled for a device."""
+        self._follow_waiting()
+        return {**self.__dict__, "_waiting": None, "_fused": {}}
+
+    def __repr__(self) -> str:
+        return f"Metrics({self.rules}, {self._settings()}, rows={self.rows})"
 
     def _settings(self) -> str:
         return f"strict={self.strict}, class_dim={self.class_dim}, ignore_index={self.ignore_index}"
@@ -278,8 +292,8 @@ class Metrics:
         exits, _, classes = values.shape
         if exits != self._exits or self._classes not in (0, classes):
             raise ShapeError(
-                f"a batch with {exits} exits and {classes} classes after batches with {self._exits} and {self._classes}",
-                expected="the same exits and classes in every batch",
+                f"a batch with {exits} exits and {classes} classes",
+                expected=f"{self._exits} exits" + (f" and {self._classes} classes, as before" if self._classes else ""),
                 fix="call reset() first, or use one Metrics per model",
             )
         if labelled != self._labelled:

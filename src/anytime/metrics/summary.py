@@ -71,12 +71,10 @@ class Summary:
 
     def merge(self, other: Summary) -> None:
         """Add everything that another summary of the same rule has seen."""
-        same = torch.equal(self.costs, other.costs) and (self.labelled, self.strict) == (other.labelled, other.strict)
-        if not same:
+        here, there = (f"costs={each.costs.tolist()}, labelled={each.labelled}, strict={each.strict}" for each in (self, other))
+        if here != there:
             raise OptionError(
-                "two summaries with different settings",
-                expected="the same costs, labelled and strict",
-                fix="create both with the same arguments",
+                f"metrics with {there}", expected=f"metrics with {here}", fix="create both with the same arguments"
             )
         for name, value in other.sums.items():
             self._add(name, value)

@@ -161,7 +161,7 @@ class MultiExit(nn.Module):
         if len(carry) != self.carry_size(exit):
             size = self.carry_size(exit)
             raise ShapeError(
-                f"stage({exit}, carry) got {len(carry)} tensors",
+                f"stage({exit}, carry) got {len(carry)} tensors" if exit else f"the model got {len(carry)} tensors",
                 expected=f"the {size} tensors that stage {exit - 1} returns" if exit else f"{size}, the inputs of the model",
                 fix="pass the first result of the previous stage unchanged"
                 if exit

@@ -50,7 +50,7 @@ class Stopping:
     @property
     def reason(self) -> str:
         """Why the run stops."""
-        return ("", f"the limit of {self.seconds or 0:.0f} seconds was reached", "SIGTERM was received", CTRL_C)[self._code]
+        return ("", f"the limit of {self.seconds or 0:g} seconds was reached", "SIGTERM was received", CTRL_C)[self._code]
 
     @property
     def elapsed(self) -> float:

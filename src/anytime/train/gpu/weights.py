@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anytime.errors import OptionError
+from anytime.errors import DtypeError, OptionError
 from anytime.train.config import TrainConfig
 
 _ROUNDED = (nn.Conv1d, nn.Conv2d, nn.Linear)
@@ -48,6 +48,13 @@ class TrainedWeights:
                 "no parameter of the network requires a gradient",
                 expected="at least one parameter to train",
                 fix="remove a module from frozen, or call requires_grad_(True) on a part of the network",
+            )
+        half = next((name for name, p in trained.items() if p.dtype == torch.float16), None)
+        if half is not None:
+            raise DtypeError(
+                f"the weights to train are in float16, such as {half!r}",
+                expected="weights in float32, whose updates and gradients do not become zero or infinite",
+                fix="call model.float() before, and pass precision='bfloat16' for a step in half precision",
             )
         trained = dict(sorted(trained.items(), key=lambda item: id(item[1]) not in low))  # the rounded ones first
         self.parameters = list(trained.values())

@@ -25,6 +25,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 ExitLogits = Tensor | Sequence[Tensor]
 """`(exits, batch, classes)`, or a list with `(batch, classes)` per exit."""
 Objective = Callable[[MultiExit, Tensor, Tensor], Tensor]
+_NO_LABEL = -(1 << 62)
+"""For `nll_loss`, which by default skips the label -100 and counts its row as one without a loss."""
 
 
 def on_logits(loss: Loss) -> Objective:
@@ -159,7 +161,7 @@ def _mean_loss(log_probs: Tensor, labels: Tensor, weights: Sequence[float] | Non
     else:
         labels = check_label_shape(labels, batch=batch)
         try:
-            flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none")
+            flat = F.nll_loss(log_probs.reshape(-1, classes), labels.repeat(exits), reduction="none", ignore_index=_NO_LABEL)
         except IndexError:  # on a CPU
             check_labels(labels, batch=batch, classes=classes)
             raise
