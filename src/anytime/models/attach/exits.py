@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -119,8 +120,10 @@ class AttachedExits(MultiExit):
         self._fixed = frozen and statistics == "fixed"
         self._warn_of_places(reached)
         self.classes = known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
-        make = head or (lambda shape: PooledHead(shape, known))
-        self.heads = nn.ModuleList(_make_head(make, visit) for visit in visits)
+        self.heads = nn.ModuleList(
+            _make_head(head or partial(PooledHead, classes=known, channels_first=seen.channels_first(visit)), module, visit)
+            for visit in visits
+        )
         self._check_heads(visits, known, self._mask_of(rows))
         self._through = tuple(names[id(part)] for part in traced_through(module, [visit.module for visit in visits]))
         self._stages: dict[tuple[bool, ...], TracedStages | str] = {}  # by modes; a text says why there are none
@@ -191,9 +194,12 @@ class AttachedExits(MultiExit):
 
     def _answer(self, exit: int, features: Tensor, previous: Tensor | None, mask: Tensor | None) -> Tensor:
         head = self.heads[exit]
+        if features.dtype in (torch.float16, torch.bfloat16):  # the module may use autocast, which has ended here
+            features = features.to(next(head.parameters(), features).dtype)
         options = {}
-        if mask is not None and getattr(head, "reads_mask", False) and mask.shape == features.shape[:2]:
-            options["mask"] = mask
+        if mask is not None and getattr(head, "reads_mask", False):
+            tokens = features.mT if getattr(head, "channels_first", False) else features
+            options = {"mask": mask} if mask.shape == tokens.shape[:2] else {}
         read = (features, previous) if getattr(head, "reads_previous", False) else (features,)
         logits: Tensor = head(*read, **options)
         return logits
@@ -322,7 +328,7 @@ def _find_mask(module: nn.Module, x: Inputs) -> int | None:
     return names.index(_MASK) if _MASK in names else None
 
 
-def _make_head(make: Head, visit: Visit) -> nn.Module:
+def _make_head(make: Head, module: nn.Module, visit: Visit) -> nn.Module:
     made = make(tuple(visit.output.shape[1:]))
     if not isinstance(made, nn.Module):
         raise OptionError(
@@ -331,6 +337,9 @@ def _make_head(make: Head, visit: Visit) -> nn.Module:
             fix="pass a function from the shape of the features of one input to a module",
         )
     output = visit.output
+    own = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
+    if len(own) == 1:  # features have another dtype where the module uses autocast itself
+        return made.to(output.device, *own)
     return made.to(output.device, output.dtype if output.is_floating_point() else None)
 
 

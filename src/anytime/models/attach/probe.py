@@ -20,6 +20,14 @@ _SAME_COST = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
 }
 """Operations that torch's registry of FLOPs lacks, with those of the same cost."""
+_LSTM = torch.ops.aten.mkldnn_rnn_layer
+"""The CPU's LSTM, one layer in one direction, which the registry lacks as well."""
+_CHANNELS_FIRST = (
+    *(nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveMaxPool1d, nn.AdaptiveAvgPool1d),
+)
+_CHANNELS_LAST = nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase
+"""Layers that say which dimension of a sequence, `(batch, channels, length)` or `(batch, tokens, width)`, is which."""
 
 
 class Place(NamedTuple):
@@ -82,6 +90,13 @@ class Probe:
     def of(self, module: nn.Module) -> list[Visit]:
         """The calls of one submodule."""
         return [visit for visit in self.visits if visit.module is module]
+
+    def channels_first(self, visit: Visit) -> bool:
+        """Whether the output of a call is `(batch, channels, length)`, by the last layer up to its end that shows it."""
+        up_to = self.visits[: next(index for index, other in enumerate(self.visits) if other is visit) + 1]
+        known = (each for each in reversed(up_to) if isinstance(each.module, _CHANNELS_FIRST + _CHANNELS_LAST))
+        last = next(known, None)
+        return last is not None and isinstance(last.module, _CHANNELS_FIRST) and last.shape == visit.shape
 
     def number(self, visit: Visit) -> int:
         """How often the submodule of a call ran before it."""
@@ -227,6 +242,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        if func._overloadpacket is _LSTM:
+            steps, into, across = args[:3]
+            self.flops += 2 * steps.shape[0] * steps.shape[1] * (into.numel() + across.numel())
         count = flop_registry.get(_SAME_COST.get(func._overloadpacket, func._overloadpacket))
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=output)

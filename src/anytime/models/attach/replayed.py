@@ -109,7 +109,8 @@ class ReplayedStages:
         names = tuple(two) if isinstance(two, Mapping) else ()
         stages = cls(tuple(places), names, isinstance(two, tuple), calls, mask)
         for place in places:
-            if not _has_rows(calls[place]):
+            pattern = calls[place]
+            if pattern is None or not pattern.begins_with_rows:
                 raise UntraceableError(f"{place[0]} returns tensors without the batch as their first dimension")
         given = examples if mask is None else [*examples, stages._padded(examples[0])]
         stages._search(module, [(x, Recording.of(module, places, x).expected) for x in given])
@@ -121,7 +122,7 @@ class ReplayedStages:
 
     def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
         """For each tensor of a carry, the dimensions besides the batch that vary between inputs."""
-        return tuple(tensor.free_sizes for key in self._layout(exit) for tensor in self._pattern(key).tensors)
+        return tuple(tensor.free_sizes for key in self._layout(exit) for tensor in self._pattern(key).carried)
 
     def run(self, module: nn.Module, exit: int, carry: Carry) -> tuple[Carry, Any]:
         """Run a stage: the values for the next stage, and what the exit reads. The given tensors are not changed."""
@@ -188,24 +189,26 @@ class ReplayedStages:
 
     def _unpacked(self, exit: int, carry: Carry) -> dict[Key, Carry]:
         left = iter(carry)
-        return {key: tuple(next(left) for _ in self._pattern(key).tensors) for key in self._layout(exit)}
+        return {key: tuple(next(left) for _ in self._pattern(key).carried) for key in self._layout(exit)}
 
     def _tensors(self, key: Key, output: Any, rows: int) -> Carry:
         """The tensors of an output, each with all rows."""
-        tensors = self._pattern(key).tensors_in(output)
+        pattern = self._pattern(key)
+        tensors = pattern.tensors_in(output)
         if tensors is None:
             raise StateError(
                 f"{key[0]!r} returned another structure than for the example",
                 expected="the same structure for every input",
                 fix="attach the exits with method='thread'",
             )
-        return tuple(tensor if tensor.shape[0] == rows else tensor.expand(rows, *tensor.shape[1:]) for tensor in tensors)
+        carried = (tensor for tensor, known in zip(tensors, pattern.tensors, strict=True) if known.has_rows)
+        return tuple(tensor if tensor.shape[0] == rows else tensor.expand(rows, *tensor.shape[1:]) for tensor in carried)
 
     def _blanks(self, given: Mapping[Key, Carry], like: Tensor) -> Callable[[Key], Carry]:
         """Blank tensors for a call, which nobody should read; equal ones are made once."""
         sizes = {"batch": like.shape[0]}
         for key, tensors in given.items():
-            for tensor, pattern in zip(tensors, self._pattern(key).tensors, strict=True):
+            for tensor, pattern in zip(tensors, self._pattern(key).carried, strict=True):
                 sizes |= {name: tensor.shape[place] for place, name in pattern.free_sizes.items()}
 
         @cache
@@ -222,9 +225,18 @@ class ReplayedStages:
             if key[0] == _INPUT:
                 continue
             if key in given:
-                yield key, partial(self._pattern(key).output, given[key])
+                yield key, partial(self._output, key, given[key], blank)
             elif key not in self.needed:
                 yield key, lambda key=key: self._pattern(key).output(blank(key))  # type: ignore[misc]
+
+    def _output(self, key: Key, carried: Carry, blank: Callable[[Key], Carry]) -> Any:
+        """What a call returned, with blank tensors in place of those that are not carried."""
+        pattern = self._pattern(key)
+        if len(carried) == len(pattern.tensors):
+            return pattern.output(carried)
+        left = iter(carried)
+        tensors = [next(left) if known.has_rows else other for known, other in zip(pattern.tensors, blank(key), strict=True)]
+        return pattern.output(tensors)
 
     def _inputs(self, tensors: Sequence[Tensor]) -> Inputs:
         if self.names:

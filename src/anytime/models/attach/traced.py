@@ -48,7 +48,7 @@ class Trace:
             try:
                 graph = tracer.trace(_OneInput(module))
             except Exception as error:
-                raise UntraceableError(f"{_where(error)}{type(error).__name__}: {error}") from error
+                raise UntraceableError(f"{where(error)}{type(error).__name__}: {error}") from error
         if sorted(tracer.reached) != list(range(len(places))):
             raise UntraceableError("some exits were not reached while tracing")
         self.input, *self.steps, self.output = graph.nodes
@@ -335,8 +335,8 @@ def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
         raise UntraceableError(f"forward sets {', '.join(changed)}")
 
 
-def _where(error: Exception) -> str:
-    """The line of the module's own code at which tracing stopped."""
+def where(error: Exception) -> str:
+    """The line of a module's own code at which tracing stopped, with a colon; empty if there is none."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: `{frames[-1].line}`: " if frames else ""

@@ -1,0 +1,170 @@
+"""Exits on modules as people bring them: sequences of channels, recurrent layers, autocast inside, branches on values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from anytime import Budget, Runner
+from anytime.errors import OptionError, StateError
+from anytime.models import attach_exits, measure_cost
+from anytime.models.attach.heads import MixedPool, PooledHead
+
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Blocks(nn.Module):
+    """A stem, three blocks and an end; subclasses have another forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Skips(Blocks):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            if x.sum() > 0:
+                x = block(x)
+        return self.last(x)
+
+
+def skips() -> Skips:
+    """Runs all blocks for positive inputs, and none for negative ones."""
+    network = Skips()
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.abs_() if weight.ndim > 1 else weight.zero_()
+    return network
+
+
+class ChoosesRows(Blocks):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = torch.where(x.sum(1, keepdim=True) > 0, block(x), x)
+        return self.last(x)
+
+
+class Autocasts(Blocks):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+class Recurrent(nn.Module):
+    """Layers whose output is a tuple with a state, `(layers, batch, width)`."""
+
+    def __init__(self, *, kind: Any = nn.LSTM, passes: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.last = nn.ModuleList(kind(8, 8, batch_first=True) for _ in range(3)), nn.Linear(8, 3)
+        self.passes = passes
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for layer in self.layers:
+            x, state = layer(x, state if self.passes else None)
+        return self.last(x[:, -1])
+
+
+def same_everywhere(model: Any, x: Any, engines: tuple[str, ...] = ("eager", "folded", "onnxruntime")) -> None:
+    """Every engine gives what the exits give, for all rows and for one."""
+    with torch.no_grad():
+        logits = model(x)
+    for engine in engines:
+        with Runner(model, "latest", engine=engine, example=x) as runner:
+            for exit in range(model.num_exits):
+                for rows in (len(x), 1):
+                    answer = runner.predict(x[:rows], budget=Budget(exits=exit + 1))
+                    torch.testing.assert_close(answer.probs, logits[exit, :rows].softmax(-1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [(14, 14), (7, 7), (6, 9), (3, 30)])
+def test_windows_of_unequal_sizes_are_those_of_adaptive_pooling(size: tuple[int, int]) -> None:
+    pool, x = MixedPool(), torch.randn(2, 3, *size)
+    to = min(4, size[0]), min(4, size[1])
+    wanted = pool.mix * F.adaptive_max_pool2d(x, to) + (1 - pool.mix) * F.adaptive_avg_pool2d(x, to)
+    torch.testing.assert_close(pool(x), wanted)
+
+
+def test_exits_on_maps_of_fourteen_and_seven_pixels_run_in_onnx() -> None:
+    first, second = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)
+    network = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+    x = torch.randn(3, 3, 28, 28)
+    same_everywhere(attach_exits(network, at=["1", "3"], example=x).eval(), x)
+
+
+@pytest.mark.parametrize("end", ["0", "1", "2"])
+def test_heads_on_one_dimensional_convolutions_pool_over_the_length(end: str) -> None:
+    layers = nn.Conv1d(2, 6, 3), nn.BatchNorm1d(6), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(6, 3)
+    x = torch.randn(4, 2, 20)
+    model = attach_exits(nn.Sequential(*layers), at=[end], example=x).eval()
+    head = model.heads[0]
+    assert isinstance(head, PooledHead) and head.linear.in_features == 6
+    features = torch.randn(4, 6, 18)
+    torch.testing.assert_close(head(features), head(features[..., torch.randperm(18)]))
+    same_everywhere(model, x)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_state_that_nobody_reads_is_not_carried(kind: Any) -> None:
+    x = torch.randn(4, 6, 8)
+    model = attach_exits(Recurrent(kind=kind), at=[0.33, 0.67], example=x).eval()
+    assert (model.method, model.exit_names) == ("replay", ("layers.0", "layers.1"))
+    assert [model.carry_size(exit) for exit in range(3)] == [1, 1, 1]
+    assert [round(fraction, 1) for fraction in model.exit_fractions] == [0.3, 0.7]
+    assert measure_cost(model, x).macs[1] < measure_cost(model, x).macs[2]
+    same_everywhere(model, x)
+
+
+def test_a_state_that_the_next_layer_reads_keeps_the_module_in_a_thread() -> None:
+    x = torch.randn(4, 6, 8)
+    with pytest.warns(match="runs in a thread"):
+        model = attach_exits(Recurrent(passes=True), at=["layers.0", "layers.1"], example=x).eval()
+    same_everywhere(model, x, engines=("eager",))
+
+
+def test_a_branch_on_values_is_not_fixed_in_an_onnx_file() -> None:
+    x = X.abs()
+    model = attach_exits(skips(), at=["blocks.0"], example=x).eval()
+    with pytest.raises(OptionError, match=r"test_unusual_modules.py:\d+: `if x.sum\(\) > 0:`.*values of the inputs"):
+        Runner(model, engine="onnxruntime", example=x)
+    with Runner(model, engine="auto", example=x) as runner:
+        assert "onnxruntime is left out" in str(runner)
+        with pytest.raises(StateError, match="did not pass 'blocks.0'"):
+            runner.predict(-x)
+
+
+def test_a_failed_export_prints_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    from anytime.run.export import export
+
+    model = attach_exits(skips(), at=["blocks.0"], example=X.abs()).eval()
+    for format in ("onnx", "torch-export"):
+        with pytest.raises(OptionError, match=r"torch\.where"):
+            export(model, tmp_path / format, rule="latest", example=X.abs(), format=format)  # type: ignore[arg-type]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_booleans_between_stages_are_carried_by_every_engine() -> None:
+    same_everywhere(attach_exits(ChoosesRows(), at=["blocks.0", "blocks.1"], example=X).eval(), X)
+
+
+def test_heads_of_a_module_with_autocast_inside_have_its_own_dtype() -> None:
+    model = attach_exits(Autocasts(), at=["blocks.0"], example=X).eval()
+    assert {weight.dtype for weight in model.heads.parameters()} == {torch.float32}
+    assert torch.equal(model(X)[-1], model.backbone(X))
+    same_everywhere(model, X, engines=("eager", "folded"))
