@@ -181,6 +181,11 @@ class AttachedExits(MultiExit):
             return super().free_sizes(exit)
         return (*self._replayed.free_sizes(exit), *({},) * self._reads_previous(exit))
 
+    def extra_repr(self) -> str:
+        """Where the exits are, and how the module is split."""
+        places = (f"{name} ({fraction:.2f})" for name, fraction in zip(self.exit_names, self.exit_fractions, strict=True))
+        return f"{self.num_exits} exits: {', '.join([*places, 'the end'])}; method={self.method!r}"
+
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the batch norms of a frozen module stay in eval mode unless `statistics` is `moving`."""
         super().train(mode)
@@ -345,15 +350,16 @@ def _make_head(make: Head, module: nn.Module, visit: Visit) -> nn.Module:
             fix="pass a function from the shape of the features of one input to a module",
         )
     output = visit.output
-    own = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
-    if len(own) == 1:  # features have another dtype where the module uses autocast itself
-        return made.to(output.device, *own)
-    return made.to(output.device, output.dtype if output.is_floating_point() else None)
+    dtype = output.dtype if output.is_floating_point() else None
+    kinds = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
+    if len(kinds) == 1:  # features have another dtype than the module where it uses autocast itself
+        (dtype,) = kinds
+    return made.to(output.device, dtype)
 
 
 def _check_logits(what: str, logits: Any, rows: int, classes: int | None) -> int:
     """The number of classes."""
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if len(shape) != 2 or shape[0] != rows or classes not in (None, shape[1]) or shape[1] < 2:
         fix = "check classes; the last layer needs one output per class"
         if shape in ((rows,), (rows, 1)):
@@ -361,7 +367,7 @@ def _check_logits(what: str, logits: Any, rows: int, classes: int | None) -> int
         elif len(shape) > 2:
             fix = "pass a module with one answer per input; for answers per token or pixel, see docs/dense.md"
         raise ShapeError(
-            f"{what} {shape} for {rows} inputs",
+            f"{what} {shape or f'a {type(logits).__name__}'} for {rows} inputs",
             expected=f"logits of shape ({rows}, {'classes' if classes is None else classes}), at least two classes",
             fix=fix,
         )
