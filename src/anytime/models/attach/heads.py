@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,21 @@ class MixedPool(nn.AdaptiveAvgPool2d):
         size = (min(self.grid, height), min(self.grid, width))
         if size == (height, width):
             return x
-        if self.grid > 1 and height % size[0] == width % size[1] == 0:  # equal windows, which exporters can trace
+        if self.grid == 1:
+            return self.mix * F.adaptive_max_pool2d(x, size) + (1 - self.mix) * F.adaptive_avg_pool2d(x, size)
+        if height % size[0] == width % size[1] == 0:
             window = (int(height // size[0]), int(width // size[1]))
             return self.mix * F.max_pool2d(x, window) + (1 - self.mix) * F.avg_pool2d(x, window)
-        return self.mix * F.adaptive_max_pool2d(x, size) + (1 - self.mix) * F.adaptive_avg_pool2d(x, size)
+        return self.mix * _pool_windows(x, size, torch.amax) + (1 - self.mix) * _pool_windows(x, size, torch.mean)
+
+
+def _pool_windows(x: Tensor, size: tuple[int, int], reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Adaptive pooling, side by side: ONNX has none for windows of unequal sizes, such as from 14 to 4."""
+    for dim, count in zip((-2, -1), size, strict=True):
+        length = int(x.shape[dim])
+        ends = ((place * length // count, -(-(place + 1) * length // count)) for place in range(count))
+        x = torch.stack([reduce(x.narrow(dim, begin, end - begin), dim) for begin, end in ends], dim)
+    return x
 
 
 class TokenPool(nn.Module):
@@ -93,6 +104,7 @@ class PooledHead(nn.Module):
     Args:
         shape: The shape of the features of one input, as for `pooling`.
         classes: The number of classes.
+        channels_first: Whether the features of a sequence are `(channels, length)`, as those of 1-D convolutions.
 
     Attributes:
         reads_mask: Whether it takes an attention mask as `mask`: of a sequence, only real tokens are pooled.
@@ -102,13 +114,15 @@ class PooledHead(nn.Module):
         torch.Size([2, 10])
     """
 
-    def __init__(self, shape: Sequence[int], classes: int) -> None:
+    def __init__(self, shape: Sequence[int], classes: int, *, channels_first: bool = False) -> None:
         super().__init__()
-        self.pool, width = pooling(shape)
+        self.channels_first = channels_first and len(shape) == 2
+        self.pool, width = pooling(tuple(reversed(shape)) if self.channels_first else shape)
         self.linear = nn.Linear(width, classes)
         self.reads_mask = isinstance(self.pool, TokenPool)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        features = features.mT if self.channels_first else features
         pooled = self.pool(features) if mask is None else self.pool(features, mask)
         logits: Tensor = self.linear(pooled.flatten(1))
         return logits

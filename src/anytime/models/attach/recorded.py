@@ -38,17 +38,17 @@ class TensorPattern:
     @property
     def has_rows(self) -> bool:
         """Whether the batch is its first dimension, or can be: a single row holds for all."""
-        return bool(self.shape) and self.shape[0] in ("batch", 1)
+        return bool(self.shape) and self.shape[0] in ("batch", 1) and "batch" not in self.shape[1:]
 
     @property
     def free_sizes(self) -> dict[int, str]:
         """The dimensions besides the batch that vary."""
         return {place: size for place, size in enumerate(self.shape) if isinstance(size, str) and size != "batch"}
 
-    def filled(self, value: float, sizes: Sizes, like: Tensor) -> Tensor:
+    def filled(self, value: float, sizes: Sizes, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of this shape."""
         shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
-        return like.new_full(shape, value if self.dtype.is_floating_point else 0, dtype=self.dtype)  # type: ignore[arg-type]
+        return like.new_full(shape, value if dtype.is_floating_point else 0, dtype=dtype)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,18 @@ class Pattern:
     def has_rows(self) -> bool:
         """Whether its tensors can be carried along."""
         return self.is_predictable and all(tensor.has_rows for tensor in self.tensors)
+
+    @property
+    def begins_with_rows(self) -> bool:
+        """Whether its first tensor can be carried along, and nobody should read the others, such as the state of an LSTM."""
+        others = [tensor for tensor in self.tensors if not tensor.has_rows]
+        floats = all(tensor.dtype.is_floating_point for tensor in others)
+        return self.is_predictable and bool(self.tensors) and self.tensors[0].has_rows and floats
+
+    @property
+    def carried(self) -> tuple[TensorPattern, ...]:
+        """The tensors that can be carried along."""
+        return tuple(tensor for tensor in self.tensors if tensor.has_rows)
 
     @property
     def can_be_blank(self) -> bool:

@@ -7,15 +7,15 @@ and positions, runs in every stage, and parts run once.
 
 If a later stage reads the output of an earlier part by another way than the exit before it (a skip connection, rotary
 embeddings), that output is carried along or, if its first dimension is not the batch, computed again. What a stage reads is
-found by trying: with NaN in all blank tensors, the stages must give what the module gives, to the whole batch and to one of its
-rows, and for shorter and padded sequences.
+found by trying: with NaN in all blank tensors, and following what is computed from them (`blanks`), the stages must give what
+the module gives, to the whole batch and to one of its rows, and for shorter and padded sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -25,6 +25,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from anytime.checks import Inputs, map_inputs, tensors_of
 from anytime.errors import ShapeError, StateError
+from anytime.models.attach.blanks import Dependence
 from anytime.models.attach.gates import Reached, Replay, add_gates
 from anytime.models.attach.probe import call, first_tensor, is_close, logits_of
 from anytime.models.attach.recorded import Key, Pattern, Recording, TensorPattern, parts_around, sequence_length, sizes_of
@@ -33,6 +34,7 @@ from anytime.models.base import Carry
 
 _INPUT = ""  # no part has this name: (_INPUT, 0) stands for the first tensor of the inputs
 _BLOCKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_FEW_TOKENS = 16
 
 Example = tuple[Inputs, tuple[Tensor, ...]]
 """Inputs, with what each exit reads for them, and the logits."""
@@ -52,7 +54,7 @@ class ReplayedStages:
         needed: The calls that a later stage reads by another way than the exit before it.
         trains: Whether the stages also give the module's results in train mode.
         overwrites: Whether forward overwrites what it is given, so that stages copy it.
-        blank: The value of blank tensors.
+        dependence: Follows what depends on blank tensors, while the stages are compared with the module.
     """
 
     places: tuple[Key, ...]
@@ -63,7 +65,7 @@ class ReplayedStages:
     needed: frozenset[Key] = frozenset()
     trains: bool = False
     overwrites: bool = False
-    blank: float = 0.0
+    dependence: Dependence | None = None
 
     @classmethod
     def found(cls, module: nn.Module, places: Sequence[Key], rows: Inputs, *, mask: int | None = None) -> Self:
@@ -82,13 +84,14 @@ class ReplayedStages:
             raise UntraceableError("values on the meta device cannot be compared")
         add_gates(parts_around(module, places).values())
         three = map_inputs(lambda tensor: tensor[[0, -1, 0]], rows)
-        shorter = _shorter(three)
+        few = _with_length(three, _FEW_TOKENS)  # long sequences take long, and are only checked
         try:
-            if shorter is not None:
-                try:
-                    return cls._made(module, places, mask, three, shorter)
-                except Exception:  # the stages may still work for the length of the example
-                    pass
+            for x, whole in ((few, rows), (three, None)):
+                if x is not None and (shorter := _shorter(x)) is not None:
+                    try:
+                        return cls._made(module, places, mask, x, shorter, whole=whole)
+                    except Exception:  # the stages may still work for the length of the example
+                        pass
             return cls._made(module, places, mask, three)
         except UntraceableError:
             raise
@@ -96,7 +99,9 @@ class ReplayedStages:
             raise UntraceableError(f"{type(error).__name__}: {error}") from error
 
     @classmethod
-    def _made(cls, module: nn.Module, places: Sequence[Key], mask: int | None, *examples: Inputs) -> Self:
+    def _made(
+        cls, module: nn.Module, places: Sequence[Key], mask: int | None, *examples: Inputs, whole: Inputs | None = None
+    ) -> Self:
         two = map_inputs(lambda tensor: tensor[:2], examples[0])
         inputs = [*examples, two]
         recorded = [Recording.of(module, places, x) for x in inputs]
@@ -109,10 +114,13 @@ class ReplayedStages:
         names = tuple(two) if isinstance(two, Mapping) else ()
         stages = cls(tuple(places), names, isinstance(two, tuple), calls, mask)
         for place in places:
-            if not _has_rows(calls[place]):
+            pattern = calls[place]
+            if pattern is None or not pattern.begins_with_rows:
                 raise UntraceableError(f"{place[0]} returns tensors without the batch as their first dimension")
-        given = examples if mask is None else [*examples, stages._padded(examples[0])]
-        stages._search(module, [(x, Recording.of(module, places, x).expected) for x in given])
+        known = [(x, each.expected) for x, each in zip(examples, recorded, strict=False)]
+        more = [] if mask is None else [stages._padded(examples[0])]
+        more += [] if whole is None else [whole]
+        stages._search(module, [*known, *((x, Recording.of(module, places, x).expected) for x in more)])
         return stages
 
     def size(self, exit: int) -> int:
@@ -121,7 +129,7 @@ class ReplayedStages:
 
     def free_sizes(self, exit: int) -> tuple[dict[int, str], ...]:
         """For each tensor of a carry, the dimensions besides the batch that vary between inputs."""
-        return tuple(tensor.free_sizes for key in self._layout(exit) for tensor in self._pattern(key).tensors)
+        return tuple(tensor.free_sizes for key in self._layout(exit) for tensor in self._pattern(key).carried)
 
     def run(self, module: nn.Module, exit: int, carry: Carry) -> tuple[Carry, Any]:
         """Run a stage: the values for the next stage, and what the exit reads. The given tensors are not changed."""
@@ -188,31 +196,45 @@ class ReplayedStages:
 
     def _unpacked(self, exit: int, carry: Carry) -> dict[Key, Carry]:
         left = iter(carry)
-        return {key: tuple(next(left) for _ in self._pattern(key).tensors) for key in self._layout(exit)}
+        return {key: tuple(next(left) for _ in self._pattern(key).carried) for key in self._layout(exit)}
 
     def _tensors(self, key: Key, output: Any, rows: int) -> Carry:
         """The tensors of an output, each with all rows."""
-        tensors = self._pattern(key).tensors_in(output)
+        pattern = self._pattern(key)
+        tensors = pattern.tensors_in(output)
         if tensors is None:
             raise StateError(
                 f"{key[0]!r} returned another structure than for the example",
                 expected="the same structure for every input",
                 fix="attach the exits with method='thread'",
             )
-        return tuple(tensor if tensor.shape[0] == rows else tensor.expand(rows, *tensor.shape[1:]) for tensor in tensors)
+        carried = (tensor for tensor, known in zip(tensors, pattern.tensors, strict=True) if known.has_rows)
+        return tuple(tensor if tensor.shape[0] == rows else tensor.expand(rows, *tensor.shape[1:]) for tensor in carried)
 
     def _blanks(self, given: Mapping[Key, Carry], like: Tensor) -> Callable[[Key], Carry]:
-        """Blank tensors for a call, which nobody should read; equal ones are made once."""
+        """Blank tensors for a call, which nobody should read; equal ones are made once.
+
+        NaN shows where an input makes forward read one, unless there may be gradients, for which NaN times zero is NaN.
+        """
+        value = 0.0 if torch.is_grad_enabled() else torch.nan
         sizes = {"batch": like.shape[0]}
+        dtypes: dict[torch.dtype, torch.dtype] = {}  # the module may have been converted since
         for key, tensors in given.items():
-            for tensor, pattern in zip(tensors, self._pattern(key).tensors, strict=True):
+            for tensor, pattern in zip(tensors, self._pattern(key).carried, strict=True):
                 sizes |= {name: tensor.shape[place] for place, name in pattern.free_sizes.items()}
+                dtypes[pattern.dtype] = tensor.dtype
+        made: dict[TensorPattern, Tensor] = {}
 
-        @cache
-        def made(pattern: TensorPattern) -> Tensor:
-            return pattern.filled(self.blank, sizes, like)
+        def blank(key: Key) -> Carry:
+            tensors = self._pattern(key).tensors
+            for pattern in tensors:
+                if pattern not in made:
+                    made[pattern] = pattern.filled(value, sizes, like, dtypes.get(pattern.dtype, pattern.dtype))
+            if self.dependence is not None:
+                self.dependence.mark(made.values())
+            return tuple(made[pattern] for pattern in tensors)
 
-        return lambda key: tuple(made(tensor) for tensor in self._pattern(key).tensors)
+        return blank
 
     def _known(
         self, exit: int, given: Mapping[Key, Carry], blank: Callable[[Key], Carry]
@@ -222,9 +244,18 @@ class ReplayedStages:
             if key[0] == _INPUT:
                 continue
             if key in given:
-                yield key, partial(self._pattern(key).output, given[key])
+                yield key, partial(self._output, key, given[key], blank)
             elif key not in self.needed:
                 yield key, lambda key=key: self._pattern(key).output(blank(key))  # type: ignore[misc]
+
+    def _output(self, key: Key, carried: Carry, blank: Callable[[Key], Carry]) -> Any:
+        """What a call returned, with blank tensors in place of those that are not carried."""
+        pattern = self._pattern(key)
+        if len(carried) == len(pattern.tensors):
+            return pattern.output(carried)
+        left = iter(carried)
+        tensors = [next(left) if known.has_rows else other for known, other in zip(pattern.tensors, blank(key), strict=True)]
+        return pattern.output(tensors)
 
     def _inputs(self, tensors: Sequence[Tensor]) -> Inputs:
         if self.names:
@@ -272,7 +303,6 @@ class ReplayedStages:
                     needed -= group
             return needed
 
-        self.blank = torch.nan
         for self.overwrites in (False, True):
             needed = smallest()
             if works(needed):
@@ -284,7 +314,6 @@ class ReplayedStages:
                 raise UntraceableError(f"later stages need {key[0]}, whose output does not have the batch first")
         for example in examples:
             self._compare(module, example)
-        self.blank = 0.0
 
     def _padded(self, x: Inputs) -> Inputs:
         """The same sequences, the first with a padding token."""
@@ -304,13 +333,25 @@ class ReplayedStages:
         carry: Carry = tensors_of(x)
         for exit, wanted in enumerate(expected):
             versions = [tensor._version for tensor in carry]
-            left, found = self.run(module, exit, carry)
+            left, found = self._run_followed(module, exit, carry)
             if [tensor._version for tensor in carry] != versions:
                 raise UntraceableError("forward overwrites what it is given")
             found = logits_of(found) if exit == len(self.places) else found
             if not is_close(found, wanted[-len(carry[0]) :]):
                 raise UntraceableError(f"stage {exit + 1} gives another result than the module")
             carry = tuple(tensor[-1:] for tensor in left) if drop else left
+
+    def _run_followed(self, module: nn.Module, exit: int, carry: Carry) -> tuple[Carry, Any]:
+        """Run a stage, and check that nothing in its results is computed from a blank tensor."""
+        self.dependence = Dependence()
+        try:
+            with self.dependence:
+                left, found = self.run(module, exit, carry)
+            logits = logits_of(found) if exit == len(self.places) else found
+            self.dependence.check((*left, logits), f"stage {exit + 1}")
+        finally:
+            self.dependence = None
+        return left, found
 
 
 def _has_rows(pattern: Pattern | None) -> bool:
@@ -320,6 +361,12 @@ def _has_rows(pattern: Pattern | None) -> bool:
 def _shorter(x: Inputs) -> Inputs | None:
     """The same sequences without their last token."""
     length = sequence_length(x)
-    if length is None or length < 3:
+    return None if length is None or length < 3 else _with_length(x, length - 1)
+
+
+def _with_length(x: Inputs, wanted: int) -> Inputs | None:
+    """The first tokens of the same sequences; None if they are not longer."""
+    length = sequence_length(x)
+    if length is None or length <= wanted:
         return None
-    return map_inputs(lambda tensor: tensor[:, :-1] if tensor.ndim > 1 and tensor.shape[1] == length else tensor, x)
+    return map_inputs(lambda tensor: tensor[:, :wanted] if tensor.ndim > 1 and tensor.shape[1] == length else tensor, x)

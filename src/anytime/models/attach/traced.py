@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, fx, nn
 
-from anytime.models.attach.probe import Place, is_close, logits_of
+from anytime.models.attach.probe import Place, is_close, logits_of, named_logits
 from anytime.models.base import Carry
 
 _ROOT = "module"
@@ -48,7 +48,7 @@ class Trace:
             try:
                 graph = tracer.trace(_OneInput(module))
             except Exception as error:
-                raise UntraceableError(f"{_where(error)}{type(error).__name__}: {error}") from error
+                raise UntraceableError(f"{where(error)}{type(error).__name__}: {error}") from error
         if sorted(tracer.reached) != list(range(len(places))):
             raise UntraceableError("some exits were not reached while tracing")
         self.input, *self.steps, self.output = graph.nodes
@@ -277,7 +277,7 @@ class _OneInput(nn.Module):
 
     def forward(self, x: Any) -> Any:
         output = self.module(x)
-        return output if isinstance(output, fx.Proxy) else getattr(output, "logits", output)
+        return output if isinstance(output, fx.Proxy) else named_logits(output)
 
 
 class _Tracer(fx.Tracer):
@@ -335,8 +335,8 @@ def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
         raise UntraceableError(f"forward sets {', '.join(changed)}")
 
 
-def _where(error: Exception) -> str:
-    """The line of the module's own code at which tracing stopped."""
+def where(error: Exception) -> str:
+    """The line of a module's own code at which tracing stopped, with a colon; empty if there is none."""
     ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: `{frames[-1].line}`: " if frames else ""

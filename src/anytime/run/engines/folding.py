@@ -118,10 +118,9 @@ def on_cpu(example: Tensor) -> Tensor:
 
 
 def difference(logits: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest difference between logits, relative to the largest logit of an exit (at least 1)."""
-    ratios = [
-        (one - other).abs().max().item() / max(1.0, other.abs().max().item()) for one, other in zip(logits, wanted, strict=True)
-    ]
+    """The largest difference between logits, or values of a carry, relative to the largest logit of an exit (at least 1)."""
+    pairs = [(one.double(), other.double()) for one, other in zip(logits, wanted, strict=True)]  # a carry may hold booleans
+    ratios = [(one - other).abs().max().item() / max(1.0, other.abs().max().item()) for one, other in pairs]
     return max(float("inf") if ratio != ratio else ratio for ratio in ratios)
 
 

@@ -22,9 +22,11 @@ from torch import Tensor, nn
 
 from anytime.checks import Inputs, check_inputs, repeat_rows, tensors_of
 from anytime.errors import MissingExtraError, OptionError, ShapeError
+from anytime.models.attach.traced import where
 from anytime.models.base import Carry, StagedModel
 from anytime.models.given import check_number, fits, flat_inputs, names_of, no_batch, places, refuse_tokens, wrong_type
 from anytime.run.engines.folding import difference, folded_copy, on_cpu
+from anytime.run.engines.reads import RefuseReads, ValueReadError
 from anytime.run.engines.running import Joinable, Running
 
 OPSET = 18
@@ -177,19 +179,34 @@ def onnx_bytes(
     sizes = {name: {0: "batch", **(free or {}).get(name, {})} for name in (*inputs, *outputs)}
     for write in (traced, exported):
         try:
-            file = _with_all_inputs(write(module, args, inputs, outputs, sizes), args, inputs, sizes)
+            with RefuseReads(len(args)):
+                file = write(module, args, inputs, outputs, sizes)
+            file = _with_all_inputs(file, args, inputs, sizes)
             _check_file(file, module, args, [sizes[name] for name in inputs])
         except MissingExtraError:
             raise
+        except ValueReadError as error:  # torch.export allows none of these, and prints all that it traced
+            reasons.append(f"{where(error)}{error}")
+            break
         except Exception as error:  # one exporter may support what the other does not
-            reasons.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+            reasons.append(_reason(error))
         else:
             return file
     raise OptionError(
-        f"a stage cannot be exported to ONNX: {reasons[0]}; by torch.export: {reasons[1]}",
+        f"a stage cannot be exported to ONNX: {'; by torch.export: '.join(reasons)}",
         expected="stages made of ONNX operations, without branches that depend on values",
-        fix="use engine='eager', or export with format='torch-export'",
+        fix="use engine='eager'; to export it, replace a branch by torch.where, which runs both sides"
+        if len(reasons) == 1
+        else "use engine='eager', or export with format='torch-export'",
     )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an exporter's error, without advice and colours."""
+    if type(error).__module__.startswith("torch.onnx") and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    text = (str(error).strip().splitlines() or [""])[0].partition("\x1b")[0].strip()
+    return f"{type(error).__name__}: {text}"
 
 
 def make_session(file: bytes, *, threads: int = 1) -> Any:
@@ -222,7 +239,7 @@ def traced(module: nn.Module, args: Carry, inputs: Sequence[str], outputs: Seque
     """Export by tracing, unchecked."""
     file: Any = io.BytesIO()
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs), "opset_version": OPSET}
-    with _quiet():
+    with quiet():
         torch.onnx.register_custom_op_symbolic("aten::mT", _transpose, OPSET)  # type: ignore[attr-defined]
         torch.onnx.export(module, args, file, dynamo=False, verbose=False, dynamic_axes=sizes, **names)
     data: bytes = file.getvalue()
@@ -236,7 +253,7 @@ def exported(
     require("onnxscript")
     names: dict[str, Any] = {"input_names": list(inputs), "output_names": list(outputs), "opset_version": OPSET}
     shapes = (dynamic_shapes([(sizes or {}).get(name, {0: "batch"}) for name in inputs]),)
-    with _quiet():
+    with quiet_export():
         program = torch.onnx.export(module, args, dynamo=True, verbose=False, dynamic_shapes=shapes, **names)
     assert program is not None
     data: bytes = program.model_proto.SerializeToString()
@@ -300,17 +317,31 @@ def _transpose(graph: Any, x: Any) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress the exporters' warnings and messages; errors are raised."""
-    logger = logging.getLogger("torch.onnx")
-    level, dump = logger.level, torch._C._jit_onnx_log
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes")]
+    levels, dump = [logger.level for logger in loggers], torch._C._jit_onnx_log
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
         # A bug in torch prints a failed trace to stdout even without verbose.
         torch._C._jit_onnx_log = lambda *_: None
         try:
             yield
         finally:
-            logger.setLevel(level)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
             torch._C._jit_onnx_log = dump
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """As `quiet`, for `torch.export`, which also prints what it traced before an error; importing it takes two seconds."""
+    module: Any = import_module("torch.export._trace")
+    module.print = lambda *_, **__: None
+    try:
+        with quiet():
+            yield
+    finally:
+        del module.print

@@ -292,12 +292,13 @@ def _torch_file(plan: _Plan) -> bytes:
     module = _StageAndStep(plan.stage, plan.step, len(plan.carried))
     sizes = (onnx_export.dynamic_shapes([plan.sizes(name) for name in plan.inputs]),)
     try:
-        program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=sizes, strict=False)
+        with onnx_export.quiet_export():
+            program = torch.export.export(module, tuple(plan.inputs.values()), dynamic_shapes=sizes, strict=False)
     except Exception as error:
         raise OptionError(
             f"stage {plan.stage.exit + 1} cannot be exported: {str(error).strip().splitlines()[0]}",
             expected="stages and a rule without branches that depend on values",
-            fix="use format='onnx', which traces, or remove the branch named above",
+            fix="use format='onnx', which traces, or replace a branch on values by torch.where, which runs both sides",
         ) from error
     _remove_unused_weights(program)
     for node in program.graph.nodes:
