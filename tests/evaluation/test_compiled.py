@@ -286,13 +286,24 @@ def test_sets_have_the_size_of_sorted_rows(rule: str, limit: float) -> None:
             assert int((found.covered != (rank < found.size)).sum()) <= 1
 
 
+def test_a_set_of_float64_logits_that_are_far_apart_is_found() -> None:
+    """The search must end also among classes with probabilities that float32 does not have."""
+    logits = torch.linspace(0, 700, 30, dtype=torch.float64).expand(2, 4, 30).contiguous()
+    for limit in (0.5, 1.1, 30.0):
+        found, wanted = engines("latest", logits, SetThresholds(Raps(), {"latest": torch.full((2,), limit)}, 1))
+        assert found.size is not None
+        assert wanted.size is not None
+        assert torch.equal(found.size, wanted.size)
+
+
 def test_two_exits_with_the_classes_in_another_order_are_equally_confident() -> None:
     logits, _ = some(50, 30)
     order = torch.randperm(30)
     twice = torch.stack((logits[0], logits[0][:, order]))
-    earlier, later = (engines(rule, twice)[0].seen.answer for rule in ("caching", "caching(ties=later)"))
-    assert torch.equal(earlier[1], earlier[0])
-    assert torch.equal(later[1], twice[1].argmax(-1))
+    for way in (0, 1):
+        earlier, later = (engines(rule, twice)[way].seen.answer for rule in ("caching", "caching(ties=later)"))
+        assert torch.equal(earlier[1], earlier[0])
+        assert torch.equal(later[1], twice[1].argmax(-1))
 
 
 def test_auto_takes_the_plain_path_for_little_data_and_where_numba_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from anytime.combine.encoded import Encoded, encode_known
 from anytime.conformal import Raps
+from anytime.conformal.raps import SLACK
 from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, SetThresholds, calibrate_part
 from anytime.evaluation.blocks import follow_chunk as follow_plainly
 from anytime.evaluation.compiled import row, rules
@@ -95,7 +96,7 @@ class Kernel:
 
     def calibrate(self, picked: Tensor, draws: Tensor, raps: Raps | None, block: int) -> list[dict[Any, Tensor]]:
         """The scores of the labels of some rows, and the log-odds, each `(exits, rows)` by rule."""
-        options = _options(raps or Raps(), NO_SETS if raps is None or self.rows.labels is None else SCORES, self._real)
+        options = _options(raps or Raps(), NO_SETS if raps is None or self.rows.labels is None else SCORES)
         found = self._run(picked, draws, options, {}, block)
         wanted = (row.LOG_ODDS,) if options.task == NO_SETS else (row.SCORE, row.LOG_ODDS)
         return [{name: _tensor(found.real[q, r]) for r, name in enumerate(self.names)} for q in wanted]
@@ -106,7 +107,7 @@ class Kernel:
         """The rows of a chunk under each rule."""
         labelled = self.rows.labels is not None
         thresholds: Mapping[Any, Tensor] = {} if sets is None or not labelled else sets.by_rule
-        options = _options(Raps() if sets is None else sets.raps, SIZES if thresholds else NO_SETS, self._real)
+        options = _options(Raps() if sets is None else sets.raps, SIZES if thresholds else NO_SETS)
         found = self._run(torch.arange(chunk.start, chunk.stop), draws, options, thresholds, block)
         whole, marks, real = ([[_tensor(part) for part in each] for each in array] for array in found)
         followed = {}
@@ -203,7 +204,7 @@ def _as_they_are(rows: LogitRows) -> Array | None:
     return view
 
 
-def _options(raps: Raps, task: int, real: Any) -> SetOptions:
+def _options(raps: Raps, task: int) -> SetOptions:
     return SetOptions(
         task,
         float(raps.lam_reg),
@@ -211,7 +212,7 @@ def _options(raps: Raps, task: int, real: Any) -> SetOptions:
         bool(raps.randomised),
         raps.variant == "original",
         bool(raps.empty),
-        8 * float(np.finfo(real).eps),
+        SLACK,
     )
 
 

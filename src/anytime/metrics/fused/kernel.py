@@ -462,7 +462,7 @@ def follow_rows(
     """
     number: tl.constexpr = tl.float64 if double else tl.float32
     lowest: tl.constexpr = -708.0 if double else -87.0
-    slack: tl.constexpr = 8 * (2.220446049250313e-16 if double else 1.1920928955078125e-07)
+    slack: tl.constexpr = 8 * 1.1920928955078125e-07
     place = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     valid = place < count
     exit_stride, count = exit_stride.to(tl.int64), count.to(tl.int64)  # products of which may exceed 32 bits
