@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -374,14 +377,29 @@ def test_without_a_folder_for_the_cache_code_is_compiled_without_it(monkeypatch:
 def test_a_full_disk_below_the_cache_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from anytime.evaluation.compiled import plan
 
-    follow, failed = plan.Kernel.follow, []
+    follow, calls = plan.Kernel.follow, []
+
+    def fail(*args: Any) -> Any:
+        calls.append("save")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def fail_to_save_once(*args: Any) -> Any:
-        if not failed:  # numba saves the code after it is ready to run
-            failed.append(True)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return follow(*args)
+        return follow(*args) if calls else fail()  # numba saves the code after it is ready to run
 
+    cache = SimpleNamespace(flush=fail, disable=lambda: calls.append("disable"))
+    monkeypatch.setattr(plan._follow_rows(), "_cache", cache)
     monkeypatch.setattr(plan.Kernel, "follow", fail_to_save_once)
     assert anytime.evaluate(*some(), engine="compiled").settings["engine"] == "compiled"
-    assert failed
+    assert calls == ["save", "save", "disable"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_damaged_cache_is_replaced(tmp_path: Path, ending: str) -> None:
+    program = "import torch, anytime; print(anytime.evaluate(torch.randn(2, 30, 5), engine='compiled', rules=['latest']))"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        (file,) = tmp_path.rglob(f"*.{ending}")
+        assert file.stat().st_size > 3000
+        os.truncate(file, 3000)

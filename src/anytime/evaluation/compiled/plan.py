@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -63,8 +62,17 @@ def load(rows: LogitRows, request: BlockTask) -> None:
     one = LogitRows(
         torch.zeros(exits, 1, classes, dtype=torch.float64 if real_type(rows) is np.float64 else torch.float32), None
     )
-    with suppress(OSError):  # the code is ready, but the disk of numba's cache is full
-        _split(one, request)[0].follow(slice(0, 0), torch.zeros(exits, 0), None, (), 1)
+    kernel, _ = _split(one, request)
+    prepare = partial(kernel.follow, slice(0, 0), torch.zeros(exits, 0), None, (), 1)
+    try:
+        prepare()
+    except Exception:  # of any type: numba unpickles its cache, which may be damaged or on a full disk
+        cache = _follow_rows()._cache
+        try:
+            cache.flush()
+        except OSError:
+            cache.disable()
+        prepare()
 
 
 def _split(rows: LogitRows, request: BlockTask) -> tuple[Kernel, BlockTask]:
