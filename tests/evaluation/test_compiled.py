@@ -22,6 +22,7 @@ from torch import Tensor
 
 import anytime
 from anytime.combine import Prediction
+from anytime.combine.prediction import log_odds
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.errors import AnytimeError, MissingExtraError, OptionError
 from anytime.evaluation import compiled, measure_guarantees
@@ -245,11 +246,23 @@ def engines(rule: str, logits: Tensor, sets: SetThresholds | None = None) -> tup
     return one.rules[rule], other.rules[rule]
 
 
+def nearly_tied(logits: Tensor) -> Tensor:
+    """The rows of which two exits are equally confident up to rounding: either answer may be cached."""
+    values = logits.double()
+    odds = log_odds(values, values.argmax(-1))
+    near = (odds[:, None] - odds).abs() <= 1e-5 * (1 + odds.abs())
+    return (near & (logits[:, None] != logits).any(-1)).any(0).any(0)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=40)
 @given(logits=hostile(), dtype=st.sampled_from([torch.float32, torch.float16]))
 def test_hostile_numbers_agree(rule: str, logits: Tensor, dtype: torch.dtype) -> None:
     logits = logits.clamp(-6e4, 6e4) if dtype == torch.float16 else logits
+    if rule.startswith("caching"):
+        logits = logits[:, ~nearly_tied(logits.to(dtype))]
+        if not logits.shape[1]:
+            return
     found, wanted = (each.seen for each in engines(rule, logits.to(dtype)))
     log_probs = anytime.parse_rule(rule).combine(logits.to(dtype).float()).log_probs
     chosen = log_probs.gather(-1, found.answer[..., None])[..., 0]
@@ -377,7 +390,7 @@ def test_without_a_folder_for_the_cache_code_is_compiled_without_it(monkeypatch:
 def test_a_full_disk_below_the_cache_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from anytime.evaluation.compiled import plan
 
-    follow, calls = plan.Kernel.follow, []
+    follow, calls = plan.CompiledKernel.follow, []
 
     def fail(*args: Any) -> Any:
         calls.append("save")
@@ -388,7 +401,7 @@ def test_a_full_disk_below_the_cache_is_no_error(monkeypatch: pytest.MonkeyPatch
 
     cache = SimpleNamespace(flush=fail, disable=lambda: calls.append("disable"))
     monkeypatch.setattr(plan._follow_rows(), "_cache", cache)
-    monkeypatch.setattr(plan.Kernel, "follow", fail_to_save_once)
+    monkeypatch.setattr(plan.CompiledKernel, "follow", fail_to_save_once)
     assert anytime.evaluate(*some(), engine="compiled").settings["engine"] == "compiled"
     assert calls == ["save", "save", "disable"]
 

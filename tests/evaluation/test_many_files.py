@@ -216,7 +216,9 @@ def test_an_interrupted_evaluation_keeps_what_is_done(half_done: tuple[Path, Pat
 
 def test_sums_of_few_rows_take_little_space(half_done: tuple[Path, Path]) -> None:
     _, work = half_done
-    assert max(path.stat().st_size for path in work.glob("*.safetensors")) < 300_000  # the histograms alone have two million bytes
+    assert (
+        max(path.stat().st_size for path in work.glob("*.safetensors")) < 300_000
+    )  # the histograms alone have two million bytes
 
 
 def test_damaged_sums_are_computed_again(half_done: tuple[Path, Path]) -> None:

@@ -201,9 +201,7 @@ class Mixture(_Experts[MixtureState]):
         return MixtureState(state.exits, state.seen + 1, total, fell_back), prediction
 
 
-def keep_more_confident(
-    answer: Prediction, margin: Tensor, state: CachingState, ties: Ties
-) -> tuple[Prediction, Tensor]:
+def keep_more_confident(answer: Prediction, margin: Tensor, state: CachingState, ties: Ties) -> tuple[Prediction, Tensor]:
     """The more confident of an answer, whose log-odds are `margin`, and the cached one in each row, and its log-odds."""
     if state.memory is None or state.margin is None or state.labels is None:
         return answer, margin

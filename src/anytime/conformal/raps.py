@@ -28,8 +28,8 @@ Quantile = Literal["exact", "corrected", "plain"]
 _NEAR = 1e-9
 """Tolerance for (n + 1)(1 - α), which may be a whole number while its floating-point value is not."""
 SLACK = 8 * torch.finfo(torch.float32).eps
-"""Unrandomised scores, and those of classes without probability, are sums of whole rows: 1 up to rounding, which must not decide
-between classes. It is that of float32 for float64 too: rows of both types may have one threshold."""
+"""Unrandomised scores, and those of classes without probability, are sums of whole rows: 1 up to rounding, which must not
+decide between classes. It is that of float32 for float64 too: rows of both types may have one threshold."""
 
 
 @dataclass(frozen=True)

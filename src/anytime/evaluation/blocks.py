@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +43,7 @@ Combine = Callable[[Tensor], Prediction]
 ComputePath = Literal["plain", "compiled", "triton"]
 """How rows are computed: with torch's operations, compiled code on the CPU, or a Triton kernel on a GPU."""
 MapInOrder = Callable[..., Iterator[Any]]
+_KERNELS = {"compiled": "anytime.evaluation.compiled.plan", "triton": "anytime.evaluation.triton_rows"}
 
 
 @dataclass(frozen=True)
@@ -290,10 +292,17 @@ def score_rows(
     exits, _, classes = rows.logits.shape
     sizes = [] if request.path == "plain" else chunks(len(chosen), block, exits * classes, request.path)
     parts = [chosen[part] for part in sizes] or torch.split(chosen, block)
-    work = partial(_CALIBRATE[request.path], rows, request, raps, block)
+    work = partial(calibrate_part, rows, request, raps, block)
     found = list(map_in_order(work, parts, uniforms(map(len, parts), exits, [seed, 1], first=before)))
     scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
     return scores, log_odds, torch.cat([part[2] for part in found])
+
+
+def _kernel(rows: LogitRows, request: BlockTask) -> tuple[Any, BlockTask]:
+    """The code for a path that is not plain, and the request for the rules that it does not know."""
+    kernel = import_module(_KERNELS[request.path]).make_kernel(rows, request)
+    rest = {name: combine for name, combine in request.combiners.items() if name not in kernel.names}
+    return kernel, replace(request, combiners=rest, path="plain")
 
 
 @torch.inference_mode()
@@ -301,6 +310,20 @@ def calibrate_part(
     rows: LogitRows, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
 ) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
     """The scores of some rows' labels, their log-odds, each `(exits, rows)` by rule, and their fingerprints."""
+    if request.path == "plain":
+        return _calibrate_plainly(rows, request, raps, picked, uniform)
+    kernel, others = _kernel(rows, request)
+    scores, log_odds = kernel.calibrate(request, raps, block, picked, uniform)
+    prints = NO_FINGERPRINTS
+    if others.combiners or others.fingerprints:
+        plain_scores, plain_odds, prints = _calibrate_plainly(rows, others, raps, picked, uniform)
+        scores, log_odds = {**plain_scores, **scores}, {**plain_odds, **log_odds}
+    return scores, log_odds, prints
+
+
+def _calibrate_plainly(
+    rows: LogitRows, request: BlockTask, raps: Raps | None, picked: Tensor, uniform: Tensor
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
     logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
     scores, log_odds = {}, {}
     for name, combine in request.combiners.items():
@@ -314,32 +337,21 @@ def calibrate_part(
     return scores, log_odds, fingerprints(logits) if request.fingerprints else NO_FINGERPRINTS
 
 
-def _calibrate_compiled(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-    from anytime.evaluation.compiled import plan
-
-    return plan.calibrate_rows(*arguments)
-
-
-def _calibrate_on_gpu(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-    from anytime.evaluation import triton_rows
-
-    return triton_rows.calibrate_rows(*arguments)
-
-
-_CALIBRATE = {"plain": calibrate_part, "compiled": _calibrate_compiled, "triton": _calibrate_on_gpu}
-
-
 @torch.inference_mode()
 def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
-    """Read a chunk once, block by block, and follow its rows under each rule."""
-    if request.path == "compiled":
-        from anytime.evaluation.compiled import plan
+    """Read a chunk and follow its rows under each rule."""
+    if request.path == "plain":
+        return _follow_plainly(rows, request, block, chunk, uniform)
+    kernel, others = _kernel(rows, request)
+    found, prints = kernel.follow(request, block, chunk, uniform), NO_FINGERPRINTS
+    if others.combiners or others.fingerprints:
+        plain = _follow_plainly(rows, others, block, chunk, uniform)
+        found, prints = {**plain.rules, **found}, plain.fingerprints
+    return Chunk(chunk, {name: found[name] for name in request.combiners}, prints)
 
-        return plan.follow_chunk(rows, request, block, chunk, uniform)
-    if request.path == "triton":
-        from anytime.evaluation import triton_rows
 
-        return triton_rows.follow_chunk(rows, request, block, chunk, uniform)
+def _follow_plainly(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
+    """Read a chunk once, block by block, and follow its rows with torch's operations."""
     # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
     whole: dict[Any, Followed] = {}
     prints = [NO_FINGERPRINTS]
