@@ -80,8 +80,12 @@ class CompiledKernel:
         """The scores of some rows' labels, and their log-odds where requested, each `(exits, rows)` by rule."""
         options = _options(raps or Raps(), NO_SETS if raps is None or self.rows.labels is None else SCORES)
         real = self._run(picked, uniform, options, {}, block).real
-        scores = {} if options.task == NO_SETS else {name: _tensor(real[row.SCORE, r]) for r, name in enumerate(self.names)}
-        margins = {name: _tensor(real[row.LOG_ODDS, r]) for r, name in enumerate(self.names) if name in request.log_odds}
+        scores = (
+            {} if options.task == NO_SETS else {name: torch.from_numpy(real[row.SCORE, r]) for r, name in enumerate(self.names)}
+        )
+        margins = {
+            name: torch.from_numpy(real[row.LOG_ODDS, r]) for r, name in enumerate(self.names) if name in request.log_odds
+        }
         return scores, {name: each.double() for name, each in margins.items()}
 
     def follow(self, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> dict[Any, Followed]:
@@ -91,7 +95,7 @@ class CompiledKernel:
         thresholds: Mapping[Any, Tensor] = {} if sets is None or not labelled else sets.by_rule
         options = _options(Raps() if sets is None else sets.raps, SIZES if thresholds else NO_SETS)
         found = self._run(torch.arange(chunk.start, chunk.stop), uniform, options, thresholds, block)
-        whole, marks, real = ([[_tensor(part) for part in each] for each in array] for array in found)
+        whole, marks, real = ([[torch.from_numpy(part) for part in each] for each in array] for array in found)
         followed = {}
         for r, name in enumerate(self.names):
             has_sets = name in thresholds
@@ -208,10 +212,6 @@ def _scratch(rules: int, exits: int, classes: int, real: Any) -> row.Scratch:
         np.empty((exits, 3)),
         np.zeros((rules, exits)),
     )
-
-
-def _tensor(array: Array) -> Tensor:
-    return torch.from_numpy(array)
 
 
 def _limits(real: Any) -> tuple[Any, ...]:
