@@ -1,17 +1,12 @@
-"""Rows in blocks: how logits are read, which thread works on them, and what is kept of them.
+"""Rows in blocks: how logits are read, and what is kept of them.
 
 A *block* fits the cache; the rules work on one block at a time. A *chunk* is several blocks, processed by one thread; what
-is kept of it are trajectories, which have no class dimension. The threads are our own, with one torch thread each: on a busy
-machine torch's own threads wait for each other after every small operation.
+is kept of it are trajectories, which have no class dimension.
 """
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
@@ -26,13 +21,13 @@ from anytime.combine import Prediction
 from anytime.combine.dense import DenseRows, Layout, block_size
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.evaluation.source import Mapped
+from anytime.evaluation.threads import MapInOrder
 from anytime.metrics import Trajectories, follow
 
 _CHUNK_BYTES = 32 << 20
 _COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
 _DEVICE_ROWS = 1 << 18  # whose trajectories under three rules take 200 MB of a GPU with 5 exits
 _CHUNK_ROWS = 1 << 14  # whose trajectories under three rules take 14 MB with 5 exits
-_MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 _PERMUTED = 5 << 17  # rows up to which a permutation of all is made
 
 SETS_ROWS = 1 << 17
@@ -42,7 +37,6 @@ NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 Combine = Callable[[Tensor], Prediction]
 ComputePath = Literal["plain", "compiled", "triton"]
 """How rows are computed: with torch's operations, compiled code on the CPU, or a Triton kernel on a GPU."""
-MapInOrder = Callable[..., Iterator[Any]]
 _KERNELS = {"compiled": "anytime.evaluation.compiled.plan", "triton": "anytime.evaluation.triton_rows"}
 
 
@@ -221,35 +215,6 @@ def uniforms(sizes: Iterable[int], exits: int, seed: Sequence[int], *, first: in
     generator.random(first * exits % 2, dtype=np.float32)
     for size in sizes:
         yield torch.from_numpy(generator.random((size, exits), dtype=np.float32)).T
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def workers(most: int) -> Iterator[MapInOrder]:
-    """A `map` over at most so many threads that yields in order and never runs far ahead of its consumer."""
-    threads = max(1, min(cores(), most, _MAX_THREADS))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-
-    def map_in_order(work: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-        waiting: deque[Future[Any]] = deque()
-        for each in zip(*arguments, strict=True):
-            waiting.append(pool.submit(work, *each))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    try:
-        yield map_in_order
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
 
 
 def calibrate_rows(

@@ -28,11 +28,9 @@ from anytime.evaluation.blocks import (
     Combine,
     LogitRows,
     SetThresholds,
-    cores,
     rows_for_sets,
     rows_within,
     set_thresholds,
-    workers,
 )
 from anytime.evaluation.engines import Engine, choose_path
 from anytime.evaluation.files import cut, forget, paths_of
@@ -41,6 +39,7 @@ from anytime.evaluation.opening import open_rows
 from anytime.evaluation.processes import on_processes
 from anytime.evaluation.shards import Mapper, Part, Results, ScoreTask, SumTask, check_keepable, check_results, run_tasks
 from anytime.evaluation.sums import Sums
+from anytime.evaluation.threads import cores, one_torch_thread, workers
 from anytime.metrics import RuleMetrics
 from anytime.outputs import lock_run
 
@@ -48,6 +47,7 @@ _MANY = 1 << 27
 """Logits from which on several processes save time: each takes seconds to start."""
 
 
+@one_torch_thread()
 def evaluate(
     logits: Any,
     labels: Any = None,
