@@ -283,7 +283,7 @@ def test_torch_has_one_thread_from_the_first_operation_to_the_last(monkeypatch: 
         threads.append(torch.get_num_threads())
 
     monkeypatch.setattr("anytime.evaluation.opening.check_scale", note)
-    monkeypatch.setattr("anytime.evaluation.evaluating.warn_of_few_classes", note)
+    monkeypatch.setattr("anytime.evaluation.evaluating.forget", note)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
