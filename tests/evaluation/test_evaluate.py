@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -272,3 +273,21 @@ def test_metrics_that_cannot_be_read_are_refused() -> None:
         RuleMetrics.from_json({"accuracy": [0.5], "ece": [0.1]})
     with pytest.raises(OptionError):
         RuleMetrics.from_json({"consistency": {"slope": 1.0}})
+
+
+def test_torch_has_one_thread_from_the_first_operation_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine its threads would wait for each other after every small operation."""
+    threads: list[int] = []
+
+    def note(*args: Any, **options: Any) -> Any:
+        threads.append(torch.get_num_threads())
+
+    monkeypatch.setattr("anytime.evaluation.opening.check_scale", note)
+    monkeypatch.setattr("anytime.evaluation.evaluating.forget", note)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        anytime.evaluate(torch.randn(3, 40, 5), torch.arange(40) % 5, rules=["product"])
+        assert (threads, torch.get_num_threads()) == ([1, 1], 2)
+    finally:
+        torch.set_num_threads(before)

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,13 @@ def test_an_interrupted_evaluation_keeps_what_is_done(half_done: tuple[Path, Pat
     assert not work.exists()
 
 
+def test_sums_of_few_rows_take_little_space(half_done: tuple[Path, Path]) -> None:
+    _, work = half_done
+    assert (
+        max(path.stat().st_size for path in work.glob("*.safetensors")) < 300_000
+    )  # the histograms alone have two million bytes
+
+
 def test_damaged_sums_are_computed_again(half_done: tuple[Path, Path]) -> None:
     folder, work = half_done
     for number, path in enumerate(sorted(work.glob("*.safetensors"))):
@@ -244,6 +252,28 @@ def test_a_file_that_changes_during_the_evaluation_is_refused(folder: Path) -> N
 
     with pytest.raises(IntegrityError, match="has changed while it was evaluated"):
         anytime.evaluate(folder, progress=touch)
+
+
+def test_files_of_one_name_in_several_folders_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    for number in (0, 3):
+        (tmp_path / "runs" / str(number)).mkdir(parents=True)
+        save_npz(tmp_path / "runs" / str(number) / "test", *part(number))
+    found = anytime.evaluate(tmp_path / "runs" / "*" / "test.npz")
+    assert {each.file for each in found.examples} == {"0/test.npz", "3/test.npz"}
+    (tmp_path / "runs" / "5").mkdir()
+    save_npz(tmp_path / "runs" / "5" / "test", *part(0))
+    with pytest.raises(OverlapError, match=r"5/test\.npz begins with the same rows as 0/test\.npz"):
+        anytime.evaluate(tmp_path / "runs" / "*" / "test.npz")
+
+
+def test_files_in_float64_beside_others_have_the_metrics_of_float32(tmp_path: Path) -> None:
+    """Among classes without probability, whose scores are 1 up to rounding, the type of a file must not decide."""
+    logits = LOGITS.copy()
+    logits[:, range(0, ROWS, 5), LABELS[::5]] = -1  # so many labels that one of them is the threshold
+    for number, (first, last) in enumerate(pairwise(CUTS)):
+        values = logits[:, first:last].astype("f8" if number % 2 else "f4")
+        save_npz(tmp_path / str(number), values, LABELS[first:last])
+    check_same(rules(anytime.evaluate(logits, LABELS)), rules(anytime.evaluate(tmp_path)))
 
 
 def test_progress_counts_all_rows(folder: Path) -> None:

@@ -19,11 +19,11 @@ httpx = pytest.importorskip("httpx")
 
 from anytime.data import load_digits  # noqa: E402
 from anytime.data.augment import normalise  # noqa: E402
+from anytime.data.digits import doubled  # noqa: E402
 from anytime.models import load  # noqa: E402
 from anytime.run import RunOptions  # noqa: E402
 from anytime.samples import digits_model  # noqa: E402
 from anytime.serve import Limits, Service, listen, make_app, make_server, open_service  # noqa: E402
-from anytime.train.data.named import doubled  # noqa: E402
 
 
 @dataclass(eq=False)

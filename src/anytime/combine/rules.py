@@ -14,7 +14,7 @@ from torch import Tensor
 from anytime.checks import check_choice, check_number
 from anytime.combine.activations import Activation, Exponential, ReLU
 from anytime.combine.base import LARGEST, SMALLEST, Rule, decide, evidence_or_logits, never_fell_back
-from anytime.combine.prediction import Prediction, State, top_class
+from anytime.combine.prediction import Prediction, State, log_odds, top_class
 from anytime.errors import OptionError
 
 Weights = Literal["linear", "ones"] | tuple[float, ...]
@@ -56,7 +56,9 @@ class Caching(Rule[CachingState]):
         check_choice(self.ties, "ties", ("earlier", "later"))
 
     def _update(self, state: CachingState, logits: Tensor) -> tuple[CachingState, Prediction]:
-        answer, margin = keep_more_confident(_softmax(logits), state, self.ties)
+        softmax = _softmax(logits)
+        # From the logits: log-probabilities are rounded, which would tell equal distributions in another order apart.
+        answer, margin = keep_more_confident(softmax, log_odds(logits, softmax.labels), state, self.ties)
         return CachingState(state.exits, state.seen + 1, answer.log_probs, margin, answer.labels), answer
 
 
@@ -199,9 +201,8 @@ class Mixture(_Experts[MixtureState]):
         return MixtureState(state.exits, state.seen + 1, total, fell_back), prediction
 
 
-def keep_more_confident(answer: Prediction, state: CachingState, ties: Ties) -> tuple[Prediction, Tensor]:
-    """The more confident of an answer and the cached one in each row, and its log-odds."""
-    margin = answer.log_odds
+def keep_more_confident(answer: Prediction, margin: Tensor, state: CachingState, ties: Ties) -> tuple[Prediction, Tensor]:
+    """The more confident of an answer, whose log-odds are `margin`, and the cached one in each row, and its log-odds."""
     if state.memory is None or state.margin is None or state.labels is None:
         return answer, margin
     newer = margin > state.margin if ties == "earlier" else margin >= state.margin

@@ -138,6 +138,6 @@ class Cached(Rule[CachedState]):
 
     def _update(self, state: CachedState, logits: Tensor) -> tuple[CachedState, Prediction]:
         inner, answer = self.inner._update(state.inner, logits)
-        answer, margin = keep_more_confident(answer, state, self.ties)
+        answer, margin = keep_more_confident(answer, answer.log_odds, state, self.ties)
         after = CachedState(state.exits, state.seen + 1, answer.log_probs, margin, answer.labels, answer.fell_back, inner)
         return after, answer

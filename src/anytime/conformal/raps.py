@@ -27,6 +27,9 @@ from anytime.metrics.trajectories import above_zero
 Quantile = Literal["exact", "corrected", "plain"]
 _NEAR = 1e-9
 """Tolerance for (n + 1)(1 - α), which may be a whole number while its floating-point value is not."""
+SLACK = 8 * torch.finfo(torch.float32).eps
+"""Unrandomised scores, and those of classes without probability, are sums of whole rows: 1 up to rounding, which must not
+decide between classes. It is that of float32 for float64 too: rows of both types may have one threshold."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,10 @@ class Raps:
         limit = threshold[:, None]
         values = above_zero(ascending[..., classes - self._reachable(limit, classes) :]).flip(-1).exp()
         ranks = torch.arange(1, values.shape[-1] + 1, device=values.device)
-        # Unrandomised scores, and those of classes without probability, are sums of whole rows: 1 up to rounding, which must
-        # not decide between classes.
-        slack = 8 * torch.finfo(values.dtype).eps
-        size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None] + slack)
+        size = _count(self._score(values.cumsum(-1), values, ranks, uniform[..., None]) <= limit[..., None] + SLACK)
         if not self.empty:
             size = size.clamp(min=1)
-        return torch.where((limit - 1).abs() <= slack, classes, size) if self.variant == "original" else size
+        return torch.where((limit - 1).abs() <= SLACK, classes, size) if self.variant == "original" else size
 
     def _score(self, total: Tensor, value: Tensor, rank: Tensor, uniform: Tensor) -> Tensor:
         """The score of the class at `rank`, from 1: of probability `value`, `total` with those before it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -45,3 +47,8 @@ def load_digits(*, channels: int = 1, seed: int = 0) -> dict[str, ImageData]:
         rows=torch.arange(len(grey)),
     )
     return {split: whole.take(index, split=split) for split, index in parts.items()}
+
+
+def doubled(data: ImageData) -> ImageData:
+    """Each pixel repeated in both directions: 8 × 8 is too small for a network with two scales."""
+    return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))

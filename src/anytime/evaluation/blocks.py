@@ -1,19 +1,15 @@
-"""Rows in blocks: how logits are read, which thread works on them, and what is kept of them.
+"""Rows in blocks: how logits are read, and what is kept of them.
 
 A *block* fits the cache; the rules work on one block at a time. A *chunk* is several blocks, processed by one thread; what
-is kept of it are trajectories, which have no class dimension. The threads are our own, with one torch thread each: on a busy
-machine torch's own threads wait for each other after every small operation.
+is kept of it are trajectories, which have no class dimension.
 """
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -25,13 +21,13 @@ from anytime.combine import Prediction
 from anytime.combine.dense import DenseRows, Layout, block_size
 from anytime.conformal import Raps, rank_of, sort_rows
 from anytime.evaluation.source import Mapped
+from anytime.evaluation.threads import MapInOrder
 from anytime.metrics import Trajectories, follow
 
 _CHUNK_BYTES = 32 << 20
 _COMPILED_BYTES = 128 << 20  # of logits per call of compiled code, which copies none of them
 _DEVICE_ROWS = 1 << 18  # whose trajectories under three rules take 200 MB of a GPU with 5 exits
 _CHUNK_ROWS = 1 << 14  # whose trajectories under three rules take 14 MB with 5 exits
-_MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 _PERMUTED = 5 << 17  # rows up to which a permutation of all is made
 
 SETS_ROWS = 1 << 17
@@ -41,7 +37,7 @@ NO_FINGERPRINTS = torch.zeros(0, dtype=torch.int64)
 Combine = Callable[[Tensor], Prediction]
 ComputePath = Literal["plain", "compiled", "triton"]
 """How rows are computed: with torch's operations, compiled code on the CPU, or a Triton kernel on a GPU."""
-MapInOrder = Callable[..., Iterator[Any]]
+_KERNELS = {"compiled": "anytime.evaluation.compiled.plan", "triton": "anytime.evaluation.triton_rows"}
 
 
 @dataclass(frozen=True)
@@ -221,35 +217,6 @@ def uniforms(sizes: Iterable[int], exits: int, seed: Sequence[int], *, first: in
         yield torch.from_numpy(generator.random((size, exits), dtype=np.float32)).T
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def workers(most: int) -> Iterator[MapInOrder]:
-    """A `map` over at most so many threads that yields in order and never runs far ahead of its consumer."""
-    threads = max(1, min(cores(), most, _MAX_THREADS))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-
-    def map_in_order(work: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:
-        waiting: deque[Future[Any]] = deque()
-        for each in zip(*arguments, strict=True):
-            waiting.append(pool.submit(work, *each))
-            if len(waiting) > threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
-    try:
-        yield map_in_order
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
-
-
 def calibrate_rows(
     rows: LogitRows, request: BlockTask, raps: Raps | None, chosen: Tensor, *, seed: int, block: int, map_in_order: MapInOrder
 ) -> tuple[SetThresholds | None, dict[Any, Tensor], Tensor]:
@@ -290,10 +257,17 @@ def score_rows(
     exits, _, classes = rows.logits.shape
     sizes = [] if request.path == "plain" else chunks(len(chosen), block, exits * classes, request.path)
     parts = [chosen[part] for part in sizes] or torch.split(chosen, block)
-    work = partial(_CALIBRATE[request.path], rows, request, raps, block)
+    work = partial(calibrate_part, rows, request, raps, block)
     found = list(map_in_order(work, parts, uniforms(map(len, parts), exits, [seed, 1], first=before)))
     scores, log_odds = ({name: torch.cat([part[i][name] for part in found], 1) for name in found[0][i]} for i in (0, 1))
     return scores, log_odds, torch.cat([part[2] for part in found])
+
+
+def _kernel(rows: LogitRows, request: BlockTask) -> tuple[Any, BlockTask]:
+    """The code for a path that is not plain, and the request for the rules that it does not know."""
+    kernel = import_module(_KERNELS[request.path]).make_kernel(rows, request)
+    rest = {name: combine for name, combine in request.combiners.items() if name not in kernel.names}
+    return kernel, replace(request, combiners=rest, path="plain")
 
 
 @torch.inference_mode()
@@ -301,6 +275,20 @@ def calibrate_part(
     rows: LogitRows, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
 ) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
     """The scores of some rows' labels, their log-odds, each `(exits, rows)` by rule, and their fingerprints."""
+    if request.path == "plain":
+        return _calibrate_plainly(rows, request, raps, picked, uniform)
+    kernel, others = _kernel(rows, request)
+    scores, log_odds = kernel.calibrate(request, raps, block, picked, uniform)
+    prints = NO_FINGERPRINTS
+    if others.combiners or others.fingerprints:
+        plain_scores, plain_odds, prints = _calibrate_plainly(rows, others, raps, picked, uniform)
+        scores, log_odds = {**plain_scores, **scores}, {**plain_odds, **log_odds}
+    return scores, log_odds, prints
+
+
+def _calibrate_plainly(
+    rows: LogitRows, request: BlockTask, raps: Raps | None, picked: Tensor, uniform: Tensor
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
     logits, labels = rows.block(picked, int(picked[0])), rows.labels_of(picked)
     scores, log_odds = {}, {}
     for name, combine in request.combiners.items():
@@ -314,32 +302,21 @@ def calibrate_part(
     return scores, log_odds, fingerprints(logits) if request.fingerprints else NO_FINGERPRINTS
 
 
-def _calibrate_compiled(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-    from anytime.evaluation.compiled import plan
-
-    return plan.calibrate_rows(*arguments)
-
-
-def _calibrate_on_gpu(*arguments: Any) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-    from anytime.evaluation import triton_rows
-
-    return triton_rows.calibrate_rows(*arguments)
-
-
-_CALIBRATE = {"plain": calibrate_part, "compiled": _calibrate_compiled, "triton": _calibrate_on_gpu}
-
-
 @torch.inference_mode()
 def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
-    """Read a chunk once, block by block, and follow its rows under each rule."""
-    if request.path == "compiled":
-        from anytime.evaluation.compiled import plan
+    """Read a chunk and follow its rows under each rule."""
+    if request.path == "plain":
+        return _follow_plainly(rows, request, block, chunk, uniform)
+    kernel, others = _kernel(rows, request)
+    found, prints = kernel.follow(request, block, chunk, uniform), NO_FINGERPRINTS
+    if others.combiners or others.fingerprints:
+        plain = _follow_plainly(rows, others, block, chunk, uniform)
+        found, prints = {**plain.rules, **found}, plain.fingerprints
+    return Chunk(chunk, {name: found[name] for name in request.combiners}, prints)
 
-        return plan.follow_chunk(rows, request, block, chunk, uniform)
-    if request.path == "triton":
-        from anytime.evaluation import triton_rows
 
-        return triton_rows.follow_chunk(rows, request, block, chunk, uniform)
+def _follow_plainly(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
+    """Read a chunk once, block by block, and follow its rows with torch's operations."""
     # Results are written into one tensor per quantity: kept in parts, the memory between them could not be reused.
     whole: dict[Any, Followed] = {}
     prints = [NO_FINGERPRINTS]

@@ -28,11 +28,9 @@ from anytime.evaluation.blocks import (
     Combine,
     LogitRows,
     SetThresholds,
-    cores,
     rows_for_sets,
     rows_within,
     set_thresholds,
-    workers,
 )
 from anytime.evaluation.engines import Engine, choose_path
 from anytime.evaluation.files import cut, forget, paths_of
@@ -41,6 +39,7 @@ from anytime.evaluation.opening import open_rows
 from anytime.evaluation.processes import on_processes
 from anytime.evaluation.shards import Mapper, Part, Results, ScoreTask, SumTask, check_keepable, check_results, run_tasks
 from anytime.evaluation.sums import Sums
+from anytime.evaluation.threads import cores, one_torch_thread, workers
 from anytime.metrics import RuleMetrics
 from anytime.outputs import lock_run
 
@@ -99,34 +98,37 @@ def evaluate(
         ['caching', 'latest', 'product']
     """
     check_seed(seed)
-    parts = _parts(logits, labels, probabilities, class_dim, ignore_index)
-    _check_used(parts, processes, work, mapper)
-    try:
-        rows = parts[0].open()
-        samples, (exits, _, classes) = sum(part.rows for part in parts), rows.logits.shape
-        named = name_rules(rules)
-        plain = plain_rules(named, exits, classes)
-        # Blocks are checked once, not once per rule.
-        combiners: dict[str, Combine] = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
-        tuned = {name: each for name, each in named.items() if isinstance(each, TunedRule)}
-        setup = Setup(exit_costs(costs, exits), costs is not None, strict, seed, rows.labels is not None, block_rows)
-        request = BlockTask(combiners, fingerprints=bool(tuned))
-        request = replace(request, path=choose_path(engine, rows, request, samples=samples))
-        count = 1 if mapper is not None else _processes(processes, parts, samples * exits * classes)
-        others = on_processes(count) if count > 1 else nullcontext(mapper)
-        threads = max(len(setup.chunks(part.rows, exits, classes, "compiled")) for part in parts)
-        with _kept(work, plain) as results, workers(threads) as map_in_order, others as mapper:
-            run = partial(run_tasks, mapper=mapper, map_in_order=map_in_order, results=results)
-            if sets is not None and rows.labels is not None:
-                request = replace(request, sets=_calibrated(parts, rows, setup, request, sets, run))
-            sums = _sums(parts, setup, request, samples, {name: each.seen for name, each in tuned.items()}, run, progress)
-        for part in parts:
-            part.check()
-    finally:
-        forget()
-    for name, each in tuned.items():
-        each.check_unseen(sums.seen[name], samples, purpose="the test")
-    found, _ = setup.evaluation(sums, rows, request, list(combiners), samples=samples)
+    with one_torch_thread():
+        parts = _parts(logits, labels, probabilities, class_dim, ignore_index)
+        _check_used(parts, processes, work, mapper)
+        try:
+            rows = parts[0].open()
+            samples, (exits, _, classes) = sum(part.rows for part in parts), rows.logits.shape
+            named = name_rules(rules)
+            plain = plain_rules(named, exits, classes)
+            # Blocks are checked once, not once per rule.
+            combiners: dict[str, Combine] = {
+                name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()
+            }
+            tuned = {name: each for name, each in named.items() if isinstance(each, TunedRule)}
+            setup = Setup(exit_costs(costs, exits), costs is not None, strict, seed, rows.labels is not None, block_rows)
+            request = BlockTask(combiners, fingerprints=bool(tuned))
+            request = replace(request, path=choose_path(engine, rows, request, samples=samples))
+            count = 1 if mapper is not None else _processes(processes, parts, samples * exits * classes)
+            others = on_processes(count) if count > 1 else nullcontext(mapper)
+            threads = max(len(setup.chunks(part.rows, exits, classes, "compiled")) for part in parts)
+            with _kept(work, plain) as results, workers(threads) as map_in_order, others as mapper:
+                run = partial(run_tasks, mapper=mapper, map_in_order=map_in_order, results=results)
+                if sets is not None and rows.labels is not None:
+                    request = replace(request, sets=_calibrated(parts, rows, setup, request, sets, run))
+                sums = _sums(parts, setup, request, samples, {name: each.seen for name, each in tuned.items()}, run, progress)
+            for part in parts:
+                part.check()
+        finally:
+            forget()
+        for name, each in tuned.items():
+            each.check_unseen(sums.seen[name], samples, purpose="the test")
+        found, _ = setup.evaluation(sums, rows, request, list(combiners), samples=samples)
     if len(named) == 1:  # among several rules, the metrics themselves show it
         (name, alone), *_ = plain.items()
         warn_of_few_classes(alone, classes, _answers(found.rules[name]))

@@ -7,6 +7,7 @@ depends on their shapes alone, so the sums over parts do not depend on who compu
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class FilePart:
         first: How many rows of all files are before the part.
         stamps: Size and times of both files.
         probabilities: Whether these are probabilities.
-        name: The name of the file, if there are several.
+        name: The path of the file from the folder that has all of them, if there are several.
     """
 
     file: Path
@@ -95,7 +96,7 @@ class FilePart:
 
     def identity(self) -> list[Any]:
         """What tells this part from another, or from the same one after a change of its file."""
-        return [str(self.file.absolute()), str(self.labels), self.start, self.stop, self.first, self.stamps]
+        return [str(self.file.absolute()), str(self.labels), self.name, self.start, self.stop, self.first, self.stamps]
 
 
 def scale_rows(shape: Sequence[int]) -> slice:
@@ -128,7 +129,7 @@ def cut(files: Sequence[Path], labels: Sequence[Path] | None, *, probabilities: 
     parts: list[FilePart] = []
     known: tuple[Path, tuple[int, int], bool] | None = None
     first = 0
-    for file, other in zip(files, _labels_of(files, labels), strict=True):
+    for file, name, other in zip(files, _names_of(files), _labels_of(files, labels), strict=True):
         stamps = tuple(stamp_of(path) for path in _both(file, other))
         shape, labelled = arrow_shape(file) if file.suffix.lower() in ARROW else shape_of(file, other)
         if len(shape) != 3 or (len(files) == 1 and not shape[1]):
@@ -143,7 +144,6 @@ def cut(files: Sequence[Path], labels: Sequence[Path] | None, *, probabilities: 
         most = _READ_NUMBERS if file.suffix.lower() in ARROW else _MAPPED_NUMBERS
         count = -(-samples * exits * classes // most)
         for start, stop in pairwise(samples * part // count for part in range(count + 1)):
-            name = file.name if len(files) > 1 else None
             parts.append(FilePart(file, other, start, stop, first + start, stamps, probabilities, name))
         first += samples
     if not parts:
@@ -224,6 +224,14 @@ def _in_folder(folder: Path) -> list[Path]:
     return found
 
 
+def _names_of(files: Sequence[Path]) -> list[str | None]:
+    """What tells the files apart; nothing for one file."""
+    if len(files) == 1:
+        return [None]
+    folder = os.path.commonpath([file.parent.absolute() for file in files])
+    return [str(file.absolute().relative_to(folder)) for file in files]
+
+
 def _labels_of(files: Sequence[Path], labels: Sequence[Path] | None) -> Iterable[Path | None]:
     """The file with the labels of each file: as given, or `x.labels.npy` beside `x.npy`, as `collect_logits` writes it."""
     if labels is None:
@@ -284,8 +292,10 @@ def _check_same(known: tuple[Path, tuple[int, int], bool], file: Path, sizes: tu
 
 def _refuse_shape(file: Path, shape: Sequence[int]) -> None:
     why, fix = f"rank {len(shape)}", "stack the exits: numpy.stack(list_of_exits)"
-    if len(shape) == 3:
-        why = "one exit" if shape[0] < 2 else "one class" if shape[2] < 2 else "no samples"
+    if len(shape) == 3 and not shape[1]:
+        why, fix = "no samples", "pass a file that holds logits"
+    elif len(shape) == 3:
+        why = "one exit" if shape[0] < 2 else "one class"
         fix = "reorder the dimensions with numpy.transpose; a model with a single exit has nothing to compare"
     elif len(shape) > 3:
         fix = "name the dimension of the classes of pixels or tokens: --class-dim 2 or class_dim=2, one file at a time"

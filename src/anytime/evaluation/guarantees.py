@@ -26,10 +26,11 @@ from anytime.combine import Caching, Rule
 from anytime.combine.named import DEFAULT_RULES, name_of, name_rules, plain_rules
 from anytime.conformal import Raps
 from anytime.errors import LabelError, OptionError, ShapeError
-from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows, workers
+from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, calibrate_rows
 from anytime.evaluation.engines import Engine, choose_path
 from anytime.evaluation.measure import Evaluation, Progress, Setup
 from anytime.evaluation.opening import open_rows
+from anytime.evaluation.threads import workers
 from anytime.metrics import RuleMetrics
 from anytime.policy import BudgetCurve, BudgetTally
 

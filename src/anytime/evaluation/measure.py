@@ -24,7 +24,6 @@ from anytime.evaluation.blocks import (
     Chunk,
     ComputePath,
     LogitRows,
-    MapInOrder,
     chunks,
     follow_chunk,
     some_rows,
@@ -34,6 +33,7 @@ from anytime.evaluation.examples import Example, ExampleCollector
 from anytime.evaluation.figures import figures
 from anytime.evaluation.sums import Sums
 from anytime.evaluation.tables import at_each_exit, overview
+from anytime.evaluation.threads import MapInOrder
 from anytime.metrics import RuleMetrics, Summary
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
 

@@ -26,10 +26,11 @@ from anytime.artifacts import overwrites, typed_errors, write_bytes
 from anytime.combine import Rule
 from anytime.conformal import Raps
 from anytime.errors import AnytimeError, IntegrityError, OptionError
-from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, MapInOrder, score_rows, workers
+from anytime.evaluation.blocks import BlockTask, Chunk, LogitRows, score_rows
 from anytime.evaluation.engines import choose_path
 from anytime.evaluation.measure import Progress, Setup
 from anytime.evaluation.sums import Sums, scores_from_bytes, scores_to_bytes
+from anytime.evaluation.threads import MapInOrder, workers
 from anytime.outputs import LOCK, exists
 from anytime.reading import read_file
 

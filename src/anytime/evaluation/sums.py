@@ -18,6 +18,7 @@ from anytime.evaluation.examples import ExampleCollector
 from anytime.metrics import Summary
 
 _DOCUMENT = "document"
+_FEW = 1000
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,10 @@ class Sums:
 
     def to_bytes(self) -> bytes:
         """As a safetensors file: the same bytes for the same sums."""
-        tensors = {
-            f"{index} {name}": value
-            for index, summary in enumerate(self.summaries.values())
-            for name, value in summary.sums.items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for index, summary in enumerate(self.summaries.values()):
+            for name, value in summary.sums.items():
+                tensors |= _packed(f"{index} {name}", value)
         text = json.dumps({"examples": self.examples.state(), "seen": self.seen, "heads": self.heads})
         document = torch.from_numpy(np.frombuffer(text.encode(), np.uint8).copy())
         return tensors_to_bytes({**tensors, _DOCUMENT: document})
@@ -61,7 +61,8 @@ class Sums:
         try:
             document = json.loads(tensors.pop(_DOCUMENT).numpy().tobytes())
             for index, summary in enumerate(self.summaries.values()):
-                summary.sums = {name.partition(" ")[2]: sums for name, sums in tensors.items() if name.startswith(f"{index} ")}
+                names = dict.fromkeys(name.split(" ")[1] for name in tensors if name.startswith(f"{index} "))
+                summary.sums = {name: _unpacked(f"{index} {name}", tensors) for name in names}
             self.examples.restore(document["examples"])
             self.seen.update(document["seen"])
             self.heads.update(document["heads"])
@@ -70,6 +71,22 @@ class Sums:
                 f"{path} holds no sums ({error})", expected="sums of an evaluation", fix="remove it", path=path
             ) from error
         return self
+
+
+def _packed(name: str, value: Tensor) -> dict[str, Tensor]:
+    """A tensor by its name; or, if most of it is zero, as large histograms of few rows are, its shape, places and values."""
+    places = value.flatten().nonzero()[:, 0]
+    if 2 * len(places) + _FEW > value.numel():
+        return {name: value}
+    shape = torch.tensor(value.shape)
+    return {f"{name} shape": shape, f"{name} places": places, f"{name} values": value.flatten()[places]}
+
+
+def _unpacked(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    if name in tensors:
+        return tensors[name]
+    shape, places, values = (tensors[f"{name} {part}"] for part in ("shape", "places", "values"))
+    return values.new_zeros(shape.tolist()).flatten().index_put_((places,), values).view(*shape.tolist())
 
 
 def scores_to_bytes(scores: Mapping[str, Tensor]) -> bytes:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anytime.conformal import Raps
-from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, calibrate_part
-from anytime.evaluation.blocks import follow_chunk as follow_plainly
+from anytime.evaluation.blocks import BlockTask, Followed, LogitRows
 from anytime.metrics.fused import NO_FAULT, FusedRules, SetTask, fused_rules
 
 
@@ -29,63 +27,50 @@ def known_rules(rows: LogitRows, request: BlockTask) -> FusedRules | None:
     )
 
 
-def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
-    """As `anytime.evaluation.blocks.follow_chunk`; the results stay on the device."""
-    fused, others = _split(rows, request)
-    sets, task = request.sets, None
-    if sets is not None and rows.labels is not None:
-        task = _set_task(sets.raps, _to_device(uniform, rows), limits=sets.by_rule)
-    found = _follow(fused, rows, chunk.start, rows.logits[:, chunk], rows.labels_of(chunk), task)
-    followed = {name: Followed(each.seen, each.size, each.covered) for name, each in found.items()}
-    prints = NO_FINGERPRINTS
-    if others.combiners or others.fingerprints:
-        plain = follow_plainly(rows, others, block, chunk, uniform)
-        followed, prints = {**plain.rules, **followed}, plain.fingerprints
-    return Chunk(chunk, {name: followed[name] for name in request.combiners}, prints)
+class TritonKernel:
+    """The kernel for some rules on a device, where its results stay."""
 
+    def __init__(self, rows: LogitRows, fused: FusedRules) -> None:
+        self._rows, self._fused, self.names = rows, fused, fused.encoded
 
-def calibrate_rows(
-    rows: LogitRows, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
-) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-    """As `anytime.evaluation.blocks.calibrate_part`."""
-    fused, others = _split(rows, request)
-    scores: dict[Any, Tensor] = {}
-    log_odds: dict[Any, Tensor] = {}
-    prints = NO_FINGERPRINTS
-    if others.combiners or others.fingerprints:
-        scores, log_odds, prints = calibrate_part(rows, others, raps, block, picked, uniform)
-    if raps is not None and rows.labels is not None:
+    def follow(self, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> dict[Any, Followed]:
+        """The rows of a chunk under each rule."""
+        rows, sets, task = self._rows, request.sets, None
+        if sets is not None and rows.labels is not None:
+            task = _set_task(sets.raps, _to_device(uniform, rows), limits=sets.by_rule)
+        found = self._follow(chunk.start, rows.logits[:, chunk], rows.labels_of(chunk), task)
+        return {name: Followed(each.seen, each.size, each.covered) for name, each in found.items()}
+
+    def calibrate(
+        self, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
+    ) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
+        """The scores of some rows' labels, `(exits, rows)` by rule; rules whose log-odds are wanted are not known."""
+        rows = self._rows
+        if raps is None or rows.labels is None:
+            return {}, {}
         task = _set_task(raps, _to_device(uniform, rows), limits=None)
         numbers = _to_device(picked, rows)
-        found = _follow(fused, rows, 0, rows.logits, rows.labels_of(numbers), task, picked=numbers)
-        scores |= {name: each.score for name, each in found.items() if each.score is not None}
-    return scores, log_odds, prints
+        found = self._follow(0, rows.logits, rows.labels_of(numbers), task, picked=numbers)
+        return {name: each.score for name, each in found.items() if each.score is not None}, {}
+
+    def _follow(
+        self, first: int, logits: Any, labels: Tensor | None, sets: SetTask | None, picked: Tensor | None = None
+    ) -> dict[Any, Any]:
+        fused = self._fused
+        faults = torch.full((1,), NO_FAULT, device=fused.device)
+        found = fused.follow(logits, labels, faults=faults, first_row=first, picked=picked, sets=sets)
+        fault = int(faults)
+        if fault != NO_FAULT:
+            row = fault // fused.exits
+            self._rows.block(slice(row, row + 1), row)  # raises the error that the plain path raises
+        return found
 
 
-def _split(rows: LogitRows, request: BlockTask) -> tuple[FusedRules, BlockTask]:
-    """The rules that the kernel follows, and the request for the others."""
+def make_kernel(rows: LogitRows, request: BlockTask) -> TritonKernel:
+    """The kernel for the rules of a request that it knows."""
     fused = known_rules(rows, request)
     assert fused is not None  # or this path would not have been chosen
-    rest = {name: combine for name, combine in request.combiners.items() if name not in fused.encoded}
-    return fused, replace(request, combiners=rest, path="plain")
-
-
-def _follow(
-    fused: FusedRules,
-    rows: LogitRows,
-    first: int,
-    logits: Any,
-    labels: Tensor | None,
-    sets: SetTask | None,
-    picked: Tensor | None = None,
-) -> dict[Any, Any]:
-    faults = torch.full((1,), NO_FAULT, device=fused.device)
-    found = fused.follow(logits, labels, faults=faults, first_row=first, picked=picked, sets=sets)
-    fault = int(faults)
-    if fault != NO_FAULT:
-        row = fault // fused.exits
-        rows.block(slice(row, row + 1), row)  # raises the error that the plain path raises
-    return found
+    return TritonKernel(rows, fused)
 
 
 def _set_task(raps: Raps, draws: Tensor, *, limits: Any) -> SetTask:

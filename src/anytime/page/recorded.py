@@ -23,11 +23,11 @@ from anytime.conformal import ConformalSets, Raps, fit_conformal_sets
 from anytime.data import load_digits
 from anytime.data.augment import normalise
 from anytime.data.base import ImageData
+from anytime.data.digits import doubled
 from anytime.metrics import drop
 from anytime.models import load
 from anytime.run.engines.choose import make_engine, run_all
 from anytime.run.simulation import CIFAR_MSDNET
-from anytime.train.data.named import doubled
 
 BARS = 8
 """Classes per recorded example."""

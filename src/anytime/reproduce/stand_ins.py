@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from anytime.data import ImageData, load_digits
+from anytime.data.digits import doubled, load_digits
 from anytime.evaluation import LogitsFile
 from anytime.models import DViT, DViTConfig, MSDNet, ResNet, ResNetConfig, measure_cost
 from anytime.models.base import MultiExit
@@ -71,7 +71,7 @@ def on_digits(size: Size) -> Callable[[Need], Sequence[Run]]:
 def _train(network: str, seed: int, size: Size) -> Run:
     """One network on digits, with the logits of its validation and test rows."""
     sets = load_digits(channels=3)  # the same rows for every seed, so that seeds can be averaged
-    train = _doubled(sets["train"].take(torch.arange(size.rows), split="train"))
+    train = doubled(sets["train"].take(torch.arange(size.rows), split="train"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _NETWORKS[network]()
@@ -80,7 +80,7 @@ def _train(network: str, seed: int, size: Size) -> Run:
     parts = {}
     for name in ("test", "val"):
         rows = torch.arange(min(len(sets[name]), size.held_out))
-        data = _doubled(sets[name].take(rows, split=name))
+        data = doubled(sets[name].take(rows, split=name))
         parts[name] = ExitEvaluation(model, data).logits(), data.labels
     costs = measure_cost(model, torch.zeros(1, 3, 16, 16)).macs
     name = f"{network}-digits-seed{seed} (stand-in)"
@@ -114,8 +114,3 @@ _RECIPES: dict[str, dict[str, Any]] = {
     "l2w": {"objective": "l2w", "l2w": L2W(meta_every=4)},
     "dvit": {"optimizer": "adamw", "lr": 3e-3, "weight_decay": 0.03},
 }
-
-
-def _doubled(data: ImageData) -> ImageData:
-    """Images of twice the size: 8 × 8 is too small for a network with two scales."""
-    return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))

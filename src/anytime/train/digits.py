@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from anytime.checks import check_count, check_seed
-from anytime.data import load_digits
+from anytime.data.digits import doubled, load_digits
 from anytime.models import MSDNet, MSDNetConfig, measure_cost
 from anytime.train.config import TrainConfig
 from anytime.train.data.logits import ExitEvaluation
-from anytime.train.data.named import doubled
 from anytime.train.log import EpochLog
 from anytime.train.loop import fit
 from anytime.train.options import FitOptions

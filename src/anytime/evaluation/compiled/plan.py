@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from anytime.combine.encoded import Encoded, encode_known
 from anytime.conformal import Raps
-from anytime.evaluation.blocks import NO_FINGERPRINTS, BlockTask, Chunk, Followed, LogitRows, SetThresholds, calibrate_part
-from anytime.evaluation.blocks import follow_chunk as follow_plainly
+from anytime.conformal.raps import SLACK
+from anytime.evaluation.blocks import BlockTask, Followed, LogitRows
 from anytime.evaluation.compiled import row, rules
 from anytime.evaluation.compiled.numbers import LOWEST32, LOWEST64
 from anytime.evaluation.compiled.sets import NO_SETS, SCORES, SIZES, SetOptions
@@ -30,30 +29,11 @@ _HERE = Path(__file__).parent
 _WHOLE: dict[Any, Any] = {np.float32: np.int32, np.float64: np.int64}
 
 
-def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:
-    """As `anytime.evaluation.blocks.follow_chunk`."""
-    kernel, others = _split(rows, request)
-    found = kernel.follow(chunk, uniform, request.sets, request.log_odds, block)
-    prints = NO_FINGERPRINTS
-    if others.combiners or others.fingerprints:
-        plain = follow_plainly(rows, others, block, chunk, uniform)
-        found, prints = {**plain.rules, **found}, plain.fingerprints
-    return Chunk(chunk, {name: found[name] for name in request.combiners}, prints)
-
-
-def calibrate_rows(
-    rows: LogitRows, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
-) -> tuple[dict[Any, Tensor], dict[Any, Tensor], Tensor]:
-    """As `anytime.evaluation.blocks.calibrate_part`."""
-    kernel, others = _split(rows, request)
-    scores: dict[Any, Tensor] = {}
-    log_odds: dict[Any, Tensor] = {}
-    prints = NO_FINGERPRINTS
-    if others.combiners or others.fingerprints:
-        scores, log_odds, prints = calibrate_part(rows, others, raps, block, picked, uniform)
-    *found, margins = kernel.calibrate(picked, uniform, raps, block)
-    log_odds |= {name: values.double() for name, values in margins.items() if name in request.log_odds}
-    return {**scores, **(found[0] if found else {})}, log_odds, prints
+def make_kernel(rows: LogitRows, request: BlockTask) -> CompiledKernel:
+    """Compiled code for the rules of a request that it knows."""
+    exits, _, classes = rows.logits.shape
+    known = encode_known(request.combiners, request.log_odds, exits, classes, real_type(rows))
+    return CompiledKernel(rows, list(known), list(known.values()))
 
 
 def load(rows: LogitRows, request: BlockTask) -> None:
@@ -62,16 +42,17 @@ def load(rows: LogitRows, request: BlockTask) -> None:
     one = LogitRows(
         torch.zeros(exits, 1, classes, dtype=torch.float64 if real_type(rows) is np.float64 else torch.float32), None
     )
-    with suppress(OSError):  # the code is ready, but the disk of numba's cache is full
-        _split(one, request)[0].follow(slice(0, 0), torch.zeros(exits, 0), None, (), 1)
-
-
-def _split(rows: LogitRows, request: BlockTask) -> tuple[Kernel, BlockTask]:
-    """Compiled code for the rules it knows, and the request for the others."""
-    exits, _, classes = rows.logits.shape
-    known = encode_known(request.combiners, request.log_odds, exits, classes, real_type(rows))
-    rest = {name: combine for name, combine in request.combiners.items() if name not in known}
-    return Kernel(rows, list(known), list(known.values())), replace(request, combiners=rest, path="plain")
+    unset = replace(request, sets=None, log_odds=())
+    prepare = partial(make_kernel(one, unset).follow, unset, 1, slice(0, 0), torch.zeros(exits, 0))
+    try:
+        prepare()
+    except Exception:  # of any type: numba unpickles its cache, which may be damaged or on a full disk
+        cache = _follow_rows()._cache
+        try:
+            cache.flush()
+        except OSError:
+            cache.disable()
+        prepare()
 
 
 def real_type(rows: LogitRows) -> Any:
@@ -80,7 +61,7 @@ def real_type(rows: LogitRows) -> Any:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """Compiled code for some rules on logits of one shape and type.
 
     Args:
@@ -93,22 +74,28 @@ class Kernel:
     names: Sequence[Any]
     encoded: Sequence[Encoded]
 
-    def calibrate(self, picked: Tensor, draws: Tensor, raps: Raps | None, block: int) -> list[dict[Any, Tensor]]:
-        """The scores of the labels of some rows, and the log-odds, each `(exits, rows)` by rule."""
-        options = _options(raps or Raps(), NO_SETS if raps is None or self.rows.labels is None else SCORES, self._real)
-        found = self._run(picked, draws, options, {}, block)
-        wanted = (row.LOG_ODDS,) if options.task == NO_SETS else (row.SCORE, row.LOG_ODDS)
-        return [{name: _tensor(found.real[q, r]) for r, name in enumerate(self.names)} for q in wanted]
+    def calibrate(
+        self, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
+    ) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
+        """The scores of some rows' labels, and their log-odds where requested, each `(exits, rows)` by rule."""
+        options = _options(raps or Raps(), NO_SETS if raps is None or self.rows.labels is None else SCORES)
+        real = self._run(picked, uniform, options, {}, block).real
+        scores = (
+            {} if options.task == NO_SETS else {name: torch.from_numpy(real[row.SCORE, r]) for r, name in enumerate(self.names)}
+        )
+        margins = {
+            name: torch.from_numpy(real[row.LOG_ODDS, r]) for r, name in enumerate(self.names) if name in request.log_odds
+        }
+        return scores, {name: each.double() for name, each in margins.items()}
 
-    def follow(
-        self, chunk: slice, draws: Tensor, sets: SetThresholds | None, log_odds: Collection[Any], block: int
-    ) -> dict[Any, Followed]:
+    def follow(self, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> dict[Any, Followed]:
         """The rows of a chunk under each rule."""
+        sets, log_odds = request.sets, request.log_odds
         labelled = self.rows.labels is not None
         thresholds: Mapping[Any, Tensor] = {} if sets is None or not labelled else sets.by_rule
-        options = _options(Raps() if sets is None else sets.raps, SIZES if thresholds else NO_SETS, self._real)
-        found = self._run(torch.arange(chunk.start, chunk.stop), draws, options, thresholds, block)
-        whole, marks, real = ([[_tensor(part) for part in each] for each in array] for array in found)
+        options = _options(Raps() if sets is None else sets.raps, SIZES if thresholds else NO_SETS)
+        found = self._run(torch.arange(chunk.start, chunk.stop), uniform, options, thresholds, block)
+        whole, marks, real = ([[torch.from_numpy(part) for part in each] for each in array] for array in found)
         followed = {}
         for r, name in enumerate(self.names):
             has_sets = name in thresholds
@@ -203,7 +190,7 @@ def _as_they_are(rows: LogitRows) -> Array | None:
     return view
 
 
-def _options(raps: Raps, task: int, real: Any) -> SetOptions:
+def _options(raps: Raps, task: int) -> SetOptions:
     return SetOptions(
         task,
         float(raps.lam_reg),
@@ -211,7 +198,7 @@ def _options(raps: Raps, task: int, real: Any) -> SetOptions:
         bool(raps.randomised),
         raps.variant == "original",
         bool(raps.empty),
-        8 * float(np.finfo(real).eps),
+        SLACK,
     )
 
 
@@ -225,10 +212,6 @@ def _scratch(rules: int, exits: int, classes: int, real: Any) -> row.Scratch:
         np.empty((exits, 3)),
         np.zeros((rules, exits)),
     )
-
-
-def _tensor(array: Array) -> Tensor:
-    return torch.from_numpy(array)
 
 
 def _limits(real: Any) -> tuple[Any, ...]:

@@ -138,14 +138,17 @@ def _exponentials(values: Any, count: Any, top: Any, best: Any, lowest: Any, mas
 
 @separate
 def exact_margin(values: Any, count: Any, top: Any, best: Any) -> float:
-    """The confidence as log-odds, in float64: equal distributions have equal ones, and none underflows."""
-    second = -math.inf
+    """The confidence as `anytime.combine.prediction.log_odds` computes it: equal distributions have equal ones."""
+    second, others = -math.inf, 0.0
     for j in range(count):
         if j != best:
             second = max(second, float(values[j] - top))
+            others += float(values.dtype.type(math.exp(float(values[j] - top))))
+    if others >= _FAR:
+        return -math.log(others)
     if second == -math.inf:
         return CERTAIN
-    others = 0.0
+    others = 0.0  # relative to the second, so that none underflows
     for j in range(count):
         if j != best:
             others += math.exp(float(values[j] - top) - second)

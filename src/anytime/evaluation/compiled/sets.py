@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from anytime.evaluation.compiled.numbers import chosen, plain, separate, smaller, vectorised
 
 _FEW = 24
-_LOWEST, _WIDTH = -90.0, 0.25
+_LOWEST, _WIDTH = -710.0, 0.25  # every mass exceeds e^-710
 _PART = 0.02
 _OFTEN = 8
 """Every so many steps the cut is at a mass that is there, which ends the search among equal ones."""

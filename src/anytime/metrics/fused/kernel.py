@@ -16,31 +16,16 @@ import triton.language as tl
 from anytime.combine import encoded
 from anytime.combine.fused.kernel import evidence as log_evidence
 from anytime.combine.fused.kernel import log_of_total, softmax
-from anytime.metrics.fused.layout import (
-    ANSWER,
-    CONFIDENCE,
-    CORRECT,
-    COVERED,
-    ENTROPY,
-    FELL_BACK,
-    FINAL,
-    LABEL,
-    SCORE,
-    SCORES,
-    SIZE,
-    SIZES,
-    SQUARE,
-    SUPPORT,
-)
+from anytime.metrics.fused import layout
 
 # Triton reads global names only if they are of its own type of constants.
 _PRODUCT, _MIXTURE = tl.constexpr(encoded.PRODUCT), tl.constexpr(encoded.MIXTURE)
 _EXPONENTIAL = tl.constexpr(encoded.EXPONENTIAL)
-_ANSWER, _SUPPORT, _SIZE = tl.constexpr(ANSWER), tl.constexpr(SUPPORT), tl.constexpr(SIZE)
-_FELL_BACK, _CORRECT, _COVERED = tl.constexpr(FELL_BACK), tl.constexpr(CORRECT), tl.constexpr(COVERED)
-_CONFIDENCE, _FINAL, _ENTROPY, _SQUARE = (tl.constexpr(each) for each in (CONFIDENCE, FINAL, ENTROPY, SQUARE))
-_LABEL, _SCORE = tl.constexpr(LABEL), tl.constexpr(SCORE)
-_SCORES, _SIZES = tl.constexpr(SCORES), tl.constexpr(SIZES)
+_ANSWER, _SUPPORT, _SIZE = (tl.constexpr(each) for each in (layout.ANSWER, layout.SUPPORT, layout.SIZE))
+_FELL_BACK, _CORRECT, _COVERED = (tl.constexpr(each) for each in (layout.FELL_BACK, layout.CORRECT, layout.COVERED))
+_CONFIDENCE, _FINAL, _ENTROPY = (tl.constexpr(each) for each in (layout.CONFIDENCE, layout.FINAL, layout.ENTROPY))
+_SQUARE, _LABEL, _SCORE = (tl.constexpr(each) for each in (layout.SQUARE, layout.LABEL, layout.SCORE))
+_SCORES, _SIZES = tl.constexpr(layout.SCORES), tl.constexpr(layout.SIZES)
 _INF = tl.constexpr(float("inf"))
 _CERTAIN = tl.constexpr(3.4028234663852886e38)
 _NONE = tl.constexpr(2**63 - 1)
@@ -88,18 +73,9 @@ def _score(total, value, rank, uniform, lam_reg, k_reg, randomised: tl.constexpr
 
 @triton.jit
 def _set_size(
-    masses,
-    others,
-    classes,
-    limit,
-    uniform,
-    lam_reg,
-    k_reg,
-    slack: tl.constexpr,
-    randomised: tl.constexpr,
-    original: tl.constexpr,
-    empty: tl.constexpr,
-):
+    masses, others, classes, limit, uniform, lam_reg, k_reg, slack: tl.constexpr, randomised: tl.constexpr,
+    original: tl.constexpr, empty: tl.constexpr,
+):  # fmt: skip
     """How many of the most probable classes a threshold admits, without sorting: bisection over the bits of a cut.
 
     Positive floating-point numbers are ordered as their bits. Those above `high` are inside; those above `low` are too many.
@@ -162,23 +138,9 @@ def _log_add(one, other):
 
 @triton.jit
 def _write(
-    whole,
-    marks,
-    real,
-    plane,
-    place,
-    shown,
-    best,
-    support,
-    fell_back,
-    others,
-    linear,
-    squares,
-    final_log,
-    label_log,
-    label,
+    whole, marks, real, plane, place, shown, best, support, fell_back, others, linear, squares, final_log, label_log, label,
     labelled: tl.constexpr,
-):
+):  # fmt: skip
     """The numbers of one rule at all exits, `(rows, depth)`; `plane` is the size of one quantity."""
     total = 1.0 + others
     tl.store(whole + _ANSWER * plane + place, best, mask=shown)
@@ -195,28 +157,9 @@ def _write(
 
 @triton.jit
 def _write_set(
-    whole,
-    marks,
-    real,
-    plane,
-    place,
-    valid,
-    masses,
-    others,
-    before,
-    mass_before,
-    own,
-    classes,
-    limit_at,
-    uniform,
-    lam_reg,
-    k_reg,
-    slack: tl.constexpr,
-    randomised: tl.constexpr,
-    original: tl.constexpr,
-    empty: tl.constexpr,
-    task: tl.constexpr,
-):
+    whole, marks, real, plane, place, valid, masses, others, before, mass_before, own, classes, limit_at, uniform, lam_reg,
+    k_reg, slack: tl.constexpr, randomised: tl.constexpr, original: tl.constexpr, empty: tl.constexpr, task: tl.constexpr,
+):  # fmt: skip
     """The score of the label, or the size of the set and whether it contains the label."""
     if task == _SCORES:
         total = 1.0 + others
@@ -462,7 +405,7 @@ def follow_rows(
     """
     number: tl.constexpr = tl.float64 if double else tl.float32
     lowest: tl.constexpr = -708.0 if double else -87.0
-    slack: tl.constexpr = 8 * (2.220446049250313e-16 if double else 1.1920928955078125e-07)
+    slack: tl.constexpr = 8 * 1.1920928955078125e-07
     place = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     valid = place < count
     exit_stride, count = exit_stride.to(tl.int64), count.to(tl.int64)  # products of which may exceed 32 bits

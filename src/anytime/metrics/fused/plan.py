@@ -12,23 +12,7 @@ from torch import Tensor
 
 from anytime.combine.encoded import CACHING_EARLIER, CACHING_LATER, LATEST, Encoded, encode_known
 from anytime.combine.fused import MOST_CLASSES, is_available, on_device, power_of_two, tile
-from anytime.metrics.fused.layout import (
-    ANSWER,
-    CONFIDENCE,
-    CORRECT,
-    COVERED,
-    ENTROPY,
-    FELL_BACK,
-    FINAL,
-    LABEL,
-    NO_SETS,
-    SCORE,
-    SCORES,
-    SIZE,
-    SIZES,
-    SQUARE,
-    SUPPORT,
-)
+from anytime.metrics.fused import layout
 from anytime.metrics.trajectories import Trajectories
 
 MOST_EXITS = 64
@@ -117,7 +101,7 @@ class FusedRules:
         whole = torch.empty(3, *shape, dtype=torch.int32, device=self.device)
         marks = torch.empty(3, *shape, dtype=torch.bool, device=self.device)
         real = torch.empty(6, *shape, dtype=self.dtype, device=self.device)
-        task = NO_SETS if sets is None else SCORES if sets.limits is None else SIZES
+        task = layout.NO_SETS if sets is None else layout.SCORES if sets.limits is None else layout.SIZES
         kinds = [each.kind for each in slots]
         latest, caching = (next((at for at, kind in enumerate(kinds) if kind in known), -1) for known in _SOFTMAXES)
         experts = slots[(latest >= 0) + (caching >= 0) :]
@@ -170,19 +154,19 @@ class FusedRules:
             r = slots.index(each)
             found[name] = Fused(
                 Trajectories(
-                    answer=whole[ANSWER, r],
-                    confidence=real[CONFIDENCE, r],
-                    final=real[FINAL, r],
-                    entropy=real[ENTROPY, r],
-                    square=real[SQUARE, r],
-                    support=whole[SUPPORT, r],
-                    fell_back=marks[FELL_BACK, r],
-                    label=None if labels is None else real[LABEL, r],
-                    correct=None if labels is None else marks[CORRECT, r],
+                    answer=whole[layout.ANSWER, r],
+                    confidence=real[layout.CONFIDENCE, r],
+                    final=real[layout.FINAL, r],
+                    entropy=real[layout.ENTROPY, r],
+                    square=real[layout.SQUARE, r],
+                    support=whole[layout.SUPPORT, r],
+                    fell_back=marks[layout.FELL_BACK, r],
+                    label=None if labels is None else real[layout.LABEL, r],
+                    correct=None if labels is None else marks[layout.CORRECT, r],
                 ),
-                size=whole[SIZE, r] if name in sized else None,
-                covered=marks[COVERED, r] if name in sized else None,
-                score=real[SCORE, r] if task == SCORES else None,
+                size=whole[layout.SIZE, r] if name in sized else None,
+                covered=marks[layout.COVERED, r] if name in sized else None,
+                score=real[layout.SCORE, r] if task == layout.SCORES else None,
             )
         return found
 

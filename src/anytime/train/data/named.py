@@ -9,7 +9,7 @@ from typing import Any
 
 from anytime.data.base import ImageData, StreamedImages
 from anytime.data.cifar import load_cifar
-from anytime.data.digits import load_digits
+from anytime.data.digits import doubled, load_digits
 from anytime.data.imagenet import load_imagenet
 from anytime.data.split import Split, hold_out
 from anytime.data.text import (
@@ -117,8 +117,3 @@ def _held_out(train: Any, test: Any, config: RunConfig) -> Sets:
     split = hold_out(len(train), config.held_out, seed=config.split_seed)
     kept, val = split.apply(train)
     return Sets(kept, val if len(val) else None, test, split)
-
-
-def doubled(data: ImageData) -> ImageData:
-    """Each pixel repeated in both directions: 8 × 8 is too small for a network with two scales."""
-    return replace(data, images=data.images.repeat_interleave(2, -1).repeat_interleave(2, -2))
