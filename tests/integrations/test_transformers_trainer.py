@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import anytime
-from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
 from anytime.integrations.transformers import (
     TrainerModel,
     batch_first,
@@ -117,6 +117,12 @@ def test_mistakes_with_a_trainer_are_explained(model: MLP, tmp_path: Path) -> No
         TrainerModel(model)(labels=Y)
     with pytest.raises(ShapeError, match="TrainerModel"):
         exits_first(SimpleNamespace(predictions=X.numpy(), label_ids=None))
+    with pytest.raises(DtypeError, match=r"Trainer\.predict"):
+        exits_first(X)
+    with pytest.raises(ShapeError, match="rank 2"):  # of a model with one output
+        batch_first(X)
+    with pytest.raises(DtypeError, match="collect_logits"):
+        collect_with_trainer(model)
     run = trainer(TrainerModel(model), tmp_path)
     run.label_names = ["start", "end"]
     with pytest.raises(LabelError, match="label_names"):
