@@ -110,6 +110,11 @@ def test_training_and_collecting_with_the_trainer(model: MLP, tmp_path: Path) ->
     assert anytime.open_logits(tmp_path / "logits.npz").labels is not None
 
 
+def test_a_batch_with_as_many_rows_as_exits_is_collected(model: MLP, tmp_path: Path) -> None:
+    found = collect_with_trainer(trainer(TrainerModel(model.eval()), tmp_path), ROWS[: model.num_exits])
+    torch.testing.assert_close(found.logits, expected(model)[:, : model.num_exits])
+
+
 def test_mistakes_with_a_trainer_are_explained(model: MLP, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="attach_exits"):
         TrainerModel(nn.Linear(2, 4))

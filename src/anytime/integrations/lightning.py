@@ -150,7 +150,7 @@ class CollectLogits(_Callback):
     def on_predict_end(self, trainer: Any, module: Any) -> None:
         """Join the batches, and write the file."""
         if self._batches:
-            self.collected = collect_logits(lambda rows: rows.transpose(0, 1), self._batches, self.out, progress=False)
+            self.collected = collect_logits(lambda rows: list(rows.transpose(0, 1)), self._batches, self.out, progress=False)
         self._batches = []
 
     on_validation_start = on_test_start = on_predict_start

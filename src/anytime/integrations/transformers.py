@@ -169,7 +169,7 @@ def collect_with_trainer(trainer: Any, dataset: Any = None, out: str | Path | No
         with trainer.accelerator.autocast():
             output = model(**{name: tensor.to(device) for name, tensor in inputs.items()})
         if isinstance(model, TrainerModel):
-            return output["logits"].transpose(0, 1)
+            return list(output["logits"].transpose(0, 1))
         return output[0] if isinstance(output, tuple) and len(output) == 1 else output
 
     with evaluating(model):
