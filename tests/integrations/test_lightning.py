@@ -125,6 +125,8 @@ def test_mistakes_in_steps_are_explained() -> None:
     for outputs in (None, {"loss": X}):
         with pytest.raises(OptionError, match=r"return \{'logits'"):
             read_step(outputs, (X, Y))
+    with pytest.raises(ShapeError, match=r"for 50 inputs"):
+        read_step(torch.zeros(50, 3, 6), X)
     with pytest.raises(ShapeError, match="may be the loss"):
         read_step(torch.tensor(1.0), (X, Y))
 
