@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anytime
-from anytime.errors import FormatError, LockedError, NonFiniteError, OverwriteError, StateError
+from anytime.errors import FormatError, LockedError, NonFiniteError, OverwriteError, ShapeError, StateError
 from anytime.evaluation import collect
 from anytime.models import MLP, MLPConfig
 from anytime.outputs import lock_run
@@ -271,6 +271,14 @@ def test_logits_without_labels_are_not_written_beside_labels_of_others(model: ML
     (tmp_path / "a.labels.npy").unlink()
     anytime.collect_logits(model, [(X,)], tmp_path / "a.npy")
     assert not anytime.evaluate(tmp_path / "a.npy").labelled
+
+
+def test_a_last_batch_with_as_many_rows_as_exits_is_read_as_those_before(model: MLP) -> None:
+    """A stacked tensor of 3 exits and 3 rows alone could have either first."""
+    found = anytime.collect_logits(lambda x: model(x), [X[:8], X[8:11]], progress=False)
+    torch.testing.assert_close(found.logits, expected(model)[:, :11])
+    with pytest.raises(ShapeError, match="as many exits as inputs"):
+        anytime.collect_logits(lambda x: model(x), [X[8:11]])
 
 
 def test_two_threads_do_not_write_one_file(model: MLP, tmp_path: Path) -> None:

@@ -89,6 +89,14 @@ def test_predictions_are_collected_in_order(tmp_path: Path) -> None:
     assert callback.collected.logits.shape == (3, 50, 6)
 
 
+def test_a_batch_with_as_many_rows_as_exits_is_collected(tmp_path: Path) -> None:
+    module, callback = Module().eval(), CollectLogits()
+    few = DataLoader(TensorDataset(X[:3], Y[:3]), batch_size=3)
+    trainer(tmp_path, callback).predict(module, few, return_predictions=False)
+    assert callback.collected is not None
+    torch.testing.assert_close(callback.collected.logits, expected(module)[:, :3])
+
+
 def test_a_lightning_module_is_a_model_for_collect_logits() -> None:
     module = Module()
     torch.testing.assert_close(anytime.collect_logits(module, LOADER).logits, expected(module))
@@ -117,6 +125,8 @@ def test_mistakes_in_steps_are_explained() -> None:
     for outputs in (None, {"loss": X}):
         with pytest.raises(OptionError, match=r"return \{'logits'"):
             read_step(outputs, (X, Y))
+    with pytest.raises(ShapeError, match=r"for 50 inputs"):
+        read_step(torch.zeros(50, 3, 6), X)
     with pytest.raises(ShapeError, match="may be the loss"):
         read_step(torch.tensor(1.0), (X, Y))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import anytime
-from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
 from anytime.integrations.transformers import (
     TrainerModel,
     batch_first,
@@ -110,6 +110,11 @@ def test_training_and_collecting_with_the_trainer(model: MLP, tmp_path: Path) ->
     assert anytime.open_logits(tmp_path / "logits.npz").labels is not None
 
 
+def test_a_batch_with_as_many_rows_as_exits_is_collected(model: MLP, tmp_path: Path) -> None:
+    found = collect_with_trainer(trainer(TrainerModel(model.eval()), tmp_path), ROWS[: model.num_exits])
+    torch.testing.assert_close(found.logits, expected(model)[:, : model.num_exits])
+
+
 def test_mistakes_with_a_trainer_are_explained(model: MLP, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="attach_exits"):
         TrainerModel(nn.Linear(2, 4))
@@ -117,6 +122,12 @@ def test_mistakes_with_a_trainer_are_explained(model: MLP, tmp_path: Path) -> No
         TrainerModel(model)(labels=Y)
     with pytest.raises(ShapeError, match="TrainerModel"):
         exits_first(SimpleNamespace(predictions=X.numpy(), label_ids=None))
+    with pytest.raises(DtypeError, match=r"Trainer\.predict"):
+        exits_first(X)
+    with pytest.raises(ShapeError, match="rank 2"):  # of a model with one output
+        batch_first(X)
+    with pytest.raises(DtypeError, match="collect_logits"):
+        collect_with_trainer(model)
     run = trainer(TrainerModel(model), tmp_path)
     run.label_names = ["start", "end"]
     with pytest.raises(LabelError, match="label_names"):

@@ -89,6 +89,13 @@ def expected(net: Branchy) -> Tensor:
         return torch.stack(list(net.each(X)))
 
 
+@pytest.mark.parametrize("known", [{"example": X}, {"exits": 3}])
+def test_a_tensor_of_as_many_exits_as_rows_is_read_as_those_before(known: dict[str, Any]) -> None:
+    model = from_outputs(Branchy("stacked").eval(), **known)
+    whole = model(X)
+    torch.testing.assert_close(model(X[:3]), whole[:, :3])
+
+
 @pytest.mark.parametrize("how", OPTIONS)
 def test_every_form_of_output_gives_the_logits_of_all_exits(how: str) -> None:
     net = Branchy(how).eval()

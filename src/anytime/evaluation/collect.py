@@ -91,7 +91,15 @@ def exits_of(model: Any) -> Callable[[Inputs], list[Tensor]]:
             expected="a model with exits, or a module or function that returns the logits of all exits",
             fix="pass the model itself; wrap one with other outputs in anytime.models.from_outputs",
         )
-    return lambda x: read_outputs(model, on_device_of(model, x), OutputReader())
+    reader = OutputReader()
+
+    def run(x: Inputs) -> list[Tensor]:
+        nonlocal reader
+        found = read_outputs(model, on_device_of(model, x), reader)
+        reader = reader.after(len(found), count_rows(x))
+        return found
+
+    return run
 
 
 @dataclass

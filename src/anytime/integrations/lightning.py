@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from anytime.checks import check_choice, stack_exits
+from anytime.checks import check_choice, count_rows, stack_exits
 from anytime.combine import Rule
 from anytime.combine.named import DEFAULT_RULES, name_rules
 from anytime.data.loaders import read_batch
@@ -150,7 +150,7 @@ class CollectLogits(_Callback):
     def on_predict_end(self, trainer: Any, module: Any) -> None:
         """Join the batches, and write the file."""
         if self._batches:
-            self.collected = collect_logits(lambda rows: rows.transpose(0, 1), self._batches, self.out, progress=False)
+            self.collected = collect_logits(lambda rows: list(rows.transpose(0, 1)), self._batches, self.out, progress=False)
         self._batches = []
 
     on_validation_start = on_test_start = on_predict_start
@@ -177,5 +177,11 @@ def read_step(outputs: Any, batch: Any) -> tuple[Tensor, Tensor | None]:
         )
     if isinstance(outputs, Mapping) and outputs.get("labels") is not None:
         return logits, outputs["labels"].to(logits.device)
-    _, labels = read_batch(batch)
+    inputs, labels = read_batch(batch)
+    if logits.shape[1] != count_rows(inputs):
+        raise ShapeError(
+            f"the step returned logits of shape {tuple(logits.shape)} for {count_rows(inputs)} inputs",
+            expected="(exits, batch, classes)",
+            fix="return logits.transpose(0, 1) if the batch is first, or a dict with the labels of these rows as well",
+        )
     return logits, None if labels is None else labels.to(logits.device, non_blocking=True)

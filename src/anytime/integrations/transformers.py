@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anytime.checks import Inputs, check_labels, stack_exits
+from anytime.checks import Inputs, check_labels, check_logits_shape, stack_exits
 from anytime.combine import Rule
 from anytime.combine.named import DEFAULT_RULES
-from anytime.errors import LabelError, OptionError, ShapeError
+from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
 from anytime.evaluation import CollectedLogits, collect_logits
 from anytime.metrics import Metrics
 from anytime.models.attach.probe import evaluating
@@ -79,7 +79,7 @@ def batch_first(logits: Any, labels: Any = None) -> Tensor:
     >>> batch_first(torch.zeros(3, 5, 4)).shape
     torch.Size([5, 3, 4])
     """
-    return stack_exits(logits).transpose(0, 1)
+    return check_logits_shape(stack_exits(logits)).transpose(0, 1)
 
 
 def exits_first(predictions: Any) -> CollectedLogits:
@@ -89,6 +89,12 @@ def exits_first(predictions: Any) -> CollectedLogits:
         predictions: With `predictions` of shape `(rows, exits, classes)`, by `TrainerModel` or `batch_first`, or a tuple with
             `(rows, classes)` per exit; and `label_ids`.
     """
+    if not (hasattr(predictions, "predictions") and hasattr(predictions, "label_ids")):
+        raise DtypeError(
+            f"the predictions are a {type(predictions).__name__}",
+            expected="what Trainer.predict returns, with predictions and label_ids",
+            fix="pass it as it is: exits_first(trainer.predict(dataset))",
+        )
     given, labels = predictions.predictions, predictions.label_ids
     if isinstance(given, tuple):
         logits = stack_exits(given)
@@ -144,6 +150,12 @@ def collect_with_trainer(trainer: Any, dataset: Any = None, out: str | Path | No
         out: The file.
         options: Further arguments of `anytime.collect_logits`.
     """
+    if not hasattr(trainer, "get_test_dataloader"):
+        raise DtypeError(
+            f"the trainer is a {type(trainer).__name__}",
+            expected="a transformers.Trainer",
+            fix="pass Trainer(TrainerModel(model), ...), or use anytime.collect_logits(model, loader)",
+        )
     if trainer.args.world_size > 1:
         raise OptionError(
             f"the Trainer runs in {trainer.args.world_size} processes",
@@ -157,7 +169,7 @@ def collect_with_trainer(trainer: Any, dataset: Any = None, out: str | Path | No
         with trainer.accelerator.autocast():
             output = model(**{name: tensor.to(device) for name, tensor in inputs.items()})
         if isinstance(model, TrainerModel):
-            return output["logits"].transpose(0, 1)
+            return list(output["logits"].transpose(0, 1))
         return output[0] if isinstance(output, tuple) and len(output) == 1 else output
 
     with evaluating(model):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +48,10 @@ class OutputReader:
             )
         if self.select is not None and self.key is not None:
             raise OptionError("both select and key", expected="one of them", fix="use the key inside of select")
+
+    def after(self, exits: int, rows: int) -> OutputReader:
+        """The reader for later outputs: one with another number of exits than rows has shown which of them come first."""
+        return self if self.exits_dim is not None or exits == rows else replace(self, exits_dim=0)
 
     def read(self, output: Any, rows: int) -> list[Tensor]:
         """The logits of each exit, `(batch, classes)`, in the output for a batch of `rows` inputs."""
@@ -165,6 +169,7 @@ class OutputsModel(MultiExit):
         if not isinstance(output, Generator):
             found = self.reader.read(output, rows)
             self._check_count(len(found))
+            self.reader = self.reader.after(len(found), rows)
             yield from found
             return
         try:
@@ -278,7 +283,7 @@ def from_outputs(
         )
     if exits not in (None, found):
         raise OptionError(f"exits is {exits}, the model returns {found}", expected=f"{found}", fix=f"pass exits={found}")
-    model = OutputsModel(source, found, reader)
+    model = OutputsModel(source, found, reader.after(found, count_rows(given)))
     model.input_names = tuple(given) if isinstance(given, Mapping) else ()
     return model
 
