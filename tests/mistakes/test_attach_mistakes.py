@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,27 @@ def exits(module: nn.Module | None = None, at: Any = ("0",), example: Any = IMAG
 
 def reader() -> Any:
     return exits(Reader(), ["blocks.0"], TOKENS)
+
+
+class Named(Reader):
+    """Returns anything as its logits."""
+
+    def __init__(self, output: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        return self.output(super().forward(input_ids, attention_mask))
+
+
+def named(output: Callable[[Tensor], Any]) -> Callable[[], Any]:
+    return lambda: exits(Named(output), ["blocks.0"], TOKENS)
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.trace(body(), IMAGES)  # type: ignore[no-untyped-call]
 
 
 def encoder() -> EncoderExits:
@@ -119,6 +141,17 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
         InputError,
         "padding_side = 'right'",
     ),
+    "exits on a script": (lambda: exits(scripted()), OptionError, "pass the module that was scripted or traced"),
+    "exits on a model with exits": (lambda: exits(exits()), OptionError, "attach all exits at once"),
+    "a head of another width": (lambda: exits(head=lambda shape: nn.Linear(3, 2)), OptionError, "the head at '0' fails"),
+    "one logit": (named(lambda logits: logits[:, :1]), ShapeError, "-z / 2 and z / 2"),
+    "logits of a sigmoid": (named(lambda logits: logits[:, 0]), ShapeError, "-z / 2 and z / 2"),
+    "logits of tokens": (named(lambda logits: logits[:, None]), ShapeError, "docs/dense.md"),
+    "a list of logits": (named(lambda logits: [logits, logits]), ShapeError, "from_outputs(module, example=x)"),
+    "inputs by position for names": (lambda: exits(Named(list), ["blocks.0"], (IDS, MASK)), InputError, "a dict by name"),
+    "a percentage as a place": (lambda: exits(at=[50]), OptionError, "0.5 for half of the MACs"),
+    "an index as a place": (lambda: exits(at=[3]), OptionError, "a name in quotes"),
+    "more fractions than blocks": (lambda: exits(at=[0.2, 0.4, 0.6, 0.8]), OptionError, "no block is left for the fraction"),
     "an encoder with a mask of another shape": (
         lambda: encoder()({"input_ids": IDS, "attention_mask": MASK[:, :2]}),
         ShapeError,

@@ -55,6 +55,13 @@ def metrics_of(*batches: tuple[Any, Any]) -> Callable[[], object]:
 
 LIST = list(LOGITS)
 CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
+    "a model that stopped early by itself": (returns(LIST[:1]), OptionError, "a threshold that is never reached"),
+    "logits and features": (returns((LIST, X)), ShapeError, "select=lambda output: output[0]"),
+    "the last exit and a list of those before": (returns((LIST[-1], LIST[:-1])), ShapeError, "[*output[1], output[0]]"),
+    "a key per exit": (returns({"exit1": LIST[0]}), OptionError, "select=lambda output: [output['exit1'], ...]"),
+    "the loss of a dict": (lambda: joint_cross_entropy({"logits": LIST}, Y), DtypeError, "output['logits']"),  # type: ignore[arg-type]
+    "the loss of a generator": (lambda: joint_cross_entropy(iter(LIST), Y), DtypeError, "pass list(model(x))"),  # type: ignore[arg-type]
+    "the loss of logits and features": (lambda: joint_cross_entropy([LIST, X], Y), DtypeError, "output[0]"),  # type: ignore[list-item]
     "a batch with row numbers": (collected([(X, torch.arange(6), Y)], stacks), InputError, "too many positional arguments"),
     "a model with exits as a source": (lambda: from_outputs(MODEL, example=X), OptionError, "use it as it is"),
     "a network for a runner": (lambda: anytime.Runner(nn.Linear(2, 5)), OptionError, "from_outputs"),

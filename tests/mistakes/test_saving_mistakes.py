@@ -46,6 +46,21 @@ Places = dict[str, Path]
 THREE = torch.randn(3, 30, 6, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 6
 
 SAVING: dict[str, tuple[Callable[[Places], object], type[AnytimeError], str]] = {
+    "a function that needs an argument": (
+        lambda at: anytime.load(at["attached"], build=lambda width: make_backbone()),  # type: ignore[misc, arg-type]
+        OptionError,
+        "build needs width",
+    ),
+    "a class that needs arguments": (
+        lambda at: anytime.load(at["attached"], build=nn.Linear),
+        OptionError,
+        "build needs in_features, out_features",
+    ),
+    "heads of another width": (
+        lambda at: anytime.load(at["heads"], build=make_backbone, head=lambda shape: nn.Linear(3, 6)),
+        FormatError,
+        "pass build and head as the model was saved with",
+    ),
     "a bare module": (lambda at: anytime.save(make_backbone(), at["new"]), OptionError, "attach_exits"),
     "a fitted object": (lambda at: anytime.save(Confidence(0.5), at["new"]), OptionError, "fitted.save"),  # type: ignore[arg-type]
     "a folder of something else": (lambda at: anytime.save(attached(), at["notes"]), OverwriteError, "did not write"),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from anytime import Budget, Runner
-from anytime.errors import OptionError, StateError
+from anytime import Budget, Runner, load, save
+from anytime.errors import AttachWarning, OptionError, StateError
 from anytime.models import attach_exits, measure_cost
 from anytime.models.attach.heads import MixedPool, PooledHead
 
@@ -47,7 +47,7 @@ def skips() -> Skips:
     network = Skips()
     with torch.no_grad():
         for weight in network.parameters():
-            weight.abs_() if weight.ndim > 1 else weight.zero_()
+            weight.copy_(weight.abs() if weight.ndim > 1 else torch.zeros_like(weight))
     return network
 
 
@@ -114,7 +114,8 @@ def test_heads_on_one_dimensional_convolutions_pool_over_the_length(end: str) ->
     x = torch.randn(4, 2, 20)
     model = attach_exits(nn.Sequential(*layers), at=[end], example=x).eval()
     head = model.heads[0]
-    assert isinstance(head, PooledHead) and head.linear.in_features == 6
+    assert isinstance(head, PooledHead)
+    assert head.linear.in_features == 6
     features = torch.randn(4, 6, 18)
     torch.testing.assert_close(head(features), head(features[..., torch.randperm(18)]))
     same_everywhere(model, x)
@@ -145,7 +146,7 @@ def test_a_branch_on_values_is_not_fixed_in_an_onnx_file() -> None:
         Runner(model, engine="onnxruntime", example=x)
     with Runner(model, engine="auto", example=x) as runner:
         assert "onnxruntime is left out" in str(runner)
-        with pytest.raises(StateError, match="did not pass 'blocks.0'"):
+        with pytest.raises(StateError, match=r"did not pass 'blocks\.0'"):
             runner.predict(-x)
 
 
@@ -168,3 +169,70 @@ def test_heads_of_a_module_with_autocast_inside_have_its_own_dtype() -> None:
     assert {weight.dtype for weight in model.heads.parameters()} == {torch.float32}
     assert torch.equal(model(X)[-1], model.backbone(X))
     same_everywhere(model, X, engines=("eager", "folded"))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.dropout = nn.Linear(16, 16), nn.Linear(16, 16), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.dropout(self.first(x).relu()))
+
+
+class NamedBlocks(nn.Module):
+    """Blocks that are attributes, not members of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.layer1, self.layer2, self.layer3 = Residual(), Residual(), Residual()
+
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": self.last(self.layer3(self.layer2(self.layer1(self.stem(x))))), "features": x}
+
+
+def test_fractions_select_ends_of_blocks_that_are_attributes() -> None:
+    model = attach_exits(NamedBlocks(), at=[0.4, 0.6], example=X)
+    assert (model.exit_names, model.method) == (("layer1", "layer2"), "trace")
+    assert "3 exits: layer1 (0.37), layer2 (0.67), the end; method='trace'" in repr(model)
+
+
+@pytest.mark.parametrize("method", ["trace", "replay", "thread"])
+def test_a_dict_with_logits_is_an_output(method: Any) -> None:
+    network = NamedBlocks().eval()
+    model = attach_exits(network, at=["layer1"], example=X, method=method).eval()
+    assert torch.equal(model(X)[-1], network(X)["logits"])
+    same_everywhere(model, X, engines=("eager",))
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda module: torch.compile(module, backend="eager")])
+def test_exits_are_attached_inside_of_a_wrapper(wrap: Any, tmp_path: Any) -> None:
+    network = Blocks().eval()
+    with pytest.warns(AttachWarning, match="attached to the Blocks inside of the"):
+        model = attach_exits(wrap(network), at=["blocks.0"], example=X).eval()
+    assert model.backbone is network
+    assert model.exit_names == ("blocks.0",)
+    save(model, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model", build=lambda: wrap(Blocks()))(X), model(X))
+
+
+class NeedsEnd(Blocks):
+    """Token ids, one of which must be the end of the sequence, 2, as for BART and T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x == 2).any():
+            raise ValueError("a sequence without an end")
+        return super().forward(self.words(x).mean(1))
+
+
+def test_a_model_that_needs_an_end_token_is_loaded(tmp_path: Any) -> None:
+    ids = torch.tensor([[5, 9, 2, 0], [7, 8, 9, 2]])
+    model = attach_exits(NeedsEnd(), at=["blocks.0"], example=ids).eval()
+    assert model.input_specs[0].fill == 2
+    save(model, tmp_path / "model")
+    assert torch.equal(load(tmp_path / "model", build=NeedsEnd)(ids), model(ids))

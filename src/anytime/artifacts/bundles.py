@@ -322,7 +322,7 @@ def _check(entry: _Entry, *, keep: bool = False) -> bytes:
 def _unusable(path: Path, why: str, kind: type[FileError] = IntegrityError, *, expected: str | None = None) -> FileError:
     return kind(
         f"{path} {why}",
-        expected=expected or f"a folder made by `write_bundle`: {_MANIFEST} and the regular files it names",
+        expected=expected or f"a complete folder: {_MANIFEST} and the regular files that it names",
         fix="copy the bundle again, with hidden files, or write it again with this release"
         + (f", after removing {path.name}" if path.name == _JOURNAL else ""),
         path=path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -133,8 +133,12 @@ def stack_exits(values: Any, *, name: str = "logits", dense: bool = False) -> Te
     torch.Size([2, 5, 3])
     """
     if not isinstance(values, list | tuple):
-        return as_tensor(values, name)
-    exits = [as_tensor(value, f"{name} of exit {exit}") for exit, value in enumerate(values, 1)]
+        how = "the logits in it, e.g. output['logits']" if isinstance(values, Mapping) else "list(model(x))"
+        return as_tensor(values, name, fix=f"pass {how}" if isinstance(values, Mapping | Iterator) else _STACK)
+    inner = (
+        "pass the list of logits alone, e.g. output[0]" if any(isinstance(value, list | tuple) for value in values) else _STACK
+    )
+    exits = [as_tensor(value, f"{name} of exit {exit}", fix=inner) for exit, value in enumerate(values, 1)]
     shapes = [tuple(exit.shape) for exit in exits]
     if not exits or (len(shapes[0]) != 2 and not dense) or any(shape != shapes[0] for shape in shapes):
         raise ShapeError(

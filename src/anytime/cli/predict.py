@@ -185,7 +185,8 @@ def growth(answers: Sequence[Answer], words: Callable[[int], str]) -> str:
             back = "  fell back" if bool(answer.fell_back) else ""
             lines.append(f"{when}  {words(answer.label):{width}}  {confidence:.3f} {bar(confidence)}{back}".rstrip())
         else:
-            changed = "" if before is None else f", {int((answer.labels != before).sum())} answers changed"
+            others = 0 if before is None else int((answer.labels != before).sum())
+            changed = "" if before is None else f", {others} answer{'s' * (others != 1)} changed"
             back = f", {fell} fell back" if (fell := int(answer.fell_back.sum())) else ""
             lines.append(f"{when}  mean probability {confidence:.3f} {bar(confidence)}{changed}{back}")
         before = answer.labels

@@ -80,7 +80,7 @@ class AveragedEnsemble(MultiExit):
         counts = [getattr(member, "num_exits", None) for member in _checked(members)]
         if not isinstance(counts[0], int) or any(count != counts[0] for count in counts):
             raise OptionError(
-                f"the members have {', '.join(str(count) for count in counts)} exits",
+                f"the members have {', '.join('no' if count is None else str(count) for count in counts)} exits",
                 expected="the same number of exits for all members",
                 fix="use Ensemble(members), where each member is one exit",
             )

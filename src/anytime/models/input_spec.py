@@ -6,8 +6,8 @@ A stored model is attached, profiled and served again from these alone; the exam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_FLOATS, *_INTEGERS)}
 _MOST_TENSORS, _MOST_SIZES, _LARGEST = 64, 8, 1 << 28
+_MOST_TRIALS = 16
 _BYTES_PER_NUMBER = 32
 """Activations take several times the input, and engines are compared with one another."""
 
@@ -78,6 +79,29 @@ def input_specs(x: Inputs) -> tuple[InputSpec, ...]:
         InputSpec(name if isinstance(name, str) else "", tensor.dtype, tuple(tensor.shape[1:]), _largest(tensor))
         for name, tensor in named.items()
     )
+
+
+def specs_that_run(x: Inputs, run: Callable[[Inputs], object]) -> tuple[InputSpec, ...]:
+    """What an example says, with integers that a model also takes in all places: some need an end-of-sequence token.
+
+    Args:
+        x: The example, which the model takes.
+        run: Runs the model; any error means that it does not take the inputs.
+    """
+    specs = input_specs(x)
+    tensors = list(x.values() if isinstance(x, Mapping) else (x,) if isinstance(x, Tensor) else x)
+    tokens = [place for place, spec in enumerate(specs) if not spec.dtype.is_floating_point and spec.fill > 1]
+    rows = {place: tensors[place][0].flatten().tolist() for place in tokens}
+    longest = max(map(len, rows.values()), default=0)
+    for back in range(min(longest, _MOST_TRIALS)):
+        try:
+            run(make_inputs(specs, batch=1))
+        except Exception:  # the next one may work: from the last token, which often ends a sequence, to the first
+            fills = {place: int(row[max(0, len(row) - 1 - back)]) for place, row in rows.items()}
+            specs = tuple(replace(spec, fill=fills.get(place, spec.fill)) for place, spec in enumerate(specs))
+        else:
+            return specs
+    return input_specs(x)
 
 
 def make_inputs(specs: Sequence[InputSpec], batch: int) -> Inputs:

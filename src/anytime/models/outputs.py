@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from anytime.checks import Inputs, as_tensor, check_choice, check_count, count_rows, map_inputs
 from anytime.errors import OptionError, ShapeError
-from anytime.models.attach.probe import call, check_example, evaluating
+from anytime.models.attach.probe import call, check_example, evaluating, named_logits
 from anytime.models.base import ExitModel, MultiExit
 from anytime.models.stage_list import Stage, StageList
 
@@ -61,11 +61,17 @@ class OutputReader:
                 expected=f"{_LIST}, or a dict or an object that has this as its logits",
                 fix="pass select=, a function from the output to the list: from_outputs(model, select=lambda output: ...)",
             )
-        return [self._exit(exit, logits, rows) for exit, logits in enumerate(found, 1)]
+        return [self._exit(exit, logits, rows, fix=_how_to_select(found)) for exit, logits in enumerate(found, 1)]
 
     def next_of(self, yielded: Any, exit: int, rows: int) -> Tensor:
         """The logits that a generator yielded at an exit, counted from 1."""
-        return self._exit(exit, self.select(yielded) if self.select is not None else self._named(yielded), rows)
+        logits = self.select(yielded) if self.select is not None else self._named(yielded)
+        return self._exit(
+            exit,
+            logits,
+            rows,
+            fix="select the logits in what is yielded: from_outputs(model, example=x, select=lambda yielded: yielded[0])",
+        )
 
     def _named(self, output: Any) -> Any:
         name = self.key or "logits"
@@ -74,7 +80,8 @@ class OutputReader:
                 raise OptionError(
                     f"the model returns a dict with the keys {', '.join(map(str, output))}",
                     expected=f"one named {name!r} with the logits of all exits",
-                    fix="pass its name: from_outputs(model, key='...'); for one key per exit, select=lambda output: [...]",
+                    fix="pass its name: from_outputs(model, key='...'); for one key per exit, select="
+                    f"lambda output: [output[{next(iter(output), None)!r}], ...]",
                 )
             return output[name]
         if self.key is not None and not hasattr(output, name):
@@ -107,8 +114,8 @@ class OutputReader:
             )
         return logits.transpose(0, 1) if self.exits_dim else logits
 
-    def _exit(self, exit: int, logits: Any, rows: int) -> Tensor:
-        logits = getattr(logits, "logits", logits)
+    def _exit(self, exit: int, logits: Any, rows: int, *, fix: str) -> Tensor:
+        logits = named_logits(logits)
         if isinstance(logits, np.ndarray):
             logits = as_tensor(logits, f"exit {exit} of the model's output")
         if isinstance(logits, Tensor) and logits.ndim == 2 and len(logits) == rows:
@@ -117,8 +124,17 @@ class OutputReader:
         raise ShapeError(
             f"exit {exit} of the model's output is {got} for {rows} inputs",
             expected=f"logits of shape ({rows}, classes) at every exit",
-            fix="pass select=, a function that takes the list of logits from the output, such as lambda output: output[0]",
+            fix=fix,
         )
+
+
+def _how_to_select(output: Sequence[Any]) -> str:
+    """The fix for a list that does not hold the logits of the exits."""
+    lists = [place for place, part in enumerate(output) if isinstance(part, list | tuple)]
+    how = f"output[{lists[0]}]" if lists else "output[0]"
+    if lists and lists[0] > 0 and isinstance(output[0], Tensor):  # the last exit, and a list of those before
+        how = f"[*output[{lists[0]}], output[0]]"
+    return f"select the logits, first exit first: from_outputs(model, example=x, select=lambda output: {how})"
 
 
 class OutputsModel(MultiExit):
@@ -168,9 +184,9 @@ class OutputsModel(MultiExit):
     def _check_count(self, found: int) -> None:
         if found != self.num_exits:
             raise ShapeError(
-                f"the model returned {found} exits",
-                expected=f"{self.num_exits}, as given or in the example",
-                fix=f"pass exits={found} to from_outputs if this is the right number",
+                f"the model returned {found} exit{'s' * (found != 1)}",
+                expected=f"{self.num_exits} for every input, as given or in the example",
+                fix=f"pass exits={found} to from_outputs if this is right; if forward stops early by itself, switch that off",
             )
 
 
@@ -253,6 +269,13 @@ def from_outputs(
     if given is None:
         return OutputsModel(source, exits or 0, reader)
     found = len(list(read_outputs(source, on_device_of(source, given), reader)))
+    if found == 1 and exits is None:
+        raise OptionError(
+            "the model returned one exit for the example",
+            expected="the logits of all exits, also in eval mode",
+            fix="if forward stops early by itself, switch that off, e.g. by a threshold that is never reached; "
+            "pass exits=1 if it has a single exit",
+        )
     if exits not in (None, found):
         raise OptionError(f"exits is {exits}, the model returns {found}", expected=f"{found}", fix=f"pass exits={found}")
     model = OutputsModel(source, found, reader)

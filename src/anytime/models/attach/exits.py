@@ -23,11 +23,11 @@ from anytime.errors import AttachWarning, OptionError, ShapeError, StateError
 from anytime.models.attach.heads import PooledHead
 from anytime.models.attach.paused import make_pausable, run_paused
 from anytime.models.attach.places import Location, call_of, visit_places
-from anytime.models.attach.probe import Place, Visit, check_example, evaluating, first_tensor, logits_of
+from anytime.models.attach.probe import Place, Visit, bare_module, check_example, evaluating, first_tensor, logits_of, run_once
 from anytime.models.attach.replayed import ReplayedStages
 from anytime.models.attach.traced import Trace, TracedStages, UntraceableError, traced_through
 from anytime.models.base import Carry, MultiExit
-from anytime.models.input_spec import input_specs
+from anytime.models.input_spec import specs_that_run
 from anytime.models.modes import without_autocast
 
 Head = Callable[[tuple[int, ...]], nn.Module]
@@ -96,17 +96,18 @@ class AttachedExits(MultiExit):
         super().__init__()
         check_choice(method, "method", get_args(Method))
         check_choice(statistics, "statistics", get_args(Statistics))
-        if not isinstance(module, nn.Module):
-            raise OptionError(f"module is a {type(module).__name__}", expected="a torch.nn.Module", fix="pass a torch module")
+        module = bare_module(module)
         given = check_example(example)
         device = next(module.parameters(), tensors_of(given)[0]).device
         rows = map_inputs(lambda tensor: tensor[:2].to(device), given)
         self.input_names = tuple(rows) if isinstance(rows, Mapping) else ()
-        self.input_specs = input_specs(rows)
         self.frozen, self.statistics = frozen, statistics
         self._mask = _find_mask(module, rows)
         self.backbone = module
         seen, visits, reached = visit_places(module, at, rows)
+        self.input_specs = specs_that_run(
+            rows, lambda made: run_once(module, map_inputs(lambda tensor: tensor.to(device), made))
+        )
         names = {id(part): name for name, part in reversed(list(module.named_modules(remove_duplicate=False)))}
         named = {id(module.get_submodule(name)): name for name, _ in (call_of(place) for place in at if isinstance(place, str))}
         self._calls = tuple(len(seen.of(visit.module)) for visit in visits)  # how often each runs
@@ -179,6 +180,11 @@ class AttachedExits(MultiExit):
         if self._replayed is None:
             return super().free_sizes(exit)
         return (*self._replayed.free_sizes(exit), *({},) * self._reads_previous(exit))
+
+    def extra_repr(self) -> str:
+        """Where the exits are, and how the module is split."""
+        places = (f"{name} ({fraction:.2f})" for name, fraction in zip(self.exit_names, self.exit_fractions, strict=True))
+        return f"{self.num_exits} exits: {', '.join([*places, 'the end'])}; method={self.method!r}"
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; the batch norms of a frozen module stay in eval mode unless `statistics` is `moving`."""
@@ -300,7 +306,7 @@ class AttachedExits(MultiExit):
     def _trace(self, rows: Inputs, expected: list[Tensor]) -> None:
         """Trace in both modes, and compare the results with those of the module."""
         if not isinstance(rows, Tensor):
-            raise UntraceableError("the module takes several tensors")
+            raise UntraceableError("the module takes a dict or a tuple")
         with evaluating(self):
             stages = TracedStages.found(Trace(self.backbone, self._places()), self.backbone, rows, expected)
             self._stages[self._modes()] = stages
@@ -313,7 +319,14 @@ class AttachedExits(MultiExit):
         logits: Tensor | None = None
         with evaluating(self.heads):
             for exit, (name, visit) in enumerate(zip(self.exit_names, visits, strict=True)):
-                logits = self._answer(exit, visit.output_then, logits, mask)
+                try:
+                    logits = self._answer(exit, visit.output_then, logits, mask)
+                except Exception as error:
+                    raise OptionError(
+                        f"the head at {name!r} fails on features of shape {tuple(visit.output.shape)}: {error}",
+                        expected="a module that takes the features there and returns logits",
+                        fix="make it from the shape that head= is called with, (channels, height, width) or (tokens, width)",
+                    ) from error
                 _check_logits(f"the head at {name!r} returns", logits, visit.output.shape[0], classes)
 
 
@@ -337,19 +350,25 @@ def _make_head(make: Head, module: nn.Module, visit: Visit) -> nn.Module:
             fix="pass a function from the shape of the features of one input to a module",
         )
     output = visit.output
-    own = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
-    if len(own) == 1:  # features have another dtype where the module uses autocast itself
-        return made.to(output.device, *own)
-    return made.to(output.device, output.dtype if output.is_floating_point() else None)
+    dtype = output.dtype if output.is_floating_point() else None
+    kinds = {tensor.dtype for tensor in module.parameters() if tensor.is_floating_point()}
+    if len(kinds) == 1:  # features have another dtype than the module where it uses autocast itself
+        (dtype,) = kinds
+    return made.to(output.device, dtype)
 
 
 def _check_logits(what: str, logits: Any, rows: int, classes: int | None) -> int:
     """The number of classes."""
-    shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-    if len(shape) != 2 or shape[0] != rows or classes not in (None, shape[1]):
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    if len(shape) != 2 or shape[0] != rows or classes not in (None, shape[1]) or shape[1] < 2:
+        fix = "check classes; the last layer needs one output per class"
+        if shape in ((rows,), (rows, 1)):
+            fix = "return two logits for two classes, such as -z / 2 and z / 2 in place of the logit z of a sigmoid"
+        elif len(shape) > 2:
+            fix = "pass a module with one answer per input; for answers per token or pixel, see docs/dense.md"
         raise ShapeError(
-            f"{what} {shape} for {rows} inputs",
-            expected=f"logits of shape ({rows}, {'classes' if classes is None else classes})",
-            fix="check classes; the last layer needs one output per class",
+            f"{what} {shape or f'a {type(logits).__name__}'} for {rows} inputs",
+            expected=f"logits of shape ({rows}, {'classes' if classes is None else classes}), at least two classes",
+            fix=fix,
         )
     return int(shape[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -74,7 +75,9 @@ def _check_fraction(fraction: Any) -> float:
         raise OptionError(
             f"an exit is at {fraction!r}",
             expected="the name of a submodule, or a fraction of the MACs above 0 and below 1",
-            fix="remove it: the module's own output is always the last exit",
+            fix="remove it: the module's own output is always the last exit"
+            if fraction in (1, 1.0)
+            else "pass 0.5 for half of the MACs, or a name in quotes, such as 'blocks.3'",
         )
     return fraction
 
@@ -104,22 +107,41 @@ def _by_fraction(module: nn.Module, seen: Probe | None, fraction: float, taken: 
             expected="at least two blocks of layers whose MACs torch can count",
             fix="name the places instead of passing fractions",
         )
-    free = [visit for visit in ends if visit.flops not in taken] or ends
+    free = [visit for visit in ends if visit.flops not in taken]
+    if not free:
+        shown = sorted({visit.flops / seen.flops for visit in ends})
+        raise OptionError(
+            f"no block is left for the fraction {fraction}: those with the batch first end at "
+            + ", ".join(f"{end:.2f}" for end in shown),
+            expected=f"at most {len(shown)} fractions for this module",
+            fix=f"remove {fraction}, or name places with module.named_modules()",
+        )
     nearest = min(abs(visit.flops / seen.flops - fraction) for visit in free)
     return [visit for visit in free if abs(visit.flops / seen.flops - fraction) == nearest][-1]
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Members of lists and sequences, outermost first, and single layers: their features are complete, not within a sum."""
+    """Members of lists and sequences, outermost first, siblings of one type, and single layers.
+
+    The features of a member or sibling, such as `layer1` and `layer2`, are complete: not within a sum.
+    """
     found: list[nn.Module] = []
+    types = Counter(type(child) for child in module.children())
     for child in module.children():
         is_member = isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS)
         has_members = any(isinstance(inner, nn.ModuleList) for inner in child.children())
-        if next(child.children(), None) is None or (is_member and not has_members):
+        is_sibling = types[type(child)] > 1 and not isinstance(child, _CONTAINERS) and not _has_list(child)
+        if next(child.children(), None) is None or (is_member and not has_members) or is_sibling:
             found.append(child)
         else:
             found += _blocks(child)
     return found
+
+
+def _has_list(module: nn.Module) -> bool:
+    """Whether a child is a list or sequence of several blocks, rather than of layers."""
+    lists = (child for child in module.children() if isinstance(child, _CONTAINERS))
+    return any(sum(next(inner.children(), None) is not None for inner in each.children()) > 1 for each in lists)
 
 
 def _visit(seen: Probe, part: nn.Module, number: int | None, place: Location, rows: Inputs) -> Visit:

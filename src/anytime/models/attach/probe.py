@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from anytime.checks import LABELS, Inputs, check_inputs, tensors_of
-from anytime.errors import AnytimeError, InputError, ShapeError
+from anytime.errors import AnytimeError, AttachWarning, InputError, OptionError, ShapeError
 
 _SAME_COST = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: torch.ops.aten._scaled_dot_product_flash_attention,
@@ -119,16 +120,32 @@ def probe(module: nn.Module, rows: Inputs, *, keep: tuple[nn.Module, ...] = ()) 
     return Probe(tuple(visits), output, spent.flops)
 
 
+@torch.no_grad()
+def run_once(module: nn.Module, x: Inputs) -> None:
+    """Run a module in eval mode without changing it."""
+    with evaluating(module):
+        call(module, x)
+
+
 def logits_of(output: Any) -> Tensor:
-    """The logits in the output of a module: the output itself, or its attribute `logits`, as in Hugging Face's models."""
-    logits = getattr(output, "logits", output)
+    """The logits in the output of a module: the output itself, or its `logits`, as in Hugging Face's models."""
+    logits = named_logits(output)
     if isinstance(logits, Tensor):
         return logits
+    several = isinstance(logits, list | tuple) and len(logits) > 1 and all(isinstance(each, Tensor) for each in logits)
+    exits = "; if these are the logits of its exits, use anytime.models.from_outputs(module, example=x)" if several else ""
     raise ShapeError(
         f"the module returns a {type(output).__name__}",
-        expected="a tensor of logits, (batch, classes), or an object with such a tensor as `logits`",
-        fix="wrap the module in one whose forward returns the logits",
+        expected="a tensor of logits, (batch, classes), or a dict or an object with such a tensor as `logits`",
+        fix=f"wrap the module in one whose forward returns the logits{exits}",
     )
+
+
+def named_logits(output: Any) -> Any:
+    """What a dict or an object has as its logits; anything else as it is."""
+    if isinstance(output, Mapping):
+        return output.get("logits", output)
+    return getattr(output, "logits", output)
 
 
 def call(module: Callable[..., Any], x: Inputs) -> Any:
@@ -162,7 +179,7 @@ def _check_arguments(forward: Callable[..., Any], given: tuple[Any, ...], named:
     try:
         signature.bind(*given, **named)
     except TypeError as reason:
-        inputs = f"the inputs {', '.join(named)}" if named else f"{len(given)} tensors of inputs"
+        inputs = f"the inputs {', '.join(named)}" if named else f"{len(given)} tensor{'s' * (len(given) > 1)} of inputs"
         raise InputError(
             f"{inputs} for forward{signature}: {reason}",
             expected="a tensor for each argument: a tuple by position, or a dict by name",
@@ -200,6 +217,40 @@ def is_close(found: Any, expected: Tensor) -> bool:
 def first_tensor(output: Any) -> Any:
     """The features in the output of a submodule: of a tuple or list that starts with a tensor, that tensor."""
     return output[0] if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor) else output
+
+
+def bare_module(module: Any) -> nn.Module:
+    """The module inside of `DataParallel` or `torch.compile`; what is not a module of Python code is refused."""
+    outer, module = module, inside(module)
+    if module is not outer:
+        warnings.warn(
+            f"the exits are attached to the {type(module).__name__} inside of the {type(outer).__name__}, and run without "
+            "that; compile or distribute the model with its exits instead",
+            AttachWarning,
+            stacklevel=6,
+        )
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        raise OptionError(
+            f"module is a {type(module).__name__}",
+            expected="a torch.nn.Module with its Python code",
+            fix="pass the module that was scripted or traced; a script has no places for exits"
+            if isinstance(module, nn.Module)
+            else "pass a torch module",
+        )
+    if callable(getattr(module, "exits", None)) and hasattr(module, "num_exits"):
+        raise OptionError(
+            f"module is a {type(module).__name__}, which has {module.num_exits} exits",
+            expected="a module without exits",
+            fix="attach all exits at once, or to its `backbone`: several models with exits may share one",
+        )
+    return module
+
+
+def inside(module: Any) -> Any:
+    """The module inside of `DataParallel` or `torch.compile`; any other as it is."""
+    parallel = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = getattr(module, "module" if parallel else "_orig_mod", None) if isinstance(module, nn.Module) else None
+    return inside(inner) if isinstance(inner, nn.Module) else module
 
 
 def check_example(example: Any) -> Inputs:
@@ -255,7 +306,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Eval mode inside the context; afterwards every submodule has its own mode again."""
     modes = [(submodule, submodule.training) for submodule in module.modules()]
-    module.eval()
+    with suppress(NotImplementedError):  # the module of an exported program has a single mode
+        module.eval()
     try:
         yield
     finally:

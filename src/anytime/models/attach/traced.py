@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, fx, nn
 
-from anytime.models.attach.probe import Place, is_close, logits_of
+from anytime.models.attach.probe import Place, is_close, logits_of, named_logits
 from anytime.models.base import Carry
 
 _ROOT = "module"
@@ -277,7 +277,7 @@ class _OneInput(nn.Module):
 
     def forward(self, x: Any) -> Any:
         output = self.module(x)
-        return output if isinstance(output, fx.Proxy) else getattr(output, "logits", output)
+        return output if isinstance(output, fx.Proxy) else named_logits(output)
 
 
 class _Tracer(fx.Tracer):

@@ -6,6 +6,7 @@ of `transformers`, and modules of the caller's own, which a function of the call
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from anytime.checks import map_inputs
 from anytime.errors import AnytimeError, FormatError, OptionError
 from anytime.models.attach.exits import AttachedExits, Head, Statistics
 from anytime.models.attach.heads import PooledHead
+from anytime.models.attach.probe import inside
 from anytime.models.base import ExitModel
 from anytime.models.ensemble import AveragedEnsemble, Ensemble
 from anytime.models.input_spec import InputSpec, make_inputs, specs_from_documents
@@ -167,7 +169,12 @@ class Rebuilding:
                 method=method,
             )
         except AnytimeError as error:
-            raise self._unreadable(f"does not fit the backbone: {error.got}", expected=error.expected) from error
+            raise FormatError(
+                f"{self.path} does not fit: {error.got}",
+                expected=error.expected,
+                fix="pass build and head as the model was saved with; if they are, copy the folder again",
+                path=self.path,
+            ) from error
         except (RuntimeError, ValueError, TypeError, IndexError) as error:  # the backbone's own
             shapes = ", ".join(str(spec.shape) for spec in specs)
             raise self._unreadable(f"has inputs of shape {shapes}, which the backbone does not take: {error}"[:400]) from error
@@ -234,8 +241,10 @@ class Rebuilding:
                 expected=f"a torch.nn.Module, as the {config.get('class')} that was saved",
                 fix="return the bare module from the function: def make(): return MyNetwork(...)",
             )
-        if prefix.endswith("backbone.") and isinstance(made, AttachedExits):
-            return made
+        if prefix.endswith("backbone."):
+            if isinstance(made, AttachedExits):
+                return made
+            made = inside(made)
         exits = config.get("exits")
         if exits is not None and getattr(made, "num_exits", None) != exits:
             raise FormatError(
@@ -261,9 +270,15 @@ class Rebuilding:
             )
         if not callable(found) or isinstance(found, nn.Module):
             raise OptionError(
-                f"build is {found!r}"[:100],
+                f"build is a {type(found).__name__}",
                 expected="a function without arguments that returns a torch.nn.Module",
                 fix="pass the function itself: build=make_model, or build=lambda: MyNetwork(...)",
+            )
+        if needed := _needed(found):
+            raise OptionError(
+                f"build needs {', '.join(needed)}",
+                expected="a function without arguments that returns a torch.nn.Module",
+                fix="wrap it: build=lambda: make_model(...); on the command line, name a function that does this",
             )
         return found
 
@@ -323,6 +338,16 @@ def _describe_heads(heads: nn.ModuleList) -> dict[str, Any]:
             "convolution": any(isinstance(head.features, nn.Sequential) for head in heads),
         }
     return {"kind": "own", "classes": [type(head).__qualname__ for head in heads]}
+
+
+def _needed(build: Build) -> list[str]:
+    """The arguments without which a function cannot be called."""
+    try:
+        parameters = inspect.signature(build).parameters
+    except (TypeError, ValueError):  # some callables have no signature
+        return []
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [name for name, each in parameters.items() if each.default is each.empty and each.kind not in several]
 
 
 def _statistics(value: Any) -> Statistics:

