@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from anytime import Budget, Runner, load, save
-from anytime.errors import AttachWarning, OptionError, StateError
+from anytime.errors import AttachWarning, NonFiniteError, OptionError, StateError
 from anytime.models import attach_exits, measure_cost
 from anytime.models.attach.heads import MixedPool, PooledHead
 
@@ -198,6 +198,35 @@ def test_fractions_select_ends_of_blocks_that_are_attributes() -> None:
     assert "3 exits: layer1 (0.37), layer2 (0.67), the end; method='trace'" in repr(model)
 
 
+class Activated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(16, 16), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.linear(x))
+
+
+class Pair(nn.Module):
+    """Two parts of one type, and a sum around them."""
+
+    def __init__(self, part: type[nn.Module], *, sums: bool = False) -> None:
+        super().__init__()
+        self.b1, self.b2, self.sums = part(), part(), sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b2(self.b1(x)) if self.sums else self.b2(self.b1(x))
+
+
+def test_fractions_select_blocks_of_stages_and_not_parts_of_blocks() -> None:
+    def stage() -> nn.Module:
+        return Pair(lambda: Pair(Activated, sums=True))  # type: ignore[arg-type]
+
+    network = nn.Sequential(nn.Linear(8, 16), Pair(stage), nn.Linear(16, 3))  # type: ignore[arg-type]
+    model = attach_exits(network, at=[0.3, 0.45, 0.7], example=X)
+    assert model.exit_names == ("1.b1.b1", "1.b1.b2", "1.b2.b1")
+
+
 @pytest.mark.parametrize("method", ["trace", "replay", "thread"])
 def test_a_dict_with_logits_is_an_output(method: Any) -> None:
     network = NamedBlocks().eval()
@@ -236,3 +265,33 @@ def test_a_model_that_needs_an_end_token_is_loaded(tmp_path: Any) -> None:
     assert model.input_specs[0].fill == 2
     save(model, tmp_path / "model")
     assert torch.equal(load(tmp_path / "model", build=NeedsEnd)(ids), model(ids))
+
+
+class LongSkip(Blocks):
+    """Adds the output of the first block again before the last one, for more than twenty tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = first = self.blocks[0](self.stem(self.words(ids)))
+        x = self.blocks[1](x)
+        x = self.blocks[2](x + first if ids.shape[1] > 20 else x)
+        return self.last((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(("length", "carried"), [(8, 3), (40, 4)])
+def test_what_only_long_sequences_read_is_carried(length: int, carried: int) -> None:
+    ids, mask = torch.randint(20, (3, length)), torch.ones(3, length, dtype=torch.int64)
+    network = LongSkip().eval()
+    model = attach_exits(network, at=["blocks.0", "blocks.1"], example=(ids, mask)).eval()
+    assert (model.method, model.carry_size(2)) == ("replay", carried)
+    assert torch.equal(model(ids, mask)[-1], network(ids, mask))
+
+
+def test_a_longer_sequence_that_reads_what_was_not_carried_is_an_error_and_not_an_answer() -> None:
+    ids, mask = torch.randint(20, (3, 40)), torch.ones(3, 40, dtype=torch.int64)
+    model = attach_exits(LongSkip(), at=["blocks.0", "blocks.1"], example=(ids[:, :8], mask[:, :8])).eval()
+    with Runner(model) as runner, pytest.raises(NonFiniteError, match="exit 3"):
+        runner.predict((ids, mask))

@@ -126,11 +126,11 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     The features of a member or sibling, such as `layer1` and `layer2`, are complete: not within a sum.
     """
     found: list[nn.Module] = []
-    types = Counter(type(child) for child in module.children())
+    repeated = _repeated(module)
     for child in module.children():
         is_member = isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS)
         has_members = any(isinstance(inner, nn.ModuleList) for inner in child.children())
-        is_sibling = types[type(child)] > 1 and not isinstance(child, _CONTAINERS) and not _has_list(child)
+        is_sibling = any(child is other for other in repeated) and not _has_blocks(child)
         if next(child.children(), None) is None or (is_member and not has_members) or is_sibling:
             found.append(child)
         else:
@@ -138,10 +138,18 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _has_list(module: nn.Module) -> bool:
-    """Whether a child is a list or sequence of several blocks, rather than of layers."""
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """The children with parts of their own that have a sibling of the same type."""
+    parts = [child for child in module.children() if not isinstance(child, _CONTAINERS) and next(child.children(), None)]
+    types = Counter(map(type, parts))
+    return [part for part in parts if types[type(part)] > 1]
+
+
+def _has_blocks(module: nn.Module) -> bool:
+    """Whether it is a stage of several blocks: in a list, or as siblings that have such siblings inside, as in RegNet."""
     lists = (child for child in module.children() if isinstance(child, _CONTAINERS))
-    return any(sum(next(inner.children(), None) is not None for inner in each.children()) > 1 for each in lists)
+    in_list = any(sum(next(inner.children(), None) is not None for inner in each.children()) > 1 for each in lists)
+    return in_list or any(map(_repeated, _repeated(module)))
 
 
 def _visit(seen: Probe, part: nn.Module, number: int | None, place: Location, rows: Inputs) -> Visit:

@@ -33,6 +33,7 @@ from anytime.models.base import Carry
 
 _INPUT = ""  # no part has this name: (_INPUT, 0) stands for the first tensor of the inputs
 _BLOCKS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_FEW_TOKENS = 16
 
 Example = tuple[Inputs, tuple[Tensor, ...]]
 """Inputs, with what each exit reads for them, and the logits."""
@@ -52,7 +53,6 @@ class ReplayedStages:
         needed: The calls that a later stage reads by another way than the exit before it.
         trains: Whether the stages also give the module's results in train mode.
         overwrites: Whether forward overwrites what it is given, so that stages copy it.
-        blank: The value of blank tensors.
     """
 
     places: tuple[Key, ...]
@@ -63,7 +63,6 @@ class ReplayedStages:
     needed: frozenset[Key] = frozenset()
     trains: bool = False
     overwrites: bool = False
-    blank: float = 0.0
 
     @classmethod
     def found(cls, module: nn.Module, places: Sequence[Key], rows: Inputs, *, mask: int | None = None) -> Self:
@@ -82,13 +81,14 @@ class ReplayedStages:
             raise UntraceableError("values on the meta device cannot be compared")
         add_gates(parts_around(module, places).values())
         three = map_inputs(lambda tensor: tensor[[0, -1, 0]], rows)
-        shorter = _shorter(three)
+        few = _with_length(three, _FEW_TOKENS)  # long sequences take long, and are only checked
         try:
-            if shorter is not None:
-                try:
-                    return cls._made(module, places, mask, three, shorter)
-                except Exception:  # the stages may still work for the length of the example
-                    pass
+            for x, whole in ((few, rows), (three, None)):
+                if x is not None and (shorter := _shorter(x)) is not None:
+                    try:
+                        return cls._made(module, places, mask, x, shorter, whole=whole)
+                    except Exception:  # the stages may still work for the length of the example
+                        pass
             return cls._made(module, places, mask, three)
         except UntraceableError:
             raise
@@ -96,7 +96,9 @@ class ReplayedStages:
             raise UntraceableError(f"{type(error).__name__}: {error}") from error
 
     @classmethod
-    def _made(cls, module: nn.Module, places: Sequence[Key], mask: int | None, *examples: Inputs) -> Self:
+    def _made(
+        cls, module: nn.Module, places: Sequence[Key], mask: int | None, *examples: Inputs, whole: Inputs | None = None
+    ) -> Self:
         two = map_inputs(lambda tensor: tensor[:2], examples[0])
         inputs = [*examples, two]
         recorded = [Recording.of(module, places, x) for x in inputs]
@@ -112,8 +114,10 @@ class ReplayedStages:
             pattern = calls[place]
             if pattern is None or not pattern.begins_with_rows:
                 raise UntraceableError(f"{place[0]} returns tensors without the batch as their first dimension")
-        given = examples if mask is None else [*examples, stages._padded(examples[0])]
-        stages._search(module, [(x, Recording.of(module, places, x).expected) for x in given])
+        known = [(x, each.expected) for x, each in zip(examples, recorded, strict=False)]
+        more = [] if mask is None else [stages._padded(examples[0])]
+        more += [] if whole is None else [whole]
+        stages._search(module, [*known, *((x, Recording.of(module, places, x).expected) for x in more)])
         return stages
 
     def size(self, exit: int) -> int:
@@ -205,7 +209,11 @@ class ReplayedStages:
         return tuple(tensor if tensor.shape[0] == rows else tensor.expand(rows, *tensor.shape[1:]) for tensor in carried)
 
     def _blanks(self, given: Mapping[Key, Carry], like: Tensor) -> Callable[[Key], Carry]:
-        """Blank tensors for a call, which nobody should read; equal ones are made once."""
+        """Blank tensors for a call, which nobody should read; equal ones are made once.
+
+        NaN shows where an input makes forward read one, unless there may be gradients, for which NaN times zero is NaN.
+        """
+        value = 0.0 if torch.is_grad_enabled() else torch.nan
         sizes = {"batch": like.shape[0]}
         for key, tensors in given.items():
             for tensor, pattern in zip(tensors, self._pattern(key).carried, strict=True):
@@ -213,7 +221,7 @@ class ReplayedStages:
 
         @cache
         def made(pattern: TensorPattern) -> Tensor:
-            return pattern.filled(self.blank, sizes, like)
+            return pattern.filled(value, sizes, like)
 
         return lambda key: tuple(made(tensor) for tensor in self._pattern(key).tensors)
 
@@ -284,7 +292,6 @@ class ReplayedStages:
                     needed -= group
             return needed
 
-        self.blank = torch.nan
         for self.overwrites in (False, True):
             needed = smallest()
             if works(needed):
@@ -296,7 +303,6 @@ class ReplayedStages:
                 raise UntraceableError(f"later stages need {key[0]}, whose output does not have the batch first")
         for example in examples:
             self._compare(module, example)
-        self.blank = 0.0
 
     def _padded(self, x: Inputs) -> Inputs:
         """The same sequences, the first with a padding token."""
@@ -332,6 +338,12 @@ def _has_rows(pattern: Pattern | None) -> bool:
 def _shorter(x: Inputs) -> Inputs | None:
     """The same sequences without their last token."""
     length = sequence_length(x)
-    if length is None or length < 3:
+    return None if length is None or length < 3 else _with_length(x, length - 1)
+
+
+def _with_length(x: Inputs, wanted: int) -> Inputs | None:
+    """The first tokens of the same sequences; None if they are not longer."""
+    length = sequence_length(x)
+    if length is None or length <= wanted:
         return None
-    return map_inputs(lambda tensor: tensor[:, :-1] if tensor.ndim > 1 and tensor.shape[1] == length else tensor, x)
+    return map_inputs(lambda tensor: tensor[:, :wanted] if tensor.ndim > 1 and tensor.shape[1] == length else tensor, x)
