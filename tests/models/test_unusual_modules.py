@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -210,7 +211,7 @@ class Activated(nn.Module):
 class Pair(nn.Module):
     """Two parts of one type, and a sum around them."""
 
-    def __init__(self, part: type[nn.Module], *, sums: bool = False) -> None:
+    def __init__(self, part: Callable[[], nn.Module], *, sums: bool = False) -> None:
         super().__init__()
         self.b1, self.b2, self.sums = part(), part(), sums
 
@@ -219,12 +220,13 @@ class Pair(nn.Module):
 
 
 def test_fractions_select_blocks_of_stages_and_not_parts_of_blocks() -> None:
-    def stage() -> nn.Module:
-        return Pair(lambda: Pair(Activated, sums=True))  # type: ignore[arg-type]
+    def block() -> nn.Module:
+        return Pair(Activated, sums=True)
 
-    network = nn.Sequential(nn.Linear(8, 16), Pair(stage), nn.Linear(16, 3))  # type: ignore[arg-type]
-    model = attach_exits(network, at=[0.3, 0.45, 0.7], example=X)
-    assert model.exit_names == ("1.b1.b1", "1.b1.b2", "1.b2.b1")
+    network: Any = NamedBlocks()
+    network.layer1, network.layer2, network.layer3 = Pair(block), Pair(block), Pair(block)
+    model = attach_exits(network, at=[0.2, 0.35, 0.5, 0.7], example=X)
+    assert model.exit_names == ("layer1.b1", "layer1.b2", "layer2.b1", "layer2.b2")
 
 
 @pytest.mark.parametrize("method", ["trace", "replay", "thread"])
