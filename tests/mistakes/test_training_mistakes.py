@@ -164,6 +164,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[AnytimeError], tuple[str, .
         OptionError,
         ("loss is 1.5", "loss=0.01"),
     ),
+    "a policy as a calibration": (
+        lambda: anytime.Runner(model(), calibration=anytime.fit_stopping(model(), (X, Y), loss=0.5)),
+        OptionError,
+        ("pass it as policy=",),
+    ),
     "a policy for no rule": (lambda: anytime.fit_stopping(model(), [(X, Y)], rule="prodct"), OptionError, ("product",)),
     "an unknown guarantee": (lambda: anytime.fit_stopping(model(), [(X, Y)], method="hope"), OptionError, ("hope", "crc")),  # type: ignore[arg-type]
 }

@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from anytime.errors import AttachWarning, InputError, ShapeError, StateError
 from anytime.models import AttachedExits, attach_exits, measure_cost
 from anytime.models.attach.heads import TokenPool
 from anytime.run.engines.onnx import Stage, onnx_bytes, stage_free_sizes
+from anytime.run.export import export
 from anytime.testing import check_model
 
 WIDTH = 8
@@ -345,11 +347,14 @@ def test_a_budget_of_macs_selects_the_exit() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
-def test_modules_in_half_precision(dtype: torch.dtype) -> None:
+def test_modules_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     module = Decoderlike(turns=True).to(dtype)
     model = attached(module, padded())
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert torch.equal(model(padded())[-1], module.eval()(**padded()))
+    export(model, tmp_path / "stages", rule="latest", example=padded())  # in float32
+    with Runner.load(tmp_path / "stages") as runner, Runner(model.float(), "latest") as own:
+        torch.testing.assert_close(runner.predict(padded()).probs, own.predict(padded()).probs, atol=1e-4, rtol=1e-4)
 
 
 def test_integers_in_place_of_images_are_named() -> None:

@@ -297,3 +297,28 @@ def test_a_longer_sequence_that_reads_what_was_not_carried_is_an_error_and_not_a
     model = attach_exits(LongSkip(), at=["blocks.0", "blocks.1"], example=(ids[:, :8], mask[:, :8])).eval()
     with Runner(model) as runner, pytest.raises(NonFiniteError, match="exit 3"):
         runner.predict((ids, mask))
+
+
+class Gated(Blocks):
+    """What the blocks get depends on the size of the stem's output, by a branch or by a choice of values."""
+
+    def __init__(self, *, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+        nn.init.zeros_(self.stem.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        large = x.abs().mean() > 0.3
+        for block in self.blocks:
+            x = block(-x if large else x) if self.branches else block(torch.where(large, -x, x))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_a_comparison_that_is_false_for_the_example_is_right_for_other_inputs(branches: bool) -> None:
+    network = Gated(branches=branches).eval()
+    model = attach_exits(network, at=["blocks.0", "blocks.1"], example=X / 1000, method="replay").eval()
+    for factor in (10, 0.001):
+        assert torch.equal(model(X * factor)[-1], network(X * factor))
+    assert model.carry_size(2) == 2  # with the stem's output, which is compared in every stage

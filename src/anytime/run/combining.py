@@ -22,6 +22,7 @@ from anytime.combine.named import as_rule
 from anytime.conformal import ConformalSets
 from anytime.errors import InputError, OptionError, ShapeError
 from anytime.fitted import Fitted
+from anytime.policy.stopping import FittedPolicy
 
 _FLOATS = (torch.float32, torch.float64)
 
@@ -163,11 +164,14 @@ def choose_rule(
     for fitted in calibration if isinstance(calibration, tuple | list) else (calibration,):
         if fitted is None:
             continue
-        if not isinstance(fitted, Fitted) or not hasattr(fitted, "rule"):
+        is_policy = isinstance(fitted, FittedPolicy)
+        if not isinstance(fitted, Fitted) or not hasattr(fitted, "rule") or is_policy:
             raise OptionError(
                 f"calibration is {fitted!r}",
                 expected="a fitted rule, Temperature or ConformalSets, or a tuple of these",
-                fix="fit one on held-out logits, or read a saved one with anytime.load(path)",
+                fix="pass it as policy=, which stops early"
+                if is_policy
+                else "fit one on held-out logits, or read a saved one with anytime.load(path)",
             )
         sets = fitted if isinstance(fitted, ConformalSets) else sets
         if isinstance(fitted, Temperature):

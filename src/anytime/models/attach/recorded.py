@@ -45,10 +45,10 @@ class TensorPattern:
         """The dimensions besides the batch that vary."""
         return {place: size for place, size in enumerate(self.shape) if isinstance(size, str) and size != "batch"}
 
-    def filled(self, value: float, sizes: Sizes, like: Tensor) -> Tensor:
+    def filled(self, value: float, sizes: Sizes, like: Tensor, dtype: torch.dtype) -> Tensor:
         """A tensor of this shape."""
         shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
-        return like.new_full(shape, value if self.dtype.is_floating_point else 0, dtype=self.dtype)  # type: ignore[arg-type]
+        return like.new_full(shape, value if dtype.is_floating_point else 0, dtype=dtype)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -25,6 +25,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from anytime.checks import Inputs, map_inputs, tensors_of
 from anytime.errors import ShapeError, StateError
+from anytime.models.attach.blanks import Dependence
 from anytime.models.attach.gates import Reached, Replay, add_gates
 from anytime.models.attach.probe import call, first_tensor, is_close, logits_of
 from anytime.models.attach.recorded import Key, Pattern, Recording, TensorPattern, parts_around, sequence_length, sizes_of
@@ -53,6 +54,7 @@ class ReplayedStages:
         needed: The calls that a later stage reads by another way than the exit before it.
         trains: Whether the stages also give the module's results in train mode.
         overwrites: Whether forward overwrites what it is given, so that stages copy it.
+        dependence: Follows what depends on blank tensors, while the stages are compared with the module.
     """
 
     places: tuple[Key, ...]
@@ -63,6 +65,7 @@ class ReplayedStages:
     needed: frozenset[Key] = frozenset()
     trains: bool = False
     overwrites: bool = False
+    dependence: Dependence | None = None
 
     @classmethod
     def found(cls, module: nn.Module, places: Sequence[Key], rows: Inputs, *, mask: int | None = None) -> Self:
@@ -215,15 +218,23 @@ class ReplayedStages:
         """
         value = 0.0 if torch.is_grad_enabled() else torch.nan
         sizes = {"batch": like.shape[0]}
+        dtypes: dict[torch.dtype, torch.dtype] = {}  # the module may have been converted since
         for key, tensors in given.items():
             for tensor, pattern in zip(tensors, self._pattern(key).carried, strict=True):
                 sizes |= {name: tensor.shape[place] for place, name in pattern.free_sizes.items()}
+                dtypes[pattern.dtype] = tensor.dtype
+        made: dict[TensorPattern, Tensor] = {}
 
-        @cache
-        def made(pattern: TensorPattern) -> Tensor:
-            return pattern.filled(value, sizes, like)
+        def blank(key: Key) -> Carry:
+            tensors = self._pattern(key).tensors
+            for pattern in tensors:
+                if pattern not in made:
+                    made[pattern] = pattern.filled(value, sizes, like, dtypes.get(pattern.dtype, pattern.dtype))
+            if self.dependence is not None:
+                self.dependence.mark(made.values())
+            return tuple(made[pattern] for pattern in tensors)
 
-        return lambda key: tuple(made(tensor) for tensor in self._pattern(key).tensors)
+        return blank
 
     def _known(
         self, exit: int, given: Mapping[Key, Carry], blank: Callable[[Key], Carry]
@@ -322,13 +333,25 @@ class ReplayedStages:
         carry: Carry = tensors_of(x)
         for exit, wanted in enumerate(expected):
             versions = [tensor._version for tensor in carry]
-            left, found = self.run(module, exit, carry)
+            left, found = self._run_followed(module, exit, carry)
             if [tensor._version for tensor in carry] != versions:
                 raise UntraceableError("forward overwrites what it is given")
             found = logits_of(found) if exit == len(self.places) else found
             if not is_close(found, wanted[-len(carry[0]) :]):
                 raise UntraceableError(f"stage {exit + 1} gives another result than the module")
             carry = tuple(tensor[-1:] for tensor in left) if drop else left
+
+    def _run_followed(self, module: nn.Module, exit: int, carry: Carry) -> tuple[Carry, Any]:
+        """Run a stage, and check that nothing in its results is computed from a blank tensor."""
+        self.dependence = Dependence()
+        try:
+            with self.dependence:
+                left, found = self.run(module, exit, carry)
+            logits = logits_of(found) if exit == len(self.places) else found
+            self.dependence.check((*left, logits), f"stage {exit + 1}")
+        finally:
+            self.dependence = None
+        return left, found
 
 
 def _has_rows(pattern: Pattern | None) -> bool:
