@@ -7,8 +7,8 @@ and positions, runs in every stage, and parts run once.
 
 If a later stage reads the output of an earlier part by another way than the exit before it (a skip connection, rotary
 embeddings), that output is carried along or, if its first dimension is not the batch, computed again. What a stage reads is
-found by trying: with NaN in all blank tensors, the stages must give what the module gives, to the whole batch and to one of its
-rows, and for shorter and padded sequences.
+found by trying: with NaN in all blank tensors, and following what is computed from them (`blanks`), the stages must give what
+the module gives, to the whole batch and to one of its rows, and for shorter and padded sequences.
 """
 
 from __future__ import annotations
