@@ -227,7 +227,7 @@ def bare_module(module: Any) -> nn.Module:
             f"the exits are attached to the {type(module).__name__} inside of the {type(outer).__name__}, and run without "
             "that; compile or distribute the model with its exits instead",
             AttachWarning,
-            stacklevel=6,
+            stacklevel=5,  # the caller, outside of the decorators
         )
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise OptionError(
