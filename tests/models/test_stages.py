@@ -328,7 +328,8 @@ def test_a_wrong_stage_or_carry_is_named(name: str) -> None:
         with pytest.raises(StateError, match=rf"stage\({exit}, carry\) is called"):
             model.stage(exit, (x,))
     for exit in range(model.num_exits):
-        with pytest.raises(ShapeError, match=rf"stage\({exit}, carry\) got 0 tensors"):
+        what = rf"stage\({exit}, carry\)" if exit else "the model"  # whose inputs the first stage takes
+        with pytest.raises(ShapeError, match=f"{what} got 0 tensors"):
             model.stage(exit, ())
 
 
