@@ -12,6 +12,7 @@ powers this ends within .001 of the same loss; descent on the step function itse
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ import torch
 from torch import Tensor
 
 from anytime.calibrate.temperature import fit_temperature
-from anytime.checks import check_count, check_flag, check_number
+from anytime.checks import check_count, check_number
 from anytime.combine.base import LARGEST, SMALLEST
 from anytime.combine.dense import check_labelled_rows
 from anytime.combine.powers import Powers, held, multiply
+from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 
@@ -30,6 +32,7 @@ _BLOCK = 4096
 _LOWEST = -1e4
 _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
 _SMALLEST_DOUBT = 1e-7
+MARGINS = (None, 1.0)
 _SHARPNESS = (2.0, 6.0, 20.0)
 """How steeply the weight of a held answer rises with the log-odds, stage by stage."""
 
@@ -48,7 +51,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=3, oldest=1, renamed=
         drop: Mean over the rows of the penalised drop.
         loss_before: The loss at the initial powers, nll + λ · drop.
         n_evaluations: How many times the loss was computed over all rows.
-        hold: Whether the rule keeps the previous answer where the new one is less certain of the same label.
+        margin: How much more certain, in log-odds, a new answer with the same label must be; None if answers are not held.
     """
 
     past: tuple[float, ...]
@@ -60,7 +63,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=3, oldest=1, renamed=
     drop: float
     loss_before: float
     n_evaluations: int
-    hold: bool = False
+    margin: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +72,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=3, oldest=1, renamed=
     @property
     def rule(self) -> Powers:
         """The fitted product as a rule."""
-        return Powers(self.past, self.now, self.hold)
+        return Powers(self.past, self.now, self.margin)
 
     @property
     def loss(self) -> float:
@@ -84,7 +87,7 @@ def fit_product(
     penalty: float = 3.0,
     ignored: float = 0.0,
     steps: int = 100,
-    hold: bool | None = None,
+    margins: Sequence[float | None] = MARGINS,
     class_dim: int | None = None,
     ignore_index: int | None = None,
 ) -> FittedProduct:
@@ -96,8 +99,7 @@ def fit_product(
         penalty: λ, the cost of a mean drop of 1 in nats. 0 maximises likelihood alone.
         ignored: Only the part of a drop above this is penalised.
         steps: The maximum number of L-BFGS steps, of each stage if answers are held; it stops earlier once it has converged.
-        hold: Whether to keep the previous answer where the new one is less certain of the same label. By default whichever has
-            the lower loss on these rows.
+        margins: The margins of `Powers` to try; the one with the lowest loss on these rows is taken. None holds no answers.
         class_dim: The dimension of the classes in dense logits; every position is a row. All rows are held in memory.
         ignore_index: The label of positions to leave out.
 
@@ -112,15 +114,18 @@ def fit_product(
     check_number(penalty, "penalty", low=0, most=LARGEST)
     check_number(ignored, "ignored", low=0, below=1)
     check_count(steps, "steps")
-    if hold is not None:
-        check_flag(hold, "hold")
+    if isinstance(margins, str) or not isinstance(margins, Sequence) or not margins:
+        raise OptionError(
+            f"margins is {margins!r}", expected="one or more margins", fix="pass margins=(None, 1.0), the default"
+        )
+    tried = [None if margin is None else check_number(margin, "margins", low=0, most=LARGEST) for margin in margins]
     temperatures = fit_temperature(given, wanted).temperatures
     with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
         # -inf times a power has no gradient; the bound is far below any relevant log-probability.
         log_probs = given.detach().log_softmax(-1).float().clamp(min=_LOWEST)
         fitting = _Rows(log_probs, wanted.clone(), float(penalty), float(ignored))
         first = _first_powers(temperatures).to(given.device)
-        fits = [_fit(fitting, first, steps, held) for held in ((False, True) if hold is None else (hold,))]
+        fits = [_fit(fitting, first, steps, margin) for margin in tried]
     return min(fits, key=lambda fit: fit.loss)
 
 
@@ -133,12 +138,12 @@ class _Rows:
     penalty: float
     ignored: float
 
-    def loss(self, powers: Tensor, sharpness: float | None) -> tuple[float, float]:
+    def loss(self, powers: Tensor, margin: float | None, sharpness: float) -> tuple[float, float]:
         """Mean NLL and mean penalised drop; their gradient is added to that of the powers."""
         means = [0.0, 0.0]
         # The loss is a sum over rows, so blocks bound the memory.
         for seen, labels in zip(torch.split(self.log_probs, _BLOCK, 1), torch.split(self.labels, _BLOCK), strict=True):
-            label = _label_log_probs(powers, seen, labels, sharpness)
+            label = _label_log_probs(powers, seen, labels, margin, sharpness)
             nll = -label.mean(0).sum() / len(self.labels)
             drops = (drop(label.exp()) - self.ignored).clamp(min=0).sum() / len(self.labels)
             if powers.requires_grad:
@@ -147,11 +152,11 @@ class _Rows:
         return means[0], means[1]
 
 
-def _fit(rows: _Rows, first: Tensor, steps: int, hold: bool) -> FittedProduct:
+def _fit(rows: _Rows, first: Tensor, steps: int, margin: float | None) -> FittedProduct:
     """The powers with the lowest loss, from these initial ones."""
     powers = first.clone().requires_grad_()
-    evaluations = sum(_descend(powers, rows, steps, sharpness) for sharpness in (_SHARPNESS if hold else (None,)))
-    (nll_before, drop_before), (nll, mean_drop) = (rows.loss(at, math.inf if hold else None) for at in (first, powers.detach()))
+    evaluations = sum(_descend(powers, rows, steps, margin, by) for by in ((math.inf,) if margin is None else _SHARPNESS))
+    (nll_before, drop_before), (nll, mean_drop) = (rows.loss(at, margin, math.inf) for at in (first, powers.detach()))
     past, now = _powers(powers.detach()).tolist()
     exits, _, classes = rows.log_probs.shape
     return FittedProduct(
@@ -166,11 +171,11 @@ def _fit(rows: _Rows, first: Tensor, steps: int, hold: bool) -> FittedProduct:
         drop=mean_drop,
         loss_before=nll_before + rows.penalty * drop_before,
         n_evaluations=evaluations,
-        hold=hold,
+        margin=margin,
     )
 
 
-def _descend(powers: Tensor, rows: _Rows, steps: int, sharpness: float | None) -> int:
+def _descend(powers: Tensor, rows: _Rows, steps: int, margin: float | None, sharpness: float) -> int:
     """Move the powers to the optimum; return the number of evaluations."""
     evaluations = 0
     search = torch.optim.LBFGS([powers], max_iter=steps, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-7)
@@ -179,32 +184,34 @@ def _descend(powers: Tensor, rows: _Rows, steps: int, sharpness: float | None) -
         nonlocal evaluations
         evaluations += 1
         search.zero_grad()
-        nll, mean_drop = rows.loss(powers, sharpness)
+        nll, mean_drop = rows.loss(powers, margin, sharpness)
         return nll + rows.penalty * mean_drop
 
     search.step(loss)  # type: ignore[no-untyped-call]
     return evaluations
 
 
-def _label_log_probs(powers: Tensor, log_probs: Tensor, labels: Tensor, sharpness: float | None) -> Tensor:
-    """The labels' log-probabilities, `(exits, rows)`; with a sharpness answers are held, at infinity as `Powers` holds them."""
+def _label_log_probs(powers: Tensor, log_probs: Tensor, labels: Tensor, margin: float | None, sharpness: float) -> Tensor:
+    """The labels' log-probabilities, `(exits, rows)`; with a margin answers are held, at infinite sharpness as by `Powers`."""
     past, now = _powers(powers)
     answer: Tensor | None = None
     answers = []
     for exit, seen in enumerate(log_probs):
         before, answer = answer, multiply(answer, seen, past[exit], now[exit]).log_softmax(-1)
-        if before is not None and sharpness is not None:
-            answer = held(before, answer) if sharpness == math.inf else _partly_held(before, answer, sharpness)
+        if before is not None and margin is not None:
+            exact = sharpness == math.inf
+            answer = held(before, answer, margin) if exact else _partly_held(before, answer, margin, sharpness)
         answers.append(answer.gather(-1, labels[:, None])[:, 0])
     return torch.stack(answers)
 
 
-def _partly_held(before: Tensor, now: Tensor, sharpness: float) -> Tensor:
-    """Between two answers: nearer to the first, the more certain it is of a label that the second keeps."""
+def _partly_held(before: Tensor, now: Tensor, margin: float, sharpness: float) -> Tensor:
+    """Between two answers: near the first where the second keeps its label and is not more certain by the margin."""
     label = before.argmax(-1, keepdim=True)
     sure, then = now.gather(-1, label), before.gather(-1, label)
     lead = sure - now.scatter(-1, label, torch.finfo(now.dtype).min).amax(-1, keepdim=True)
-    weight = torch.sigmoid(sharpness * (_log_odds(then) - _log_odds(sure))) * torch.sigmoid(sharpness * lead)
+    missing = _log_odds(then) + margin - _log_odds(sure)
+    weight = torch.sigmoid(sharpness * missing) * torch.sigmoid(sharpness * lead)
     return (weight * before + (1 - weight) * now).log_softmax(-1)
 
 
