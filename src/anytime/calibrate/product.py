@@ -12,7 +12,6 @@ powers this ends within .001 of the same loss; descent on the step function itse
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,6 @@ from anytime.checks import check_count, check_number
 from anytime.combine.base import LARGEST, SMALLEST
 from anytime.combine.dense import check_labelled_rows
 from anytime.combine.powers import Powers, held, multiply
-from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 
@@ -32,7 +30,6 @@ _BLOCK = 4096
 _LOWEST = -1e4
 _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
 _SMALLEST_DOUBT = 1e-7
-MARGINS = (None, 1.0)
 _SHARPNESS = (2.0, 6.0, 20.0)
 """How steeply the weight of a held answer rises with the log-odds, stage by stage."""
 
@@ -87,7 +84,7 @@ def fit_product(
     penalty: float = 3.0,
     ignored: float = 0.0,
     steps: int = 100,
-    margins: Sequence[float | None] = MARGINS,
+    margin: float | None = None,
     class_dim: int | None = None,
     ignore_index: int | None = None,
 ) -> FittedProduct:
@@ -99,7 +96,8 @@ def fit_product(
         penalty: λ, the cost of a mean drop of 1 in nats. 0 maximises likelihood alone.
         ignored: Only the part of a drop above this is penalised.
         steps: The maximum number of L-BFGS steps, of each stage if answers are held; it stops earlier once it has converged.
-        margins: The margins of `Powers` to try; the one with the lowest loss on these rows is taken. None holds no answers.
+        margin: Of `Powers`: hold an answer unless its label changes or is more certain by this much in log-odds. 1 suits few
+            classes. None holds no answers.
         class_dim: The dimension of the classes in dense logits; every position is a row. All rows are held in memory.
         ignore_index: The label of positions to leave out.
 
@@ -114,19 +112,15 @@ def fit_product(
     check_number(penalty, "penalty", low=0, most=LARGEST)
     check_number(ignored, "ignored", low=0, below=1)
     check_count(steps, "steps")
-    if isinstance(margins, str) or not isinstance(margins, Sequence) or not margins:
-        raise OptionError(
-            f"margins is {margins!r}", expected="one or more margins", fix="pass margins=(None, 1.0), the default"
-        )
-    tried = [None if margin is None else check_number(margin, "margins", low=0, most=LARGEST) for margin in margins]
+    if margin is not None:
+        margin = check_number(margin, "margin", low=0, most=LARGEST)
     temperatures = fit_temperature(given, wanted).temperatures
     with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
         # -inf times a power has no gradient; the bound is far below any relevant log-probability.
         log_probs = given.detach().log_softmax(-1).float().clamp(min=_LOWEST)
         fitting = _Rows(log_probs, wanted.clone(), float(penalty), float(ignored))
         first = _first_powers(temperatures).to(given.device)
-        fits = [_fit(fitting, first, steps, margin) for margin in tried]
-    return min(fits, key=lambda fit: fit.loss)
+        return _fit(fitting, first, steps, margin)
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,13 @@ def frontier(draft: Draft) -> Finding:
         rows="; ".join(rows) + "; temperatures and powers are fitted on the kept validation rows",
         note="Accuracy, ECE and NLL are means over the exits; drops are of the label's probability. A rule is on the frontier "
         "unless another one is at least as good in all five metrics and better in one. The holding product is a fitted product "
-        "that keeps its answer unless the label changes or is more certain by 1 in log-odds, `fit_product(margins=(1.0,))`; "
+        "that keeps its answer unless the label changes or is more certain by 1 in log-odds, `fit_product(margin=1.0)`; "
         "the rule and its margin were chosen on validation rows. Accuracy at a rate of drops is interpolated between the "
         "penalties; outside their range it is that of the nearest one. Some test sets are small: at 500 rows one input is .2 % "
         "of drops. Where each rule belongs: the product where drops must be rare and probabilities need not be calibrated; the "
         "fitted product with λ = 0 where drops do not matter, for the best probabilities, and with a higher λ on many classes; "
-        "the holding product where drops matter, on few classes in particular; caching at temperatures where nothing but one "
-        "temperature per exit is to be fitted and late accuracy matters less.",
+        "the holding product where drops matter, on few classes in particular; caching at temperatures on many classes with "
+        "accurate exits (Banking77, CLINC150), where it is as good with fewer numbers to fit.",
         headings=("data set", "rule", "accuracy", "drops ≥ .05, ≥ .1", "ECE", "NLL", "on the frontier"),
     )
 
@@ -107,7 +107,7 @@ def _rules(run: Run) -> dict[str, Rule[Any]]:
     held_out = run.logits("val")
     calibrated = {f"{name} {_AT}": fit_temperature(*held_out, rule).rule for name, rule in _PLAIN.items()}
     fitted = {
-        f"{family}, λ = {by:g}": fit_product(*held_out, penalty=by, margins=(margin,)).rule
+        f"{family}, λ = {by:g}": fit_product(*held_out, penalty=by, margin=margin).rule
         for family, margin in _MARGINS.items()
         for by in PENALTIES
     }
