@@ -12,7 +12,8 @@ powers this ends within .001 of the same loss; descent on the step function itse
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,26 +133,24 @@ class _Rows:
     penalty: float
     ignored: float
 
-    def loss(self, powers: Tensor, margin: float | None, sharpness: float) -> tuple[float, float]:
-        """Mean NLL and mean penalised drop; their gradient is added to that of the powers."""
-        means = [0.0, 0.0]
-        # The loss is a sum over rows, so blocks bound the memory.
-        for seen, labels in zip(torch.split(self.log_probs, _BLOCK, 1), torch.split(self.labels, _BLOCK), strict=True):
-            label = _label_log_probs(powers, seen, labels, margin, sharpness)
-            nll = -label.mean(0).sum() / len(self.labels)
-            drops = (drop(label.exp()) - self.ignored).clamp(min=0).sum() / len(self.labels)
-            if powers.requires_grad:
-                (nll + self.penalty * drops).backward()  # type: ignore[no-untyped-call]
-            means = [mean + float(part.detach()) for mean, part in zip(means, (nll, drops), strict=True)]
-        return means[0], means[1]
+    def blocks(self) -> Iterator[_Rows]:
+        """Some rows at a time: the loss is a sum over rows, so this bounds the memory."""
+        for log_probs, labels in zip(torch.split(self.log_probs, _BLOCK, 1), torch.split(self.labels, _BLOCK), strict=True):
+            yield replace(self, log_probs=log_probs, labels=labels)
+
+    def sums(self, powers: Tensor, margin: float | None, sharpness: float) -> tuple[Tensor, Tensor]:
+        """NLL, a mean over exits, and the penalised drops, both summed over the rows."""
+        label = _label_log_probs(powers, self.log_probs, self.labels, margin, sharpness)
+        return -label.mean(0).sum(), (drop(label.exp()) - self.ignored).clamp(min=0).sum()
 
 
 def _fit(rows: _Rows, first: Tensor, steps: int, margin: float | None) -> FittedProduct:
     """The powers with the lowest loss, from these initial ones."""
     powers = first.clone().requires_grad_()
     evaluations = sum(_descend(powers, rows, steps, margin, by) for by in ((math.inf,) if margin is None else _SHARPNESS))
-    (nll_before, drop_before), (nll, mean_drop) = (rows.loss(at, margin, math.inf) for at in (first, powers.detach()))
-    past, now = _powers(powers.detach()).tolist()
+    count, powers = len(rows.labels), powers.detach()
+    before, after = ([float(part) / count for part in rows.sums(at, margin, math.inf)] for at in (first, powers))
+    past, now = _powers(powers).tolist()
     exits, _, classes = rows.log_probs.shape
     return FittedProduct(
         exits,
@@ -160,10 +159,10 @@ def _fit(rows: _Rows, first: Tensor, steps: int, margin: float | None) -> Fitted
         now=tuple(now),
         penalty=rows.penalty,
         ignored=rows.ignored,
-        rows=len(rows.labels),
-        nll=nll,
-        drop=mean_drop,
-        loss_before=nll_before + rows.penalty * drop_before,
+        rows=count,
+        nll=after[0],
+        drop=after[1],
+        loss_before=before[0] + rows.penalty * before[1],
         n_evaluations=evaluations,
         margin=margin,
     )
@@ -174,12 +173,17 @@ def _descend(powers: Tensor, rows: _Rows, steps: int, margin: float | None, shar
     evaluations = 0
     search = torch.optim.LBFGS([powers], max_iter=steps, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-7)
 
-    def loss() -> float:
+    def loss() -> Tensor:
         nonlocal evaluations
         evaluations += 1
         search.zero_grad()
-        nll, mean_drop = rows.loss(powers, margin, sharpness)
-        return nll + rows.penalty * mean_drop
+        total = torch.zeros((), device=powers.device)
+        for block in rows.blocks():
+            nll, drops = block.sums(powers, margin, sharpness)
+            part = (nll + rows.penalty * drops) / len(rows.labels)
+            part.backward()  # type: ignore[no-untyped-call]
+            total += part.detach()
+        return total
 
     search.step(loss)  # type: ignore[no-untyped-call]
     return evaluations
