@@ -137,7 +137,8 @@ def _gaps(found: Mapping[str, Values]) -> dict[str, float]:
     gaps = {}
     for family in _MARGINS:
         curve = sorted((each[small], each["accuracy"]) for name, each in found.items() if _family(name) == family)
-        gaps[family] = float(np.interp(rival[small], *zip(*curve, strict=True))) - rival["accuracy"]
+        drops, accuracy = zip(*curve, strict=True)
+        gaps[family] = float(np.interp(rival[small], drops, accuracy)) - rival["accuracy"]
     return gaps
 
 
