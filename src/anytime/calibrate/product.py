@@ -5,8 +5,8 @@ probability. The first term asks for calibration, the second for few drops; `doc
 few parameters the gradient over all rows is cheap: L-BFGS converges in about fifty evaluations.
 
 A held answer is a step function of the powers, which has no useful gradient. So it is fitted with a weight between the previous
-and the new answer that approaches this step in three stages, each started from the powers of the one before. From several
-initial powers this ends at nearly the same loss; descent on the step function itself stops near where it begins.
+and the new answer that approaches this step in two stages, the second started from the powers of the first. From several initial
+powers this ends at nearly the same loss; descent on the step function itself stops near where it begins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BLOCK = 4096
 _LOWEST = -1e4
 _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
 _SMALLEST_DOUBT = 1e-7
-_SHARPNESS = (2.0, 6.0, 20.0)
+_SHARPNESS = (3.0, 12.0)
 """How steeply the weight of a held answer rises with the log-odds, stage by stage."""
 
 
@@ -116,11 +116,13 @@ def fit_product(
     if margin is not None:
         margin = check_number(margin, "margin", low=0, most=LARGEST)
     temperatures = fit_temperature(given, wanted).temperatures
+    # Held answers have many optima: in float32 rounding, and so the processor, decides which one is found.
+    dtype = torch.float32 if margin is None else torch.float64
     with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
         # -inf times a power has no gradient; the bound is far below any relevant log-probability.
-        log_probs = given.detach().log_softmax(-1).float().clamp(min=_LOWEST)
+        log_probs = given.detach().log_softmax(-1).to(dtype).clamp(min=_LOWEST)
         fitting = _Rows(log_probs, wanted.clone(), float(penalty), float(ignored))
-        first = _first_powers(temperatures).to(given.device)
+        first = _first_powers(temperatures).to(given.device, dtype)
         return _fit(fitting, first, steps, margin)
 
 
@@ -177,7 +179,7 @@ def _descend(powers: Tensor, rows: _Rows, steps: int, margin: float | None, shar
         nonlocal evaluations
         evaluations += 1
         search.zero_grad()
-        total = torch.zeros((), device=powers.device)
+        total = torch.zeros((), dtype=powers.dtype, device=powers.device)
         for block in rows.blocks():
             nll, drops = block.sums(powers, margin, sharpness)
             part = (nll + rows.penalty * drops) / len(rows.labels)
