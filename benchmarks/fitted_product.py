@@ -44,8 +44,8 @@ RIVALS: dict[str, Fit] = {
 }
 
 
-def fitted(penalty: float, ignored: float = 0.0) -> Fit:
-    return lambda logits, labels: fit_product(logits, labels, penalty=penalty, ignored=ignored).rule
+def fitted(penalty: float, ignored: float = 0.0, margin: float | None = None) -> Fit:
+    return lambda logits, labels: fit_product(logits, labels, penalty=penalty, ignored=ignored, margin=margin).rule
 
 
 def cached(fit: Fit) -> Fit:
@@ -128,6 +128,7 @@ def main() -> None:
     )
     table("rule", RIVALS | {"fitted product, λ = 3": fitted(3.0)}, halves)
     table("fitted product", {f"λ = {penalty:g}": fitted(penalty) for penalty in PENALTIES}, halves)
+    table("with held answers, margin 1", {f"λ = {penalty:g}": fitted(penalty, margin=1.0) for penalty in PENALTIES}, halves)
     limits = {f"λ = {penalty:g} above {limit:g}": fitted(penalty, limit) for penalty, limit in IGNORED}
     table("only what exceeds a limit", limits, halves)
     on_top: dict[str, Fit] = {f"λ = {penalty:g}, cached": cached(fitted(penalty)) for penalty in (1.0, 3.0)}

@@ -35,6 +35,7 @@ READ_DIFFERENCES: list[Rule[Any]] = [
     Cached(anytime.Latest()),
     anytime.combine.Geometric.plain(3),
     anytime.combine.Powers((1.0,) * 3, (1.0,) * 3),
+    anytime.combine.Powers((0.5,) * 3, (1.0,) * 3, margin=0.5),
 ]
 
 

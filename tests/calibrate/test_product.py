@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from anytime import Caching, Product
 from anytime.calibrate import FittedProduct, fit_product, fit_temperature
 from anytime.combine import Scaled
 from anytime.errors import FormatError, IntegrityError, LabelError, OptionError, ShapeError
+from anytime.fitted import _checksum
 
 
 def some(seed: int, *, exits: int = 4, rows: int = 500, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,15 +31,22 @@ def real(shared: Path, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.from_numpy(file["logits"]).float(), torch.from_numpy(file["labels"].astype(np.int64))
 
 
-def plain_loss(logits: np.ndarray, labels: np.ndarray, past: Any, now: Any, ignored: float) -> tuple[float, float]:
+def plain_loss(
+    logits: np.ndarray, labels: np.ndarray, past: Any, now: Any, ignored: float, margin: float | None = None
+) -> tuple[float, float]:
     """NLL and penalised drop from the formulas, pair of exits by pair of exits."""
     rows = np.arange(len(labels))
     curves, before = [], np.ones(logits.shape[1:])
     for m, scores in enumerate(logits.astype(np.float64)):
         raised = np.exp(scores - scores.max(-1, keepdims=True))
         softmax = raised / raised.sum(-1, keepdims=True)
-        before = (before ** past[m] if m else before) * softmax ** now[m]
-        before = before / before.sum(-1, keepdims=True)
+        after = (before ** past[m] if m else before) * softmax ** now[m]
+        after = after / after.sum(-1, keepdims=True)
+        if m and margin is not None:
+            odds, was = (np.log(probs.max(-1) / (1 - probs.max(-1))) for probs in (after, before))
+            held = (after.argmax(-1) == before.argmax(-1)) & (odds < was + margin)
+            after = np.where(held[:, None], before, after)
+        before = after
         curves.append(before[rows, labels])
     drops = np.zeros(len(labels))
     for early in range(len(curves)):
@@ -49,7 +58,7 @@ def plain_loss(logits: np.ndarray, labels: np.ndarray, past: Any, now: Any, igno
 @pytest.mark.parametrize(("penalty", "ignored"), [(0.0, 0.0), (3.0, 0.0), (10.0, 0.1)])
 def test_what_it_reports_is_the_formula_and_no_neighbour_is_better(penalty: float, ignored: float) -> None:
     logits, labels = some(0)
-    found = fit_product(logits, labels, penalty=penalty, ignored=ignored)
+    found = fit_product(logits, labels, penalty=penalty, ignored=ignored, margin=None)
     nll, drop = plain_loss(logits.numpy(), labels.numpy(), found.past, found.now, ignored)
     assert found.nll == pytest.approx(nll, rel=1e-4)
     assert found.drop == pytest.approx(drop, abs=1e-5)
@@ -61,6 +70,28 @@ def test_what_it_reports_is_the_formula_and_no_neighbour_is_better(penalty: floa
             past, now = (np.array(power) * np.exp(size * rng.standard_normal(4)) for power in (found.past, found.now))
             other_nll, other_drop = plain_loss(logits.numpy(), labels.numpy(), past, now, ignored)
             assert found.loss <= other_nll + penalty * other_drop + 1e-4
+
+
+@pytest.mark.parametrize("margin", [0.0, 1.0])
+@pytest.mark.parametrize(("penalty", "ignored"), [(0.0, 0.0), (1.0, 0.0), (10.0, 0.1)])
+def test_with_held_answers_what_it_reports_is_the_formula(penalty: float, ignored: float, margin: float) -> None:
+    logits, labels = some(0)
+    found = fit_product(logits, labels, penalty=penalty, ignored=ignored, margin=margin)
+    nll, drop = plain_loss(logits.numpy(), labels.numpy(), found.past, found.now, ignored, margin)
+    assert found.rule.margin == margin
+    assert found.loss == pytest.approx(nll + penalty * drop, abs=1e-3)  # in float32 rounding may decide whether a row is held
+    assert found.loss < found.loss_before
+
+
+@pytest.mark.parametrize("initial", [(0.95, 0.05), (0.5, 0.4), (0.1, 0.8)])
+def test_with_held_answers_other_initial_powers_end_at_a_similar_loss(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, initial: tuple[float, float]
+) -> None:
+    logits, labels = real(shared, 10)
+    first = fit_product(logits, labels, penalty=1.0, margin=1.0)
+    monkeypatch.setattr("anytime.calibrate.product._FIRST_PAST", initial[0])
+    monkeypatch.setattr("anytime.calibrate.product._FIRST_NOW", initial[1])
+    assert fit_product(logits, labels, penalty=1.0, margin=1.0).loss == pytest.approx(first.loss, abs=5e-3)
 
 
 def test_without_a_penalty_it_is_at_least_as_likely_as_temperatures_alone() -> None:
@@ -86,24 +117,27 @@ def test_a_larger_penalty_drops_less_and_is_less_likely() -> None:
 
 def test_the_same_rows_give_the_same_powers_in_any_mode() -> None:
     logits, labels = some(4)
-    first = fit_product(logits, labels)
+    first = fit_product(logits, labels, margin=None)
     with torch.no_grad():
-        again = fit_product(logits.numpy(), labels.numpy())
+        again = fit_product(logits.numpy(), labels.numpy(), margin=None)
     with torch.inference_mode():
-        inference = fit_product(logits, labels)
+        inference = fit_product(logits, labels, margin=None)
     for other in (again, inference):  # L-BFGS amplifies rounding in the powers, not in the loss
         assert other.loss == pytest.approx(first.loss, rel=1e-5)
         assert (*other.past, *other.now) == pytest.approx((*first.past, *first.now), abs=1e-2)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(0))
-    shuffled = fit_product(logits[:, order], labels[order])
-    assert shuffled.loss == pytest.approx(first.loss, abs=1e-3)
+    for margin in (None, 1.0):
+        one = fit_product(logits, labels, margin=margin)
+        shuffled = fit_product(logits[:, order], labels[order], margin=margin)
+        assert shuffled.loss == pytest.approx(one.loss, abs=1e-3)
 
 
-def test_rows_in_blocks_are_the_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("margin", [None, 1.0])
+def test_rows_in_blocks_are_the_rows_at_once(monkeypatch: pytest.MonkeyPatch, margin: float | None) -> None:
     logits, labels = some(5)
-    whole = fit_product(logits, labels)
+    whole = fit_product(logits, labels, margin=margin)
     monkeypatch.setattr("anytime.calibrate.product._BLOCK", 64)
-    assert fit_product(logits, labels).loss == pytest.approx(whole.loss, abs=1e-3)
+    assert fit_product(logits, labels, margin=margin).loss == pytest.approx(whole.loss, abs=1e-3)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e8, 1e38])
@@ -111,8 +145,8 @@ def test_rows_in_blocks_are_the_rows_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_hostile_rows_give_a_usable_rule(size: float, rows: int) -> None:
     logits, labels = some(6, rows=rows)
     hostile = (logits / 20 * size).float()
-    for penalty in (0.0, 3.0, 1e6):
-        found = fit_product(hostile, labels, penalty=penalty)
+    for penalty, margin in ((0.0, None), (0.0, 1.0), (3.0, None), (3.0, 0.0), (1e6, None), (1e6, 1e6)):
+        found = fit_product(hostile, labels, penalty=penalty, margin=margin)
         assert np.isfinite([found.nll, found.drop, found.loss_before, *found.past, *found.now]).all()
         assert found.rule(logits).probs.isfinite().all()
 
@@ -128,6 +162,17 @@ def test_it_comes_back_from_its_file_and_a_damaged_one_is_refused(tmp_path: Path
     path.write_text(path.read_text().replace("0.", "1.", 1))
     with pytest.raises((IntegrityError, FormatError)):
         FittedProduct.load(path)
+
+
+def test_a_file_from_before_answers_could_be_held_is_read(tmp_path: Path) -> None:
+    logits, labels = some(7, rows=50)
+    found = fit_product(logits, labels, margin=None)
+    document = found.document()
+    fields = {name: value for name, value in document["fields"].items() if name != "margin"}
+    body = {"format": document["format"], "version": 2, "kind": found.kind, "fields": fields}
+    path = tmp_path / "powers.json"
+    path.write_text(json.dumps({**body, "sha256": _checksum(body)}))
+    assert FittedProduct.load(path) == found
 
 
 def test_other_sizes_are_refused() -> None:
@@ -152,6 +197,10 @@ def test_other_sizes_are_refused() -> None:
         {"steps": 0},
         {"steps": True},
         {"steps": 2.5},
+        {"margin": -1.0},
+        {"margin": "1"},
+        {"margin": True},
+        {"margin": float("nan")},
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:

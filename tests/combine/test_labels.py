@@ -27,6 +27,7 @@ RULES: list[Rule[Any]] = [
     anytime.Mixture(anytime.combine.Sigmoid()),
     anytime.Mixture(anytime.combine.Exponential()),
     Powers(NUMBERS, NUMBERS),
+    Powers(NUMBERS, NUMBERS, margin=0.5),
     Geometric.plain(EXITS),
     Arithmetic.plain(EXITS),
     Scaled(anytime.Product(anytime.combine.Sigmoid()), NUMBERS),

@@ -82,7 +82,10 @@ def test_cached_confidence_never_falls(values: torch.Tensor) -> None:
 def test_any_finite_logits_and_usable_temperatures_give_distributions(values: torch.Tensor) -> None:
     exits = len(values)
     rules: list[Rule[Any]] = [
-        Powers(past, now) for past in ((1e-6,) * exits, (1e6,) * exits) for now in ((1e-6,) * exits, (1e6,) * exits)
+        Powers(past, now, margin)
+        for past in ((1e-6,) * exits, (1e6,) * exits)
+        for now in ((1e-6,) * exits, (1e6,) * exits)
+        for margin in (None, 0.0, 1e6)
     ]
     for temperature in (1e-6, 1.0, 1e6):
         rules += [kind(inner, (temperature,) * exits) for kind in (Scaled, Tempered) for inner in (Latest(), Product())]
@@ -124,6 +127,7 @@ def test_the_state_is_the_inner_rules() -> None:
         ("cached(product)", Cached(Product())),
         ("Cached(inner=Mixture(), ties=later)", Cached(Mixture(), "later")),
         ("powers((1, 0.5), (0.5, 0.25))", Powers((1.0, 0.5), (0.5, 0.25))),
+        ("powers((1, 0.5), (0.5, 0.25), margin=0.5)", Powers((1.0, 0.5), (0.5, 0.25), margin=0.5)),
         ("cached(tempered(product(softplus), (0.3,)))", Cached(Tempered(Product(Softplus()), (0.3,)))),
     ],
 )

@@ -43,6 +43,8 @@ INNER: list[Rule[Any]] = [
     anytime.Mixture(anytime.combine.Exponential(), weights=(1e-300, 1e308, 0.0)),
     anytime.Mixture(anytime.combine.Exponential(), weights=(5e-324, 1.0, 1e-300)),
     Powers((1.0, 1e6, 1e-6), (1e6, 1e6, 1e-6)),
+    Powers((1.0, 1e6, 1e-6), (1e6, 1e6, 1e-6), margin=0.5),
+    Powers((1.0, 1e-6, 1.0), (1.0, 1.0, 1e-6), margin=0.5),
     Geometric(((80.0,), (80.0, -80.0), (80.0, 80.0, 80.0))),
     Arithmetic(((80.0,), (-80.0, 80.0), (80.0, 80.0, -80.0))),
 ]

@@ -50,6 +50,7 @@ RULES: list[Rule[Any]] = [
     anytime.Mixture(),
     anytime.Mixture(anytime.combine.Softplus(), weights="linear"),
     Powers(past=(1.0, 0.5), now=(1.0, 0.7)),
+    Powers(past=(1.0, 0.5), now=(1.0, 0.7), margin=0.5),
     Scaled(anytime.Product(), (2.0, 0.5)),
     Tempered(anytime.Product(), (2.0, 0.5)),
     Cached(anytime.Product()),

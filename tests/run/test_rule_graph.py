@@ -28,6 +28,7 @@ GRAPHS = [
     anytime.Product(anytime.combine.ThresholdReLU(0.5)),
     anytime.Product(anytime.combine.Heaviside()),
     anytime.Powers(past=(1.0, 0.5, 2.0, 1.0), now=(1.0, 0.5, 1.0, 3.0)),
+    anytime.Powers(past=(1.0, 0.5, 2.0, 1.0), now=(1.0, 0.5, 1.0, 3.0), margin=0.5),
     anytime.Tempered(anytime.Product(), (1.0, 1.5, 0.7, 2.0)),
     anytime.Cached(anytime.Product()),
 ]

@@ -3,12 +3,17 @@
 They minimise the mean NLL over exits and rows plus `penalty` times the mean over rows of the largest drop of the label's
 probability. The first term asks for calibration, the second for few drops; `docs/calibration.md` shows what each costs. With so
 few parameters the gradient over all rows is cheap: L-BFGS converges in about fifty evaluations.
+
+A held answer is a step function of the powers, which has no useful gradient. So it is fitted with a weight between the previous
+and the new answer that approaches this step in two stages, the second started from the powers of the first. From several initial
+powers this ends at nearly the same loss; descent on the step function itself stops near where it begins.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,17 +23,20 @@ from anytime.calibrate.temperature import fit_temperature
 from anytime.checks import check_count, check_number
 from anytime.combine.base import LARGEST, SMALLEST
 from anytime.combine.dense import check_labelled_rows
-from anytime.combine.powers import Powers, multiply
+from anytime.combine.powers import Powers, held, multiply
 from anytime.fitted import Fitted
 from anytime.metrics import drop
 
 _BLOCK = 4096
 _LOWEST = -1e4
 _FIRST_PAST, _FIRST_NOW = 0.8, 0.2
+_SMALLEST_DOUBT = 1e-7
+_SHARPNESS = (3.0, 12.0)
+"""How steeply the weight of a held answer rises with the log-odds, stage by stage."""
 
 
 @dataclass(frozen=True)
-class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed={"looks": "n_evaluations"}):
+class FittedProduct(Fitted, kind="fitted-product", version=3, oldest=1, renamed={"looks": "n_evaluations"}):
     """Fitted powers, and the loss they reach on the fitted rows.
 
     Args:
@@ -41,6 +49,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed=
         drop: Mean over the rows of the penalised drop.
         loss_before: The loss at the initial powers, nll + λ · drop.
         n_evaluations: How many times the loss was computed over all rows.
+        margin: How much more certain, in log-odds, a new answer with the same label must be; None if answers are not held.
     """
 
     past: tuple[float, ...]
@@ -52,6 +61,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed=
     drop: float
     loss_before: float
     n_evaluations: int
+    margin: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +70,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=2, oldest=1, renamed=
     @property
     def rule(self) -> Powers:
         """The fitted product as a rule."""
-        return Powers(self.past, self.now)
+        return Powers(self.past, self.now, self.margin)
 
     @property
     def loss(self) -> float:
@@ -75,6 +85,7 @@ def fit_product(
     penalty: float = 3.0,
     ignored: float = 0.0,
     steps: int = 100,
+    margin: float | None = None,
     class_dim: int | None = None,
     ignore_index: int | None = None,
 ) -> FittedProduct:
@@ -85,7 +96,9 @@ def fit_product(
         labels: `(rows,)`.
         penalty: λ, the cost of a mean drop of 1 in nats. 0 maximises likelihood alone.
         ignored: Only the part of a drop above this is penalised.
-        steps: The maximum number of L-BFGS steps; it stops earlier once it has converged.
+        steps: The maximum number of L-BFGS steps, of each stage if answers are held; it stops earlier once it has converged.
+        margin: Of `Powers`: hold an answer unless its label changes or is more certain by this much in log-odds. 1 suits few
+            classes. None holds no answers.
         class_dim: The dimension of the classes in dense logits; every position is a row. All rows are held in memory.
         ignore_index: The label of positions to leave out.
 
@@ -97,31 +110,114 @@ def fit_product(
         True
     """
     given, wanted = check_labelled_rows(logits, labels, class_dim, ignore_index)
-    exits, rows, classes = given.shape
     check_number(penalty, "penalty", low=0, most=LARGEST)
     check_number(ignored, "ignored", low=0, below=1)
     check_count(steps, "steps")
+    if margin is not None:
+        margin = check_number(margin, "margin", low=0, most=LARGEST)
     temperatures = fit_temperature(given, wanted).temperatures
+    # Held answers have many optima: in float32 rounding, and so the processor, decides which one is found.
+    dtype = torch.float32 if margin is None else torch.float64
     with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
         # -inf times a power has no gradient; the bound is far below any relevant log-probability.
-        log_probs = given.detach().log_softmax(-1).float().clamp(min=_LOWEST)
-        label, powers = wanted.clone(), _first_powers(temperatures).to(given.device).requires_grad_()
-        losses = _descend(powers, log_probs, label, penalty, ignored, steps)
-        nll, mean_drop = (float(part.detach()) / rows for part in _sums(powers, log_probs, label, ignored))
-    past, now = _powers(powers.detach()).tolist()
+        log_probs = given.detach().log_softmax(-1).to(dtype).clamp(min=_LOWEST)
+        fitting = _Rows(log_probs, wanted.clone(), float(penalty), float(ignored))
+        first = _first_powers(temperatures).to(given.device, dtype)
+        return _fit(fitting, first, steps, margin)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows to fit on, as log-probabilities, and what the loss counts of them."""
+
+    log_probs: Tensor
+    labels: Tensor
+    penalty: float
+    ignored: float
+
+    def blocks(self) -> Iterator[_Rows]:
+        """Some rows at a time: the loss is a sum over rows, so this bounds the memory."""
+        for log_probs, labels in zip(torch.split(self.log_probs, _BLOCK, 1), torch.split(self.labels, _BLOCK), strict=True):
+            yield replace(self, log_probs=log_probs, labels=labels)
+
+    def sums(self, powers: Tensor, margin: float | None, sharpness: float) -> tuple[Tensor, Tensor]:
+        """NLL, a mean over exits, and the penalised drops, both summed over the rows."""
+        label = _label_log_probs(powers, self.log_probs, self.labels, margin, sharpness)
+        return -label.mean(0).sum(), (drop(label.exp()) - self.ignored).clamp(min=0).sum()
+
+
+def _fit(rows: _Rows, first: Tensor, steps: int, margin: float | None) -> FittedProduct:
+    """The powers with the lowest loss, from these initial ones."""
+    powers = first.clone().requires_grad_()
+    evaluations = sum(_descend(powers, rows, steps, margin, by) for by in ((math.inf,) if margin is None else _SHARPNESS))
+    count, powers = len(rows.labels), powers.detach()
+    before, after = ([float(part) / count for part in rows.sums(at, margin, math.inf)] for at in (first, powers))
+    past, now = _powers(powers).tolist()
+    exits, _, classes = rows.log_probs.shape
     return FittedProduct(
         exits,
         classes,
         past=(1.0, *past[1:]),
         now=tuple(now),
-        penalty=float(penalty),
-        ignored=float(ignored),
-        rows=rows,
-        nll=nll,
-        drop=mean_drop,
-        loss_before=losses[0],
-        n_evaluations=len(losses),
+        penalty=rows.penalty,
+        ignored=rows.ignored,
+        rows=count,
+        nll=after[0],
+        drop=after[1],
+        loss_before=before[0] + rows.penalty * before[1],
+        n_evaluations=evaluations,
+        margin=margin,
     )
+
+
+def _descend(powers: Tensor, rows: _Rows, steps: int, margin: float | None, sharpness: float) -> int:
+    """Move the powers to the optimum; return the number of evaluations."""
+    evaluations = 0
+    search = torch.optim.LBFGS([powers], max_iter=steps, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-7)
+
+    def loss() -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
+        search.zero_grad()
+        total = torch.zeros((), dtype=powers.dtype, device=powers.device)
+        for block in rows.blocks():
+            nll, drops = block.sums(powers, margin, sharpness)
+            part = (nll + rows.penalty * drops) / len(rows.labels)
+            part.backward()  # type: ignore[no-untyped-call]
+            total += part.detach()
+        return total
+
+    search.step(loss)  # type: ignore[no-untyped-call]
+    return evaluations
+
+
+def _label_log_probs(powers: Tensor, log_probs: Tensor, labels: Tensor, margin: float | None, sharpness: float) -> Tensor:
+    """The labels' log-probabilities, `(exits, rows)`; with a margin answers are held, at infinite sharpness as by `Powers`."""
+    past, now = _powers(powers)
+    answer: Tensor | None = None
+    answers = []
+    for exit, seen in enumerate(log_probs):
+        before, answer = answer, multiply(answer, seen, past[exit], now[exit]).log_softmax(-1)
+        if before is not None and margin is not None:
+            exact = sharpness == math.inf
+            answer = held(before, answer, margin) if exact else _partly_held(before, answer, margin, sharpness)
+        answers.append(answer.gather(-1, labels[:, None])[:, 0])
+    return torch.stack(answers)
+
+
+def _partly_held(before: Tensor, now: Tensor, margin: float, sharpness: float) -> Tensor:
+    """Between two answers: near the first where the second keeps its label and is not more certain by the margin."""
+    label = before.argmax(-1, keepdim=True)
+    sure, then = now.gather(-1, label), before.gather(-1, label)
+    lead = sure - now.scatter(-1, label, torch.finfo(now.dtype).min).amax(-1, keepdim=True)
+    missing = _log_odds(then) + margin - _log_odds(sure)
+    weight = torch.sigmoid(sharpness * missing) * torch.sigmoid(sharpness * lead)
+    return (weight * before + (1 - weight) * now).log_softmax(-1)
+
+
+def _log_odds(log_prob: Tensor) -> Tensor:
+    """The logarithm of p/(1 - p), with a finite gradient."""
+    return log_prob - (-torch.expm1(log_prob.clamp(max=-_SMALLEST_DOUBT))).log()
 
 
 def _first_powers(temperatures: tuple[float, ...]) -> Tensor:
@@ -130,38 +226,6 @@ def _first_powers(temperatures: tuple[float, ...]) -> Tensor:
     weight = torch.full_like(scale, _FIRST_NOW)
     weight[0] = 1.0
     return torch.stack((torch.full_like(scale, _FIRST_PAST), weight / scale)).log()
-
-
-def _descend(powers: Tensor, log_probs: Tensor, labels: Tensor, penalty: float, ignored: float, steps: int) -> list[float]:
-    """Move the powers to the optimum; return the losses of all evaluations."""
-    losses: list[float] = []
-    search = torch.optim.LBFGS([powers], max_iter=steps, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-7)
-
-    def loss() -> Tensor:
-        search.zero_grad()
-        total = torch.zeros((), device=powers.device)
-        # The loss is a sum over rows, so blocks bound the memory.
-        for now, wanted in zip(torch.split(log_probs, _BLOCK, 1), torch.split(labels, _BLOCK), strict=True):
-            nll, drops = _sums(powers, now, wanted, ignored)
-            part = (nll + penalty * drops) / len(labels)
-            part.backward()  # type: ignore[no-untyped-call]
-            total += part.detach()
-        losses.append(float(total))
-        return total
-
-    search.step(loss)  # type: ignore[no-untyped-call]
-    return losses
-
-
-def _sums(powers: Tensor, log_probs: Tensor, labels: Tensor, ignored: float) -> tuple[Tensor, Tensor]:
-    """NLL, a mean over exits, and the penalised drops, both summed over the rows."""
-    past, now = _powers(powers)
-    answer, answers = None, []
-    for exit, seen in enumerate(log_probs):
-        answer = multiply(answer, seen, past[exit], now[exit]).log_softmax(-1)
-        answers.append(answer.gather(-1, labels[:, None])[:, 0])
-    label = torch.stack(answers)
-    return -label.mean(0).sum(), (drop(label.exp()) - ignored).clamp(min=0).sum()
 
 
 def _powers(logarithms: Tensor) -> Tensor:

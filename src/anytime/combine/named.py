@@ -165,7 +165,7 @@ def _parse(source: str, text: str) -> ast.expr:
 
 def _build(node: ast.expr, text: str) -> Any:
     match node:
-        case ast.Constant(value=bool() | int() | float() | str() as value):
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value

@@ -1,6 +1,7 @@
 """The fitted product: each exit's softmax and the previous answer, each to a power of its own.
 
-p_m ∝ p_{m-1}^{a_m} · softmax(f_m)^{b_m}, with a and b fitted on held-out rows by `anytime.fit_product`. Its state is one number
+p_m ∝ p_{m-1}^{a_m} · softmax(f_m)^{b_m}, with a and b fitted on held-out rows by `anytime.fit_product`. With a margin it holds
+answers: it keeps p_{m-1} where the label would stay the same and not be more certain by that margin. Its state is one number
 per class, as the product's. Every class keeps some probability, so it never collapses.
 """
 
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anytime.checks import check_number
 from anytime.combine.activations import below_best
-from anytime.combine.base import Rule, never_fell_back, positive_numbers
-from anytime.combine.prediction import Prediction, State, top_class
+from anytime.combine.base import LARGEST, Rule, never_fell_back, positive_numbers
+from anytime.combine.prediction import Prediction, State, log_odds, top_class
 from anytime.errors import OptionError
 
 _FIX = "find them with anytime.fit_product"
@@ -26,6 +28,8 @@ class Powers(Rule[State]):
     Args:
         past: a, one positive number per exit: the power of the previous answer. The first is not used.
         now: b, one positive number per exit: the power of the exit's own softmax.
+        margin: Keep the previous answer in rows where the new one has the same label, unless its log-odds are larger by this
+            much; so the confidence in a label drops only where the label changes. None keeps no answers.
 
     Example:
         >>> rule = Powers(past=(1.0, 0.5), now=(1.0, 0.5))
@@ -35,8 +39,11 @@ class Powers(Rule[State]):
 
     past: tuple[float, ...]
     now: tuple[float, ...]
+    margin: float | None = None
 
     def __post_init__(self) -> None:
+        if self.margin is not None:
+            object.__setattr__(self, "margin", check_number(self.margin, "margin", low=0, most=LARGEST))
         object.__setattr__(self, "past", positive_numbers("past", self.past, fix=_FIX))
         object.__setattr__(self, "now", positive_numbers("now", self.now, fix=_FIX))
         if len(self.past) != len(self.now):
@@ -55,6 +62,8 @@ class Powers(Rule[State]):
         exit = state.seen
         # A constant per row cancels, so nothing is normalised, and nothing rounded, before the label is taken.
         total = multiply(state.memory, below_best(logits), self.past[exit], self.now[exit])
+        if self.margin is not None and state.memory is not None:
+            total = held(state.memory, total, self.margin)
         prediction = Prediction(total.log_softmax(-1), never_fell_back(logits), top_class(total))
         return State(state.exits, exit + 1, below_best(total)), prediction
 
@@ -67,3 +76,13 @@ def multiply(before: Tensor | None, exit: Tensor, past: float | Tensor, now: flo
     if before is not None:
         total = total + (past * before).clamp(min=lowest)
     return total
+
+
+def held(before: Tensor, now: Tensor, margin: float) -> Tensor:
+    """The second of two answers, or the first where both have one label and the second is not more certain by the margin.
+
+    Answers are logarithms up to a constant per row.
+    """
+    label = top_class(before)
+    kept = (top_class(now) == label) & (log_odds(now, label) < log_odds(before, label) + margin)
+    return torch.where(kept[:, None], before, now)
