@@ -257,3 +257,20 @@ def test_on_cifar10_it_halves_the_drops_of_caching_and_of_the_product(shared: Pa
         assert found["fitted"]["ece"] < found[rival]["ece"] / 2
         assert found["fitted"]["nll"] < found[rival]["nll"]
         assert found["fitted"]["accuracy"] > found[rival]["accuracy"] - 0.01
+
+
+def test_on_cifar10_held_answers_drop_less_than_without_and_than_scaled_caching_at_its_accuracy(shared: Path) -> None:
+    logits, labels = real(shared, 10)
+    fit, test = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).chunk(2)
+    rules = {
+        "holding": fit_product(logits[:, fit], labels[fit], penalty=1.0, margin=1.0).rule,
+        "fitted": fit_product(logits[:, fit], labels[fit], penalty=1.0).rule,
+        "scaled caching": fit_temperature(logits[:, fit], labels[fit]).rule_for(Caching()),
+    }
+    found = anytime.evaluate(logits[:, test], labels[test], rules=rules).rules
+    holding = found.pop("holding")
+    for name, share in (("fitted", 0.8), ("scaled caching", 1.0)):
+        assert holding.label_drop_percent["0.05"] < share * found[name].label_drop_percent["0.05"]
+        assert np.mean(holding.accuracy) > np.mean(found[name].accuracy) - 0.003
+    assert np.mean(holding.ece) < np.mean(found["scaled caching"].ece)
+    assert np.mean(holding.nll) < np.mean(found["scaled caching"].nll)

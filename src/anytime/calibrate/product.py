@@ -5,8 +5,8 @@ probability. The first term asks for calibration, the second for few drops; `doc
 few parameters the gradient over all rows is cheap: L-BFGS converges in about fifty evaluations.
 
 A held answer is a step function of the powers, which has no useful gradient. So it is fitted with a weight between the previous
-and the new answer that approaches this step in two stages, the second started from the powers of the first. From several initial
-powers this ends at nearly the same loss; descent on the step function itself stops near where it begins.
+and the new answer that approaches this step in two stages, the second started from the powers of the first. From several
+initial powers this ends at nearly the same loss; descent on the step function itself stops near where it begins.
 """
 
 from __future__ import annotations
