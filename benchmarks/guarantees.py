@@ -39,7 +39,7 @@ def main() -> None:
     frontier = tune(logits[:, :cut], labels[:cut])
     for one in frontier.measure(logits[:, cut:], labels[cut:]):
         known = ("latest", "caching", "caching at T", "product", "product at T")
-        if one.name in known or one.name.startswith("fitted product"):
+        if one.name in known or one.name.startswith(("fitted product", "holding product")):
             found = one.metrics
             print(f"{one.name}: accuracy {100 * found['accuracy']:.1f} %, drops {100 * found['drop_0.1']:.2f} %,", end=" ")
             print(f"ECE {found['ece']:.3f}, NLL {found['nll']:.2f}")

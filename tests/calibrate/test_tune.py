@@ -234,6 +234,13 @@ def test_a_certified_choice_tests_the_chain_on_other_rows_and_remembers_them(fro
         frontier.choose_certified(logits, labels, drop=0.3)
 
 
+@pytest.mark.parametrize(("classes", "tried"), [(10, True), (11, False)])
+def test_held_answers_are_tried_with_few_classes(classes: int, tried: bool) -> None:
+    logits, labels = some(200, classes=classes)
+    names = {one.name for one in tune(logits, labels, penalties=(1.0,)).candidates}
+    assert ("holding product, λ = 1" in names) == tried
+
+
 def reference(shared: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     with np.load(shared / "reference" / f"msdnet-{name}-val.npz") as file:
         return torch.from_numpy(file["logits"]).float(), torch.from_numpy(file["labels"].astype(np.int64))

@@ -116,13 +116,12 @@ def fit_product(
     if margin is not None:
         margin = check_number(margin, "margin", low=0, most=LARGEST)
     temperatures = fit_temperature(given, wanted).temperatures
-    # Held answers have many optima: in float32 rounding, and so the processor, decides which one is found.
-    dtype = torch.float32 if margin is None else torch.float64
     with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
-        # -inf times a power has no gradient; the bound is far below any relevant log-probability.
-        log_probs = given.detach().log_softmax(-1).to(dtype).clamp(min=_LOWEST)
+        # In float32 rounding, and so the processor, decides where the descent ends. -inf times a power has no gradient; the bound
+        # is far below any relevant log-probability.
+        log_probs = given.detach().double().log_softmax(-1).clamp(min=_LOWEST)
         fitting = _Rows(log_probs, wanted.clone(), float(penalty), float(ignored))
-        first = _first_powers(temperatures).to(given.device, dtype)
+        first = _first_powers(temperatures).to(given.device, torch.float64)
         return _fit(fitting, first, steps, margin)
 
 

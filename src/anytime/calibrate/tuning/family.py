@@ -2,8 +2,8 @@
 
 The plain product rarely drops and is underconfident; at its calibrated temperature it drops often. The path T^s with s from
 0 to 1 leads from one to the other. The family also has other activations and weights, caching on top, temperature-scaled
-softmaxes, and the fitted product with various penalties on drops. Everything that needs fitting is fitted here, on rows that
-take no part in the choice.
+softmaxes, and the fitted product with various penalties on drops, with and without held answers. Everything that needs fitting
+is fitted here, on rows that take no part in the choice.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ STEPS = (0.25, 0.5, 0.75, 1.0, 1.25)
 """s: from temperature 1 (0) to the calibrated one (1), and beyond it."""
 _IGNORED, _IGNORED_FROM = 0.03, 10.0
 """From this penalty on, also ignore drops up to 0.03: small drops are many and would outweigh the large ones."""
+_MARGIN, _FEW_CLASSES = 1.0, 10
+"""With up to so many classes, products that hold answers are tried too; with more they gain little, and take long to fit."""
 _CLIPS = (0.25, 0.5, 1.0)
 _GATES = (0.0625, 0.125, 0.25)
 """Limits and thresholds as fractions of a typical largest logit, since networks differ in scale."""
@@ -75,6 +77,9 @@ def members(logits: Tensor, labels: Tensor, *, penalties: tuple[float, ...] = PE
             name = f"fitted product, λ = {penalty:g}" + (f" above {ignored:g}" if ignored else "")
             yield Member(name, "fitted product", fitted)
             yield Member(f"cached {name}", "fitted product", Cached(fitted))
+        if logits.shape[2] <= _FEW_CLASSES:
+            held = fit_product(logits, labels, penalty=penalty, margin=_MARGIN).rule
+            yield Member(f"holding product, λ = {penalty:g}", "fitted product", held)
 
 
 def _scaled(logits: Tensor, labels: Tensor) -> Iterator[Member]:
