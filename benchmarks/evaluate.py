@@ -4,8 +4,8 @@
     python benchmarks/evaluate.py --samples 2000       a quick look
 
 The rival is written in the manner of the paper's released code: operations on whole tensors in float64, Python loops over
-inputs and pairs of exits. Both read the same memory-mapped file and compute the same figures for the same three rules;
-the figures are compared, and the ratio of the times is printed. Each side runs in a process of its own. Memory is what
+inputs and pairs of exits. Both read the same memory-mapped file and compute the same metrics for the same three rules;
+the metrics are compared, and the ratio of the times is printed. Each side runs in a process of its own. Memory is what
 the process holds beyond the pages of the file, at its peak. CPU seconds are those of all threads: unlike the time on the
 clock, they hardly depend on what else the machine is doing.
 
@@ -64,7 +64,7 @@ def read_once(path: Path) -> float:
 def ours(path: Path) -> dict[str, Any]:
     import anytime
 
-    return anytime.evaluate(path, path.with_name("labels.npy"), engine=engine()).to_json()["rules"]
+    return anytime.evaluate(path, path.with_name("labels.npy")).to_json()["rules"]
 
 
 def engine() -> Literal["compiled", "plain"]:
@@ -230,8 +230,8 @@ def _held() -> float:
 
 def largest_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[float, str]:
     worst = (0.0, "")
-    for rule, figures in theirs.items():
-        for name, value in figures.items():
+    for rule, metrics in theirs.items():
+        for name, value in metrics.items():
             if name.startswith("set_"):  # other random draws
                 continue
             given = mine[rule][name]
@@ -270,7 +270,7 @@ def main() -> None:
     for name, side in ((f"anytime, {engine()}", fast), ("plain implementation", slow)):
         print(f"{name:22} {side['seconds']:8.2f} s  {side['cpu']:8.2f} s of CPU  {side['peak']:6.0f} MiB beyond the file")
     print(f"compiled code was ready after {fast['ready']:.1f} s" if engine() == "compiled" else "without compiled code")
-    print(f"largest difference of a figure: {difference:.2g} ({where})")
+    print(f"largest difference of a metric: {difference:.2g} ({where})")
     for name, rules in (("anytime", mine), ("plain", theirs)):
         sizes = rules["product"]["set_size"]
         print(f"set sizes of the product, {name}: {sizes[0]:.2f} → {sizes[-1]:.2f}")

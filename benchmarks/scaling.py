@@ -1,12 +1,13 @@
 """How time and memory of `anytime.evaluate` grow with rows, classes and exits, beside the plain implementation.
 
-    python benchmarks/scaling.py                                    about six minutes, 2 GB on disk, 6 GB of memory
+    python benchmarks/scaling.py                                    about three minutes, 2 GB on disk, 6 GB of memory
     python benchmarks/scaling.py --picture docs/pictures/scaling.svg
     python benchmarks/scaling.py --quick --axes exits               a quick look
 
 Logits, rival and memory are those of `benchmarks/evaluate.py`: each point is a memory-mapped float32 file, evaluated in a
-process of its own. One size grows at a time: rows with 5 exits and 10 classes, classes with 5 exits and 2,000 rows, exits with
-2,000 rows and 1,000 classes. The rival stops growing after a size that takes it more than `--plain-seconds` of CPU.
+process of its own by the engine that `anytime.evaluate` chooses. One size grows at a time: rows with 5 exits and 10 classes,
+classes with 5 exits and 2,000 rows, exits with 2,000 rows and 1,000 classes. The rival stops growing after a size that takes it
+more than `--plain-seconds` of CPU.
 
 A slope is that of the logarithm over the logarithm of the size, fitted to the larger half of the points: 1 is linear. Read the
 slope of CPU seconds: they hardly depend on what else the machine is doing. Sizes that do not fit the disk or the memory are
@@ -32,7 +33,7 @@ from anytime.display.chart import Axis, Chart, Guide, Series, look
 from anytime.display.numbers import ABSENT, compact, number
 from anytime.report.svg.chart import stacked
 from anytime.report.svg.load import LogScale
-from evaluate import engine, in_own_process, ours, plain, write_logits
+from evaluate import in_own_process, ours, plain, write_logits
 
 Found = dict[str, Any]
 
@@ -181,7 +182,7 @@ def main() -> None:
     parser.add_argument("--plain-seconds", type=float, default=3.0, help="CPU seconds of a size after which the rival stops")
     parser.add_argument("--picture", type=Path, help="where to draw the charts, an SVG file")
     options = parser.parse_args()
-    print(f"anytime.evaluate, {engine()}; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"anytime.evaluate; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
     charts = []
     for sweep in SWEEPS:
         if sweep.name not in options.axes:

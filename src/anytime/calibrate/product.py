@@ -117,8 +117,8 @@ def fit_product(
         margin = check_number(margin, "margin", low=0, most=LARGEST)
     temperatures = fit_temperature(given, wanted).temperatures
     with torch.inference_mode(False), torch.enable_grad():  # also if called under no_grad or in inference mode
-        # In float32 rounding, and so the processor, decides where the descent ends. -inf times a power has no gradient; the bound
-        # is far below any relevant log-probability.
+        # In float32 rounding, and so the processor, decides where the descent ends.
+        # -inf times a power has no gradient; the bound is far below any relevant log-probability.
         log_probs = given.detach().double().log_softmax(-1).clamp(min=_LOWEST)
         fitting = _Rows(log_probs, wanted.clone(), float(penalty), float(ignored))
         first = _first_powers(temperatures).to(given.device, torch.float64)
