@@ -66,8 +66,13 @@ def test_cached_is_the_most_confident_answer_so_far(inner: Rule[Any], ties: Any)
 @settings(max_examples=60)
 @given(logits())
 def test_caching_is_cached_latest(values: torch.Tensor) -> None:
+    odds = Latest()(values.double()).log_odds
+    # Where two exits are equally confident but for rounding, which of them is kept is decided by it.
+    gaps = (odds[:, None] - odds[None]).abs() + torch.eye(len(odds))[:, :, None] * odds.abs().add(1).amax(0)
+    apart = gaps.amin((0, 1)) > 1e-4 * odds.abs().add(1).amax(0)
     for ties in ("earlier", "later"):
-        torch.testing.assert_close(Cached(Latest(), ties)(values).log_probs, Caching(ties)(values).log_probs)
+        one, other = Cached(Latest(), ties)(values), Caching(ties)(values)
+        torch.testing.assert_close(one.log_probs[:, apart], other.log_probs[:, apart])
 
 
 @settings(max_examples=60)

@@ -105,7 +105,8 @@ class CachedState(CachingState):
 class Cached(Rule[CachedState]):
     """The most confident of the inner rule's answers so far: caching on top of any rule.
 
-    `Cached(Latest())` is `Caching()`. `fell_back` is that of the cached answer.
+    `Cached(Latest())` is `Caching()`, except where exits are equally confident up to rounding. `fell_back` is that of the
+    cached answer.
 
     Args:
         inner: The rule.
