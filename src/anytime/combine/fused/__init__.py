@@ -25,14 +25,14 @@ _WARP = 512
 
 
 def is_available(device: torch.device) -> bool:
-    """Whether kernels run on a device: on a GPU with Triton, or anywhere in Triton's interpreter, which tests use."""
-    return (device.type == "cuda" or _is_interpreted()) and _has_triton()
+    """Whether kernels run on a device: on a GPU with Triton, or on the CPU in Triton's interpreter, which tests use."""
+    return device.type == ("cpu" if is_interpreted() else "cuda") and _has_triton()
 
 
 def tile(classes: int) -> dict[str, int]:
     """The rows and classes of a program, and its warps."""
     width = power_of_two(classes)
-    rows = max(1, (_INTERPRETED_TILE if _is_interpreted() else _TILE) // width)
+    rows = max(1, (_INTERPRETED_TILE if is_interpreted() else _TILE) // width)
     return {"rows": rows, "width": width, "num_warps": max(1, min(16, rows * width // _WARP))}
 
 
@@ -84,7 +84,8 @@ def combine_product(product: Product, logits: Tensor) -> Prediction | None:
     return answer
 
 
-def _is_interpreted() -> bool:
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from anytime.combine import encoded
 from anytime.combine.fused.kernel import evidence as log_evidence
-from anytime.combine.fused.kernel import log_of_total, softmax
+from anytime.combine.fused.kernel import exp, least_and_two, log, log1p, softmax
 from anytime.metrics.fused import layout
 
 # Triton reads global names only if they are of its own type of constants.
@@ -49,15 +49,21 @@ def _at_label(values, columns, label):
 
 
 @triton.jit
+def _above(masses, cut):
+    """The smallest of the masses above a cut, how many there are, and their sum."""
+    above = masses > cut
+    return least_and_two(tl.where(above, masses, 2.0), above.to(tl.int32), tl.where(above, masses, 0.0))
+
+
+@triton.jit
 def _place(scores, masses, columns, classes, label):
     """How many classes come before the label, equal ones by their index, their mass, and the label's."""
     own = _at_label(scores, columns, label)[:, None]
     ahead = (columns < classes) & ((scores > own) | ((scores == own) & (columns < label[:, None])))
-    return (
-        tl.sum(ahead.to(tl.int32), 1),
-        tl.sum(tl.where(ahead, masses, 0.0), 1),
-        _at_label(masses, columns, label),
+    own, before, mass = least_and_two(
+        tl.where(columns == label[:, None], masses, 2.0), ahead.to(tl.int32), tl.where(ahead, masses, 0.0)
     )
+    return before, mass, own
 
 
 @triton.jit
@@ -83,9 +89,7 @@ def _set_size(
     bits: tl.constexpr = tl.int64 if masses.dtype == tl.float64 else tl.int32
     total = 1.0 + others
     most = (limit + slack + total * 0).to(masses.dtype)
-    alive = masses > 0
-    many = tl.sum(alive.to(tl.int32), 1)
-    least = tl.min(tl.where(alive, masses, 2.0), 1)
+    least, many, _ = _above(masses, 0.0)
     whole = _score(total / total, least / total, many, uniform, lam_reg, k_reg, randomised, original) <= most
     low = (total * 0).to(bits, bitcast=True)
     high = tl.where(whole, low, (total * 0 + 1).to(bits, bitcast=True))
@@ -94,10 +98,7 @@ def _set_size(
     middle = (total * 0 + 0.0009765625).to(bits, bitcast=True)
     searching = (reached - inside > 1) & (high - low > 1)
     while tl.max(searching.to(tl.int32), 0) > 0:
-        above = masses > middle.to(masses.dtype, bitcast=True)[:, None]
-        some = tl.sum(above.to(tl.int32), 1)
-        part = tl.sum(tl.where(above, masses, 0.0), 1)
-        smallest = tl.min(tl.where(above, masses, 2.0), 1)
+        smallest, some, part = _above(masses, middle.to(masses.dtype, bitcast=True)[:, None])
         score = _score(part / total, smallest / total, some, uniform, lam_reg, k_reg, randomised, original)
         fits = (some == 0) | (score <= most)
         up, down = searching & fits, searching & (fits == 0)
@@ -131,9 +132,8 @@ def _set_size(
 def _log_add(one, other):
     most = tl.maximum(one, other)
     far = most == -_INF
-    rest = tl.exp(tl.minimum(one, other) - tl.where(far, 0.0, most))
-    rounded = 1.0 + rest
-    return tl.where(far, -_INF, most + tl.log(rounded) + (rest - (rounded - 1.0)) / rounded)
+    rest = exp(tl.minimum(one, other) - tl.where(far, 0.0, most))
+    return tl.where(far, -_INF, most + log1p(rest))
 
 
 @triton.jit
@@ -148,7 +148,7 @@ def _write(
     tl.store(marks + _FELL_BACK * plane + place, (fell_back > 0).to(tl.int8), mask=shown)
     tl.store(real + _CONFIDENCE * plane + place, 1.0 / total, mask=shown)
     tl.store(real + _FINAL * plane + place, tl.exp(tl.minimum(final_log, 0.0)), mask=shown)
-    tl.store(real + _ENTROPY * plane + place, tl.maximum(log_of_total(others) - linear / total, 0.0), mask=shown)
+    tl.store(real + _ENTROPY * plane + place, tl.maximum(log1p(others) - linear / total, 0.0), mask=shown)
     tl.store(real + _SQUARE * plane + place, squares / (total * total), mask=shown)
     if labelled:
         tl.store(marks + _CORRECT * plane + place, (best == label[:, None]).to(tl.int8), mask=shown)
@@ -191,7 +191,7 @@ def _logs_of_class(
     values = tl.load(start[:, None] + y[:, None] + axis * exit_stride, mask=shown, other=0.0).to(tops.dtype)
     shift, gate, floor, cap = tl.load(evidence), tl.load(evidence + 1), tl.load(evidence + 2), tl.load(evidence + 3)
     found = log_evidence(values, highest, shift, gate, floor, cap, activation)
-    norms = log_of_total(others)
+    norms = log1p(others)
     if kind == _PRODUCT:
         weight = tl.load(weights + axis, mask=axis < exits, other=0.0)
         total = tl.cumsum(tl.where(weight > 0, weight * found, 0.0), 1)
@@ -231,7 +231,8 @@ def _follow_softmaxes(
     c_before, c_mass, c_own = zero, none, none
     for m in range(exits):
         values = tl.load(cells + m * exit_stride, mask=inside, other=-_INF).to(number)
-        top, best, masses, precise, linear, squares, support = softmax(values, columns, lowest, caching >= 0)
+        top = tl.max(values, 1)
+        best, masses, precise, linear, squares, support = softmax(values, top, columns, lowest, caching >= 0)
         others = precise.to(number)
         best = tl.minimum(best, classes - 1)
         odd = valid & ((others != others) | (support < classes))
@@ -243,7 +244,7 @@ def _follow_softmaxes(
             linears, squared = tl.where(now, linear[:, None], linears), tl.where(now, squares[:, None], squared)
             bests, supports = tl.where(now, best[:, None], bests), tl.where(now, support[:, None], supports)
         if caching >= 0:
-            margin = -tl.log(tl.maximum(precise, _FAR).to(tl.float64)).to(number)
+            margin = -log(tl.maximum(others, _FAR))
             if tl.min(others, 0) < _FAR:
                 margin = tl.where(others < _FAR, _far_margin(values, top, best, columns), margin)
             newer = (margin >= c_margin) if later_ties else (margin > c_margin)
@@ -277,7 +278,7 @@ def _follow_softmaxes(
     if task != _SCORES:
         first = start[:, None]
         if latest >= 0:
-            logs = log_of_total(sums)
+            logs = log1p(sums)
             ends = tl.load(first + best[:, None] + axis * exit_stride, mask=shown, other=0.0).to(number)
             labels = nowhere
             if labelled:
@@ -287,7 +288,7 @@ def _follow_softmaxes(
                 sums, linears, squared, ends - tops - logs, labels - tops - logs, label, labelled,
             )  # fmt: skip
         if caching >= 0:
-            logs = log_of_total(c_sums)
+            logs = log1p(c_sums)
             ends = tl.load(first + c_best[:, None] + sources * exit_stride, mask=shown, other=0.0).to(number)
             labels = nowhere
             if labelled:
@@ -329,9 +330,12 @@ def _follow_experts(
             weight = tl.load(weights + m)
             if weight > 0:
                 totals = totals + weight * found
-            lost = (tl.max(totals, 1) == -_INF).to(tl.int32)
-            scores = tl.where(lost[:, None] > 0, values, totals)
-            top, best, masses, others, linear, squares, support = softmax(scores, columns, lowest, False)
+            scores, top = totals, tl.max(totals, 1)
+            lost = (top == -_INF).to(tl.int32)
+            if tl.max(lost, 0) > 0:
+                scores = tl.where(lost[:, None] > 0, values, totals)
+                top = tl.max(scores, 1)
+            best, masses, others, linear, squares, support = softmax(scores, top, columns, lowest, False)
             tops, sums = tl.where(now, top[:, None], tops), tl.where(now, others[:, None], sums)
             ever_lost = lost
             lost_at = tl.where(now, lost[:, None], lost_at)
@@ -340,8 +344,9 @@ def _follow_experts(
             if added > -_INF:
                 lost = (tl.max(found, 1) == -_INF).to(tl.int32)
                 expert = tl.where(lost[:, None] > 0, values, found)
-                top, first, masses, others, linear, squares, support = softmax(expert, columns, lowest, False)
-                mean = mean * tl.exp(kept) + masses * tl.exp(added - log_of_total(others))[:, None]
+                top = tl.max(expert, 1)
+                first, masses, others, linear, squares, support = softmax(expert, top, columns, lowest, False)
+                mean = mean * tl.exp(kept) + masses * exp(added - log1p(others))[:, None]
                 alive = alive | (expert > -_INF)
                 highest_mean = tl.max(mean, 1)
                 largest = tl.min(tl.where(mean == highest_mean[:, None], columns, width), 1)
@@ -349,8 +354,8 @@ def _follow_experts(
                 tops, own_sums = tl.where(now, top[:, None], tops), tl.where(now, others[:, None], own_sums)
                 ever_lost = tl.maximum(ever_lost, lost)
                 lost_at = tl.where(now, lost[:, None], lost_at)
-            scores = tl.where(alive, tl.log(tl.where(alive, mean, 1.0)), -_INF)
-            top, _, masses, others, linear, squares, support = softmax(scores, columns, lowest, False)
+            scores = tl.where(alive, log(tl.where(alive, mean, 1.0)), -_INF)
+            _, masses, others, linear, squares, support = softmax(scores, tl.max(scores, 1), columns, lowest, False)
             sums = tl.where(now, others[:, None], sums)
             support = tl.sum(alive.to(tl.int32), 1)
         best = tl.minimum(best, classes - 1)

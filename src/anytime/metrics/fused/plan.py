@@ -18,6 +18,8 @@ from anytime.metrics.trajectories import Trajectories
 MOST_EXITS = 64
 NO_FAULT = torch.iinfo(torch.int64).max
 """In place of the number of a logit that is not finite where there is none."""
+_REGISTERS = 128
+"""Of a thread, at most: with more, too few programs run beside each other."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class FusedRules:
                     depth=power_of_two(exits),
                     **sizes,
                     num_stages=1,
+                    maxnreg=None if self.dtype == torch.float64 else _REGISTERS,
                     enable_fp_fusion=False,  # equal evidence must stay equal, as in torch's separate operations
                 )
         found, sized = {}, () if sets is None or sets.limits is None else sets.limits
