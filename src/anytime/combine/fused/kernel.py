@@ -42,13 +42,14 @@ def log(x):
     """The logarithm of a positive number, without branches: within 1.3 units in the last place in float32."""
     if x.dtype == tl.float64:
         return tl.log(x)
-    small = x < _NORMAL
-    bits = tl.where(small, x * 8388608.0, x).to(tl.int32, bitcast=True) - _LEAST
-    octaves = (bits >> 23).to(tl.float32) - tl.where(small, 23.0, 0.0)
-    f = ((bits & 0x7FFFFF) + _LEAST).to(tl.float32, bitcast=True) - 1.0  # x = (1 + f)·2^octaves, 1 + f from √½ to √2
-    p = tl.fma(tl.fma(tl.fma(_C6, f, _C5), f, _C4), f, _C3)
-    p = tl.fma(tl.fma(tl.fma(tl.fma(p, f, _C2), f, _C1), f, _C0), f, -0.5)
-    return tl.fma(octaves, _FIRST, f + tl.fma(p, f * f, octaves * _REST))
+    else:  # noqa: RET505 - Triton compiles what follows a return
+        small = x < _NORMAL
+        bits = tl.where(small, x * 8388608.0, x).to(tl.int32, bitcast=True) - _LEAST
+        octaves = (bits >> 23).to(tl.float32) - tl.where(small, 23.0, 0.0)
+        f = ((bits & 0x7FFFFF) + _LEAST).to(tl.float32, bitcast=True) - 1.0  # x = (1 + f)·2^octaves, 1 + f from √½ to √2
+        p = tl.fma(tl.fma(tl.fma(_C6, f, _C5), f, _C4), f, _C3)
+        p = tl.fma(tl.fma(tl.fma(tl.fma(p, f, _C2), f, _C1), f, _C0), f, -0.5)
+        return tl.fma(octaves, _FIRST, f + tl.fma(p, f * f, octaves * _REST))
 
 
 @triton.jit
