@@ -271,6 +271,7 @@ def test_finetune() -> None:
         "finetuned": ("msdnet-finetuned", softplus),
         "finetuned, ReLU": ("msdnet-finetuned", relu),
         "heads alone finetuned": ("msdnet-heads", softplus),
+        "trained with the product alone": ("msdnet-product", softplus),
     }
     for title, rule, *cells in (line for line in lines if len(line) == 5):
         data = title.replace("-", "").lower()

@@ -37,6 +37,7 @@ NETWORKS = {
     "l2w": "L2W",
     "msdnet-finetuned": "MSDNet, finetuned",
     "msdnet-heads": "MSDNet, heads finetuned",
+    "msdnet-product": "MSDNet, trained with the product",
 }
 DROPS = (0.01, 0.05, 0.1, 0.2, 0.25, 0.33, 0.5)
 
