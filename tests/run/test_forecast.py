@@ -142,6 +142,20 @@ def test_the_batch_that_pays_is_the_smallest_with_almost_the_best_time_per_row(
     assert forecast.paying_batch(most) == pays
 
 
+def test_a_batch_size_may_be_noted_while_the_one_that_pays_is_determined() -> None:
+    forecast = Forecast()
+
+    class Interrupted(DurationWindow):
+        def __len__(self) -> int:
+            forecast.note(1, 1, 1.0)
+            return super().__len__()
+
+    for size in (1, 2, 4, 8):
+        forecast.seed(1, size, [1.0] * 10)
+    forecast._stages[1][2] = Interrupted(100, 0.97, [1.0] * 10)
+    assert forecast.paying_batch(8) == 8
+
+
 def test_memory_stays_flat_over_many_batch_sizes() -> None:
     forecast = Forecast()
     for batch in range(1, 1000):

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -120,8 +119,5 @@ def test_ten_thousand_random_interrupts_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("kind", ["forks", "interrupts"])
 def test_forks_and_interrupts_under_load_lose_nothing(kind: str) -> None:
     battery = Path(__file__).parents[1] / "long" / "battery.py"  # where a thousand of them are tried
-    command = [sys.executable, str(battery), kind, "25", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=250)
-    if f"ended with {-signal.SIGALRM}" in ended.stderr:  # a fork while torch's own threads held a lock hangs, rarely
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    ended = subprocess.run([sys.executable, str(battery), kind, "25", "1"], capture_output=True, text=True, timeout=250)
     assert ended.stdout.split() == ["done", "25"], ended.stderr

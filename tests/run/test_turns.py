@@ -360,6 +360,26 @@ def test_an_interrupt_while_the_requests_of_others_are_looked_at_loses_none(
         assert first.result().exit == 1
 
 
+class GivesUp:
+    """A request whose caller gives up waiting for its turn, right after a thread has looked whether there is one."""
+
+    def __init__(self) -> None:
+        self.gate, self._looks = threading.Lock(), 0
+        self.gate.acquire()
+
+    @property
+    def turn(self) -> Any:
+        self._looks += 1
+        return self.gate if self._looks == 1 else None
+
+
+def test_a_caller_that_gives_up_waiting_for_its_turn_does_not_end_the_thread(fakes: Any, logits: Tensor) -> None:
+    engine, request = fakes.FakeEngine(logits), GivesUp()
+    with Runner(engine, engine=engine) as runner:
+        runner._executor._end([request])  # type: ignore[list-item]
+    assert not request.gate.locked()
+
+
 @needs_fork
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_process_forked_while_every_lock_is_held_answers(fakes: Any, logits: Tensor) -> None:

@@ -19,6 +19,7 @@ from anytime.combine import Prediction
 from anytime.run.combining import ByRule, confidences
 from anytime.run.engines.base import NOTHING, Stages
 from anytime.run.engines.running import Joinable
+from anytime.run.forks import never_forked
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
 
@@ -89,6 +90,7 @@ class Batch:
         self._times: list[tuple[int, int, float]] = []
         self.expected = setup.forecast.seconds(self.tasks[0].exit + 1, sum(task.rows for task in self.tasks))
 
+    @never_forked(stage=True)
     def step(self, *, waiting: int, on_stage: Callable[[StageReport], None] | None = None) -> list[Task]:
         """Run the next stage; the requests that have ended. The others stay in `tasks`."""
         now = self._setup.clock.now()

@@ -345,8 +345,9 @@ class Executor:
         """Notify the callers of requests that have ended. No reference is kept, since it would keep the runner alive."""
         while ended:
             task = ended.pop()
-            if task.turn is None:
+            turn = task.turn  # its caller, who may give up waiting now, forgets it
+            if turn is None:
                 task.finish()
             else:
                 with suppress(RuntimeError):  # released already
-                    task.turn.release()
+                    turn.release()

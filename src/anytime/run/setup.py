@@ -19,6 +19,7 @@ from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
 from anytime.run.combining import Combiner
 from anytime.run.engines.base import Engine, Stages
+from anytime.run.forks import never_forked
 from anytime.run.timing.clock import Clock
 from anytime.run.timing.forecast import Forecast
 
@@ -70,12 +71,14 @@ class RunSetup:
         except AnytimeError:
             return None
 
+    @never_forked()
     def draw(self, batch: int) -> Tensor | None:
         """Random numbers for randomised prediction sets."""
         if self.sets is None or not self.sets.randomised:
             return None
         return torch.rand(batch, 1 if self.sets.shared else self.sets.exits, generator=self.generator)
 
+    @never_forked()
     def from_prior(self, batch: int) -> Prediction:
         """The prior for each input."""
         assert self.prior is not None

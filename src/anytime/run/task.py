@@ -25,6 +25,7 @@ from anytime.policy import RunningBatch, Stopped
 from anytime.run.answer import Answer, Reason
 from anytime.run.budget import Budget
 from anytime.run.engines.base import NOTHING, Ahead, Stages
+from anytime.run.forks import never_forked
 from anytime.run.setup import RunSetup
 
 if TYPE_CHECKING:
@@ -225,6 +226,7 @@ class Task:
             self._setup.forecast.note_dispatch(self.mode, self.arrived + answer.elapsed - since)
         return answer
 
+    @never_forked()
     def answer(self, used: int, reason: Reason | None, *, at: float | None = None) -> Answer:
         """The answer after so many exits."""
         exit: int | Tensor = used

@@ -19,6 +19,7 @@ from anytime.run.engines.base import Engine
 from anytime.run.engines.eager import EagerEngine, dtype_of
 from anytime.run.engines.folding import FoldedEngine, allow_tf32, difference, eval_copy
 from anytime.run.engines.running import device_of
+from anytime.run.forks import never_forked
 
 ENGINES = ("eager", "folded", "onnxruntime", "cuda-graphs")
 _ROUNDS, _SECONDS = 9, 0.3
@@ -150,6 +151,7 @@ def _build(model: Any, name: str, example: Inputs, threads: int | None, rule: Ru
     return CudaGraphsEngine(model, example, sizes=(*SIZES, count_rows(example)), rule=rule)
 
 
+@never_forked(stage=True)
 def run_all(engine: Engine, x: Inputs) -> list[Tensor]:
     """The logits of all exits."""
     run = engine.begin(x)

@@ -211,7 +211,8 @@ class Forecast:
         As long as little is known of large batches they count as paying, so that they are run and measured. The shortest
         durations are compared: some sizes were measured under load and others before it.
         """
-        known: Mapping[int, DurationWindow] = self._stages.get(1, {})
+        with self._lock:  # other threads may note further sizes
+            known: Mapping[int, DurationWindow] = dict(self._stages.get(1, {}))
         sizes = sorted(size for size, window in known.items() if size <= most and len(window) >= _SOME)
         if not sizes or sizes[-1] * 2 <= most:
             return most
