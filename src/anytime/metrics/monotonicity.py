@@ -41,11 +41,11 @@ def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) 
     >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1, 0.2)).tolist()
     [2, 0]
     """
-    error, sign = rounding(values), 1 if strict else -1
-    least = [limit + sign * min(error * max(limit, 1.0), abs(limit) / 2) for limit in thresholds]  # 0 never reaches more than 0
-    limits = torch.tensor(least, dtype=torch.float64).to(values.device, non_blocking=True)  # the GPU is not waited for
-    given, limits = values.double(), limits.view(len(least), *[1] * values.ndim)
-    return (given > limits if strict else given >= limits).sum(-1)
+    given, reached, error = values.double(), [], rounding(values)
+    for limit in thresholds:  # numbers of Python, not a tensor of them: copying one to a GPU would wait for it
+        near = min(error * max(limit, 1.0), abs(limit) / 2)  # 0 never reaches a positive threshold
+        reached.append(given > limit + near if strict else given >= limit - near)
+    return torch.stack(reached).sum(-1) if reached else given.new_zeros(0, dtype=torch.int64)
 
 
 def rounding(values: Tensor) -> float:

@@ -24,7 +24,7 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         quality: `(exits, batch)`, or of several rules `(exits, rules, batch)`.
-        costs: `(exits,)`, increasing.
+        costs: `(exits,)`, increasing, on the device of `quality`.
 
     Returns:
         The weighted mean in [-1, 1], `(batch,)`, and whether the input moves at all: one that is certain from the
@@ -36,8 +36,7 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
     for early in range(exits - 1):
         change = quality[early + 1 :] - quality[early]
         score += (on_device[early, early + 1 :] * change.sign() * (change.abs() >= least)).sum(0)
-    weights = sum(float(gaps[early, early + 1 :].sum()) for early in range(exits - 1))
-    return score / (weights or 1.0), quality.amax(0) - quality.amin(0) >= least
+    return score / gaps.triu().sum() if exits > 1 else score, quality.amax(0) - quality.amin(0) >= least
 
 
 def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
@@ -47,7 +46,7 @@ def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
 
 def concavity_gap(quality: Tensor, costs: Tensor) -> Tensor:
     """The largest distance of the curve of quality over cost from its concave hull, `(batch,)`; 0 for a concave curve."""
-    gap, cost = torch.zeros_like(quality[0]), costs.to(quality.dtype)
+    gap, cost = torch.zeros_like(quality[0]), costs.to(quality)
     gaps = _to(cost[:, None] - cost, quality)
     steepest = torch.full_like(quality, -torch.inf)  # the steepest chord from each exit to one after the current
     for exit in range(len(costs) - 1, 0, -1):
@@ -59,8 +58,8 @@ def concavity_gap(quality: Tensor, costs: Tensor) -> Tensor:
 
 
 def _to(gaps: Tensor, quality: Tensor) -> Tensor:
-    """Differences of costs, `(exits, exits)`, with the type, the device and the further dimensions of `quality`."""
-    return gaps.to(quality, non_blocking=True).view(*gaps.shape, *[1] * (quality.ndim - 1))
+    """Differences of costs, `(exits, exits)`, with the type and the further dimensions of `quality`."""
+    return gaps.to(quality).view(*gaps.shape, *[1] * (quality.ndim - 1))
 
 
 def gains(quality: Tensor, costs: Tensor) -> Tensor:

@@ -41,7 +41,8 @@ class Summary:
     def add(self, seen: Trajectories) -> None:
         """Add the trajectories of some inputs, which do not wait for a GPU."""
         quality = seen.label_probability if self.labelled else seen.final
-        concordance, moves = properties.concordance(quality, self.costs)
+        costs = self.costs.to(quality.device, non_blocking=True)
+        concordance, moves = properties.concordance(quality, costs)
         self._add("rows", _count(seen.answer))
         self._reach("final_drop", monotonicity.drop(seen.final), monotonicity.DROPS)
         self._reach("entropy_rise", monotonicity.rise(seen.entropy), monotonicity.ENTROPY_RISES)
@@ -54,7 +55,7 @@ class Summary:
             quality=quality,
             concordance=concordance,  # 0 for inputs that do not move
             moves=moves,
-            concave=properties.is_concave(quality, self.costs),
+            concave=properties.is_concave(quality, costs),
             **(self._labelled(seen) if self.labelled else {}),
         )
 
