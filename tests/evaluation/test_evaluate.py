@@ -291,3 +291,14 @@ def test_torch_has_one_thread_from_the_first_operation_to_the_last(monkeypatch: 
         assert (threads, torch.get_num_threads()) == ([1, 1], 2)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_rules_that_are_added_together_have_the_sums_of_each(monkeypatch: pytest.MonkeyPatch, labelled: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = 3 * torch.randn(4, 200, 6, generator=generator), torch.randint(0, 6, (200,), generator=generator)
+    known, rules = labels if labelled else None, ("latest", "caching", "product")
+    apart = anytime.evaluate(logits, known, rules=rules, costs=(1, 2.5, 3, 7)).to_json()
+    monkeypatch.setattr("anytime.metrics.summary.is_read_at_once", lambda values: False)  # as on a GPU
+    joined = anytime.evaluate(logits, known, rules=rules, costs=(1, 2.5, 3, 7)).to_json()
+    assert joined == apart

@@ -169,7 +169,7 @@ def check_labels(
     """Labels of shape `(batch,)` as int64, each in `[0, classes)`; `place` names a row and `fix` is the advice in an error."""
     labels = check_label_shape(values, batch=batch, device=device)
     if batch:
-        low, high = int(labels.min()), int(labels.max())
+        low, high = torch.stack(labels.aminmax()).tolist()
         if low < 0 or high >= classes:
             row = int(((labels < 0) | (labels >= classes)).nonzero()[0])
             one_based = low >= 1 and high == classes
@@ -236,8 +236,8 @@ def check_scale(logits: Tensor, *, log_probs: bool = False, name: str = "logits"
     some = logits[:, :_ENOUGH].detach()
     if some.shape[1] == 0 or some.shape[2] < 2:
         return
-    for exit, rows in enumerate(some, first_exit):
-        low, high = (float(end) for end in rows.aminmax())
+    ends = torch.stack([end for rows in some for end in rows.aminmax()]).tolist()  # together: each would wait for a GPU
+    for exit, (rows, low, high) in enumerate(zip(some, ends[::2], ends[1::2], strict=True), first_exit):
         if low < 0 < high:
             continue
         if low >= 0 and high <= 1:

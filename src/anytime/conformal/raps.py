@@ -85,7 +85,7 @@ class Raps:
         else:
             level = min(1.0, least / rows) if self.quantile == "corrected" else 1 - self.alpha
             index = math.ceil((rows - 1) * level - _NEAR)  # the "higher" of the two neighbours
-        return scores.sort(-1).values[..., index]
+        return scores.kthvalue(index + 1).values
 
     def size(self, ascending: Tensor, threshold: Tensor, uniform: Tensor) -> Tensor:
         """How many classes each row's set holds: the set is that many of the most probable ones.

@@ -136,7 +136,7 @@ class SetThresholds:
         if self.used is None:
             return slice(None)
         mask = torch.ones(rows.stop - rows.start, dtype=torch.bool)
-        return mask.index_fill_(0, rows_within(self.used, rows), False).nonzero()[:, 0].to(device)
+        return to_device(mask.index_fill_(0, rows_within(self.used, rows), False).nonzero()[:, 0], device)
 
 
 @dataclass(frozen=True)
@@ -176,11 +176,15 @@ class BlockTask:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The rows of a chunk under each rule, and their fingerprints (none unless requested)."""
+    """The rows of a chunk under each rule, and their fingerprints (none unless requested).
+
+    `check` raises the error for a logit that is not finite, if the rows were not checked yet because that waits for a GPU.
+    """
 
     rows: slice
     rules: dict[Any, Followed]
     fingerprints: Tensor
+    check: Callable[[], None] | None = None
 
 
 def chunks(samples: int, block: int, row_values: int, path: ComputePath = "plain") -> list[slice]:
@@ -192,6 +196,11 @@ def chunks(samples: int, block: int, row_values: int, path: ComputePath = "plain
     rows = max(block, most)
     rows -= rows % block
     return [slice(start, min(start + rows, samples)) for start in range(0, samples, rows)]
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A copy from the CPU on a device, without waiting for it."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
 def rows_within(chosen: Tensor, rows: slice) -> Tensor:
@@ -312,7 +321,7 @@ def follow_chunk(rows: LogitRows, request: BlockTask, block: int, chunk: slice, 
     if others.combiners or others.fingerprints:
         plain = _follow_plainly(rows, others, block, chunk, uniform)
         found, prints = {**plain.rules, **found}, plain.fingerprints
-    return Chunk(chunk, {name: found[name] for name in request.combiners}, prints)
+    return Chunk(chunk, {name: found[name] for name in request.combiners}, prints, getattr(kernel, "check", None))
 
 
 def _follow_plainly(rows: LogitRows, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> Chunk:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anytime.evaluation.blocks import Followed
+from anytime.evaluation.blocks import to_device
 from anytime.metrics import Trajectories, drop
+from anytime.metrics.summary import pack, unpack
 
 Locate = Callable[[int], tuple[int, tuple[int, ...] | None]]
 
@@ -71,47 +72,49 @@ class ExampleCollector:
         self._keep = worst
         self._worst: list[tuple[float, int, Example]] = []
 
-    def add(self, found: Mapping[str, Followed], labels: Tensor | None, first_row: int) -> None:
+    def add(self, seen: Mapping[str, Trajectories], labels: Tensor | None, first_row: int) -> None:
         """Add the rows of a chunk that starts at `first_row`."""
-        seen = {name: each.seen for name, each in found.items()}
-        curves = {name: each.final if each.label is None else each.label_probability for name, each in seen.items()}
-        drops = drop(next(iter(curves.values())))
+        curves = [each.final if each.label is None else each.label_probability for each in seen.values()]
+        drops = drop(curves[0])
         begin = self._first + first_row
-        top = drops.double().argsort(descending=True, stable=True)[: self._keep]
-        least = -self._worst[-1][0] if len(self._worst) == self._keep and self._worst else 0.0
-        worst = [(each, column) for each, column in zip(drops[top].tolist(), top.tolist(), strict=True) if each > least]
         columns = [row - begin for row in self._sample if begin <= row < begin + len(drops)]
-        examples = self._examples(seen, curves, labels, first_row, [*columns, *(column for _, column in worst)])
-        for column in columns:
-            self._sample[begin + column] = next(examples)
-        self._keep_worst([(-each, begin + column, next(examples)) for each, column in worst])
+        top = drops.double().argsort(descending=True, stable=True)[: self._keep]
+        chosen = torch.cat((to_device(torch.tensor(columns, dtype=torch.int64), top.device), top))
+        known = None if labels is None else labels[first_row + chosen.to(labels.device)].to(chosen.device)
+        curve = torch.stack([each[:, chosen] for each in curves], 1)
+        answer = torch.stack([each.answer[:, chosen] for each in seen.values()], 1)
+        least = -self._worst[-1][0] if len(self._worst) == self._keep and self._worst else 0.0
+        worst = []
+        for place, (column, example) in enumerate(self._examples(list(seen), first_row, chosen, known, curve, answer)):
+            if place < len(columns):
+                self._sample[begin + column] = example
+            elif (lost := example.drop[next(iter(seen))]) > least:
+                worst.append((-lost, begin + column, example))
+        self._keep_worst(worst)
 
     def _examples(
-        self,
-        seen: Mapping[str, Trajectories],
-        curves: Mapping[str, Tensor],
-        labels: Tensor | None,
-        first_row: int,
-        columns: Sequence[int],
-    ) -> Iterator[Example]:
-        """The rows of some columns; each quantity is copied from its device once."""
-        index = torch.tensor(columns, dtype=torch.int64)
-        known = None if labels is None else labels[first_row + index.to(labels.device)].tolist()
-        picked = {name: curve[:, index.to(curve.device)] for name, curve in curves.items()}
-        answers = {name: each.answer[:, index.to(each.answer.device)].T.tolist() for name, each in seen.items()}
-        drops = {name: drop(curve).tolist() for name, curve in picked.items()}
-        probability = {name: curve.T.tolist() for name, curve in picked.items()}
-        for place, column in enumerate(columns):
+        self, names: Sequence[str], first_row: int, chosen: Tensor, known: Tensor | None, curve: Tensor, answer: Tensor
+    ) -> Iterator[tuple[int, Example]]:
+        """The rows with the numbers `chosen`, and these; curves and answers are `(exits, rules, rows)`."""
+        parts = [chosen, chosen if known is None else known, drop(curve), curve, answer]
+        read = unpack(pack(parts).cpu(), parts)  # together: each would wait for a GPU
+        columns, labels, drops, probability, answers = (part.movedim(-1, 0) for part in read)
+        whole = (columns.long().tolist(), labels.long().tolist(), answers.long().transpose(1, 2).tolist())
+        rest = (drops.tolist(), probability.transpose(1, 2).tolist())
+        for column, label, answered, lost, probable in zip(*whole, *rest, strict=True):
             row, position = self._locate(first_row + column)
-            yield Example(
-                row=row,
-                label=None if known is None else known[place],
-                final={name: each[place][-1] for name, each in answers.items()},
-                answers={name: each[place] for name, each in answers.items()},
-                probability={name: each[place] for name, each in probability.items()},
-                drop={name: each[place] for name, each in drops.items()},
-                position=position,
-                file=self._file,
+            yield (
+                column,
+                Example(
+                    row=row,
+                    label=None if known is None else label,
+                    final={name: each[-1] for name, each in zip(names, answered, strict=True)},
+                    answers=dict(zip(names, answered, strict=True)),
+                    probability=dict(zip(names, probable, strict=True)),
+                    drop=dict(zip(names, lost, strict=True)),
+                    position=position,
+                    file=self._file,
+                ),
             )
 
     def merge(self, other: ExampleCollector) -> None:

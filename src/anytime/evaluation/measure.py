@@ -36,6 +36,7 @@ from anytime.evaluation.tables import at_each_exit, overview
 from anytime.evaluation.threads import MapInOrder
 from anytime.metrics import RuleMetrics, Summary
 from anytime.metrics.calibration import ECE_BINS, NLL_FLOOR, ORACLE_FRACTION
+from anytime.metrics.summary import joined, joint, metrics_of, together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -190,14 +191,24 @@ class Setup:
         parts = self.chunks(samples, exits, classes, request.path)
         draws = uniforms((part.stop - part.start for part in parts), exits, [self.seed, 2], first=first)
         for chunk in map_in_order(partial(follow_chunk, rows, request, self.block(exits, classes)), parts, draws):
-            for name, each in chunk.rules.items():
-                sums.summaries[name].add(each.seen)
-                if layout is not None and labels is not None:
-                    sums.summaries[name].add_classes(each.seen, labels[chunk.rows].to(each.seen.answer.device), classes)
-                if sets is not None and each.size is not None and each.covered is not None:
-                    kept = sets.kept(chunk.rows, each.size.device)
-                    sums.summaries[name].add_sets(each.size[:, kept], each.covered[:, kept])
-            sums.examples.add({name: chunk.rules[name] for name in shown}, labels, chunk.rows.start)
+            seen = {name: each.seen for name, each in chunk.rules.items()}
+            device = next(iter(seen.values())).answer.device
+            kept = slice(None) if sets is None else sets.kept(chunk.rows, device)
+            for names in together(seen):
+                with joint([sums.summaries[name] for name in names]) as summary:
+                    summary.add(joined([seen[name] for name in names]))
+                if sized := [name for name in names if chunk.rules[name].size is not None]:
+                    size, covered = (
+                        joined([getattr(chunk.rules[name], part) for name in sized]) for part in ("size", "covered")
+                    )
+                    with joint([sums.summaries[name] for name in sized]) as summary:
+                        summary.add_sets(size[..., kept], covered[..., kept])
+            if layout is not None and labels is not None:
+                for name, each in seen.items():
+                    sums.summaries[name].add_classes(each, labels[chunk.rows].to(device), classes)
+            sums.examples.add({name: seen[name] for name in shown}, labels, chunk.rows.start)
+            if chunk.check is not None:
+                chunk.check()
             on_chunk(chunk)
             if progress is not None:
                 progress(first + chunk.rows.stop, samples)
@@ -217,7 +228,7 @@ class Setup:
         """
         exits, here, classes = rows.logits.shape
         samples, layout, sets = here if samples is None else samples, rows.layout, request.sets
-        metrics = {name: summary.metrics() for name, summary in sums.summaries.items()}
+        metrics = metrics_of(sums.summaries)
         evaluation = Evaluation(
             exits=exits,
             samples=samples if layout is None else layout.batch,

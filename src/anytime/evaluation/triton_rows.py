@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from anytime.conformal import Raps
-from anytime.evaluation.blocks import BlockTask, Followed, LogitRows
+from anytime.evaluation.blocks import BlockTask, Followed, LogitRows, to_device
 from anytime.metrics.fused import NO_FAULT, FusedRules, SetTask, fused_rules
 
 
@@ -32,38 +32,39 @@ class TritonKernel:
 
     def __init__(self, rows: LogitRows, fused: FusedRules) -> None:
         self._rows, self._fused, self.names = rows, fused, fused.encoded
+        self._faults = torch.full((1,), NO_FAULT, device=fused.device)
 
     def follow(self, request: BlockTask, block: int, chunk: slice, uniform: Tensor) -> dict[Any, Followed]:
         """The rows of a chunk under each rule."""
         rows, sets, task = self._rows, request.sets, None
         if sets is not None and rows.labels is not None:
-            task = _set_task(sets.raps, _to_device(uniform, rows), limits=sets.by_rule)
-        found = self._follow(chunk.start, rows.logits[:, chunk], rows.labels_of(chunk), task)
+            task = _set_task(sets.raps, to_device(uniform, self._fused.device), limits=sets.by_rule)
+        logits: Any = rows.logits[:, chunk]
+        found = self._fused.follow(logits, rows.labels_of(chunk), faults=self._faults, first_row=chunk.start, sets=task)
         return {name: Followed(each.seen, each.size, each.covered) for name, each in found.items()}
 
     def calibrate(
         self, request: BlockTask, raps: Raps | None, block: int, picked: Tensor, uniform: Tensor
     ) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
-        """The scores of some rows' labels, `(exits, rows)` by rule; rules whose log-odds are wanted are not known."""
+        """The scores of some rows' labels, `(exits, rows)` by rule; rules whose log-odds are wanted are not known.
+
+        The rows are not checked: all of them are followed afterwards.
+        """
         rows = self._rows
         if raps is None or rows.labels is None:
             return {}, {}
-        task = _set_task(raps, _to_device(uniform, rows), limits=None)
-        numbers = _to_device(picked, rows)
-        found = self._follow(0, rows.logits, rows.labels_of(numbers), task, picked=numbers)
+        device, logits = self._fused.device, rows.logits
+        assert isinstance(logits, Tensor)
+        task, numbers = _set_task(raps, to_device(uniform, device), limits=None), to_device(picked, device)
+        found = self._fused.follow(logits, rows.labels_of(numbers), faults=self._faults, picked=numbers, sets=task)
         return {name: each.score for name, each in found.items() if each.score is not None}, {}
 
-    def _follow(
-        self, first: int, logits: Any, labels: Tensor | None, sets: SetTask | None, picked: Tensor | None = None
-    ) -> dict[Any, Any]:
-        fused = self._fused
-        faults = torch.full((1,), NO_FAULT, device=fused.device)
-        found = fused.follow(logits, labels, faults=faults, first_row=first, picked=picked, sets=sets)
-        fault = int(faults)
+    def check(self) -> None:
+        """Raise the error that the plain path raises for a logit that is not finite. This waits for the device."""
+        fault = int(self._faults)
         if fault != NO_FAULT:
-            row = fault // fused.exits
-            self._rows.block(slice(row, row + 1), row)  # raises the error that the plain path raises
-        return found
+            row = fault // self._fused.exits
+            self._rows.block(slice(row, row + 1), row)
 
 
 def make_kernel(rows: LogitRows, request: BlockTask) -> TritonKernel:
@@ -83,11 +84,3 @@ def _set_task(raps: Raps, draws: Tensor, *, limits: Any) -> SetTask:
         draws=draws,
         limits=limits,
     )
-
-
-def _to_device(values: Tensor, rows: LogitRows) -> Tensor:
-    """On the device of the logits, without waiting for it."""
-    device = rows.logits[:, :0].device
-    if device.type == "cpu":
-        return values
-    return values.pin_memory().to(device, non_blocking=True)

@@ -30,7 +30,7 @@ from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
 from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
 from anytime.metrics.fused import NO_FAULT, FusedRules, fused_rules
 from anytime.metrics.rule_metrics import RuleMetrics
-from anytime.metrics.summary import Summary
+from anytime.metrics.summary import Summary, is_read_at_once, joined, joint, metrics_of, pack, together, unpack
 from anytime.metrics.trajectories import follow
 
 _SOME = 64
@@ -149,9 +149,11 @@ class Metrics:
         if fused is not None:
             found = fused.follow(values, labels, faults=self.faults[:1], first_row=self._followed)
             seen |= {name: each.seen for name, each in found.items()}
-        for name, summary in self._summaries.items():
-            summary.add(seen[name])
-            if self.class_dim is not None and labels is not None:
+        for names in together(seen):
+            with joint([self._summaries[name] for name in names]) as summary:
+                summary.add(joined([seen[name] for name in names]))
+        if self.class_dim is not None and labels is not None:
+            for name, summary in self._summaries.items():
                 summary.add_classes(seen[name], labels, classes)
         if self._some is None and values.shape[1]:
             self._some = values[:, :_SOME].clone()
@@ -173,7 +175,7 @@ class Metrics:
         self.raise_faults()
         if self._some is not None:
             check_scale(self._some)
-        return {name: summary.metrics() for name, summary in self._summaries.items()}
+        return metrics_of(self._summaries)
 
     def merge(self, other: Metrics) -> None:
         """Add all rows of another object with the same settings, such as that of another process."""
@@ -226,15 +228,14 @@ class Metrics:
 
     def pack(self) -> Tensor:
         """All sums as one float64 vector on their device: the sum of two vectors is that of all rows."""
-        return torch.cat([value.reshape(-1) for summary in self._with_sums().values() for value in summary.sums.values()])
+        return pack(value for summary in self._with_sums().values() for value in summary.sums.values())
 
     def unpack(self, sums: Tensor, faults: Tensor) -> None:
         """Replace the sums of a prepared object by those of `pack`, and its `faults`."""
-        first = 0
-        for summary in self._with_sums().values():
-            for name, value in summary.sums.items():
-                summary.sums[name] = sums[first : first + value.numel()].view(value.shape)
-                first += value.numel()
+        summaries = self._with_sums().values()
+        values = unpack(sums, [value for summary in summaries for value in summary.sums.values()])
+        for summary in summaries:
+            summary.sums = dict(zip(summary.sums, values, strict=False))
         self._faults = faults
         self.rows = self._followed = int(next(iter(self._summaries.values())).sums["rows"])
 
@@ -356,11 +357,6 @@ class _Waiting:
         """The rows, which no longer wait; later ones overwrite them."""
         count, self.rows = self.rows, 0
         return self._logits[:, :count], None if self._labels is None else self._labels[:count]
-
-
-def is_read_at_once(values: Tensor) -> bool:
-    """Whether reading a value does not wait for queued work, as it does on a GPU."""
-    return values.device.type == "cpu"
 
 
 def _smallest(numbers: Tensor, where: Tensor) -> Tensor:

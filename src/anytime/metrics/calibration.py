@@ -39,12 +39,13 @@ def histogram(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
 
     Bins are closed on the left; a confidence of exactly 1 belongs to the last, and one that differs from an edge only by
     rounding is on it: 1/3 has the same bin on any processor. From `(exits, batch)` confidences in [0, 1] and
-    booleans, the result is `(exits, bins, 3)` in float64.
+    booleans, the result is `(exits, bins, 3)` in float64; other dimensions before the last one are kept.
     """
-    index = ((confidence.double() + rounding(confidence)) * bins).long().clamp(0, bins - 1)
-    values = torch.stack((torch.ones_like(confidence), confidence, correct.to(confidence.dtype)), -1).double()
-    table = torch.zeros(confidence.shape[0], bins, 3, dtype=torch.float64, device=confidence.device)
-    return table.scatter_add_(1, index[..., None].expand(values.shape), values)
+    given = confidence.double()
+    index = ((given + rounding(confidence)) * bins).long().clamp(0, bins - 1)
+    values = torch.stack((torch.ones_like(given), given, correct.double()))
+    table = values.new_zeros(*values.shape[:-1], bins)
+    return table.scatter_add_(-1, index.expand(values.shape), values).movedim(0, -1)
 
 
 def ece(table: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Conditional monotonicity: does the answer for an input get worse (section 3, appendices B.1, B.5 and B.7 of the paper)?
 
-All functions take trajectories of shape `(exits, batch)` and return one value per input, or one per exit and input.
+All functions take trajectories of shape `(exits, batch)`, or of several rules `(exits, rules, batch)`, and return one value per
+input, or one per exit and input.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ def rise(trajectory: Tensor) -> Tensor:
 
 
 def reach(values: Tensor, thresholds: Iterable[float], *, strict: bool = False) -> Tensor:
-    """How many of `values` reach each threshold (≥, the paper's text) or, strictly, exceed it (>, its released code).
+    """How many of `values`, in their last dimension, reach each threshold (≥, the paper's text) or, strictly, exceed it (>, its
+    released code).
 
     A value that differs from a threshold only by rounding equals it: a drop from 0.6 to 0.5 is a drop of 0.1 on any processor.
 
     >>> reach(drop(torch.tensor([[0.6, 0.9], [0.5, 0.8]])), (0.1, 0.2)).tolist()
     [2, 0]
     """
-    given, counts, error = values.double(), [], rounding(values)
+    given, reached, error = values.double(), [], rounding(values)
     for limit in thresholds:  # numbers of Python, not a tensor of them: copying one to a GPU would wait for it
         near = min(error * max(limit, 1.0), abs(limit) / 2)  # 0 never reaches a positive threshold
-        counts.append((given > limit + near if strict else given >= limit - near).sum(0))
-    return torch.stack(counts) if counts else given.new_zeros(0, dtype=torch.int64)
+        reached.append(given > limit + near if strict else given >= limit - near)
+    return torch.stack(reached).sum(-1) if reached else given.new_zeros(0, dtype=torch.int64)
 
 
 def rounding(values: Tensor) -> float:
@@ -53,19 +55,17 @@ def rounding(values: Tensor) -> float:
 
 def is_monotone(correct: Tensor) -> Tensor:
     """Inputs whose answer never goes from correct to wrong, `(batch,)`, including those never correct."""
-    return (~correct[:-1] | correct[1:]).all(0)
+    return (correct[:-1] <= correct[1:]).all(0)
 
 
 def improvable(correct: Tensor) -> Tensor:
     """Wrong now, correct at an earlier exit: `(exits, batch)`. Its fraction of all wrong answers is hindsight improvability."""
-    before = torch.zeros_like(correct)
-    before[1:] = correct[:-1].cummax(0).values
-    return ~correct & before
+    return ~correct & correct.cummax(0).values
 
 
 def learned(correct: Tensor) -> Tensor:
     """The exit at which the answer is correct for the first time, as a one-hot `(exits, batch)`."""
-    return _first(correct)
+    return first(correct)
 
 
 def forgot(correct: Tensor) -> Tensor:
@@ -74,8 +74,9 @@ def forgot(correct: Tensor) -> Tensor:
     The paper counts points "incorrectly classified for the first time"; literally that would include every
     input that is wrong at the first exit and forgot nothing.
     """
-    return _first(improvable(correct))
+    return first(improvable(correct))
 
 
-def _first(event: Tensor) -> Tensor:
+def first(event: Tensor) -> Tensor:
+    """The first exit with an event, as a one-hot `(exits, batch)`."""
     return event & (event.cumsum(0) == 1)

@@ -23,7 +23,7 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
     at least 0.01, -1 if it drops by as much, 0 otherwise.
 
     Args:
-        quality: `(exits, batch)`.
+        quality: `(exits, batch)`, or of several rules `(exits, rules, batch)`.
         costs: `(exits,)`, increasing, on the device of `quality`.
 
     Returns:
@@ -31,17 +31,12 @@ def concordance(quality: Tensor, costs: Tensor) -> tuple[Tensor, Tensor]:
         first exit on has no direction.
     """
     exits, least = len(costs), SAME - rounding(quality)
-    score = torch.zeros_like(quality[0])
-    moves = torch.zeros_like(score, dtype=torch.bool)
-    weights = torch.zeros((), dtype=costs.dtype, device=costs.device)
+    score, gaps = torch.zeros_like(quality[0]), costs - costs[:, None]
+    on_device = _to(gaps, quality)
     for early in range(exits - 1):
         change = quality[early + 1 :] - quality[early]
-        sign = (change >= least).to(score) - (change <= -least).to(score)
-        gap = (costs[early + 1 :] - costs[early]).to(score)
-        score += (gap[:, None] * sign).sum(0)
-        moves |= (sign != 0).any(0)
-        weights = weights + (costs[early + 1 :] - costs[early]).sum()
-    return score / weights if exits > 1 else score, moves
+        score += (on_device[early, early + 1 :] * change.sign() * (change.abs() >= least)).sum(0)
+    return score / gaps.triu().sum() if exits > 1 else score, quality.amax(0) - quality.amin(0) >= least
 
 
 def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
@@ -51,15 +46,20 @@ def is_concave(quality: Tensor, costs: Tensor) -> Tensor:
 
 def concavity_gap(quality: Tensor, costs: Tensor) -> Tensor:
     """The largest distance of the curve of quality over cost from its concave hull, `(batch,)`; 0 for a concave curve."""
-    gap = torch.zeros_like(quality[0])
-    cost = costs.to(quality)
+    gap, cost = torch.zeros_like(quality[0]), costs.to(quality)
+    gaps = _to(cost[:, None] - cost, quality)
     steepest = torch.full_like(quality, -torch.inf)  # the steepest chord from each exit to one after the current
     for exit in range(len(costs) - 1, 0, -1):
-        further = (cost[exit] - cost[:exit])[:, None]
+        further = gaps[exit, :exit]
         slope = (quality[exit] - quality[:exit]) / further
         gap = torch.maximum(gap, ((steepest[:exit] - slope) * further).amax(0))
-        steepest[:exit] = torch.maximum(steepest[:exit], slope)
+        torch.maximum(steepest[:exit], slope, out=steepest[:exit])
     return gap
+
+
+def _to(gaps: Tensor, quality: Tensor) -> Tensor:
+    """Differences of costs, `(exits, exits)`, with the type and the further dimensions of `quality`."""
+    return gaps.to(quality).view(*gaps.shape, *[1] * (quality.ndim - 1))
 
 
 def gains(quality: Tensor, costs: Tensor) -> Tensor:

@@ -6,7 +6,11 @@ turns them into `RuleMetrics`. This evaluates a file larger than memory in one p
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +20,11 @@ from anytime.metrics import calibration, monotonicity, properties
 from anytime.metrics.rule_metrics import Consistency, DiminishingReturns, ReliabilityBins, RuleMetrics
 from anytime.metrics.trajectories import Trajectories
 
+_Key = TypeVar("_Key")
+
 
 class Summary:
-    """Sums over the inputs seen so far.
+    """Sums over the inputs seen so far, of one rule, or of several whose trajectories are joined.
 
     Args:
         costs: Cumulative cost of each exit, `(exits,)`.
@@ -33,33 +39,31 @@ class Summary:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, seen: Trajectories) -> None:
-        """Add the trajectories of some inputs."""
-        device = seen.answer.device
-        costs = self.costs.to(device, non_blocking=True)
-        self._add("rows", torch.full((), seen.answer.shape[1], device=device))
-        self._add("entropy", _over_inputs(seen.entropy))
-        self._add("confidence", _over_inputs(seen.confidence))
-        self._add("support", _over_inputs(seen.support))
-        self._add("collapsed", _over_inputs(seen.fell_back))
-        self._add("agree", _over_inputs(seen.answer == seen.answer[-1]))
+        """Add the trajectories of some inputs, which do not wait for a GPU."""
+        quality = seen.label_probability if self.labelled else seen.final
+        costs = self.costs.to(quality.device, non_blocking=True)
+        concordance, moves = properties.concordance(quality, costs)
+        self._add("rows", _count(seen.answer))
         self._reach("final_drop", monotonicity.drop(seen.final), monotonicity.DROPS)
         self._reach("entropy_rise", monotonicity.rise(seen.entropy), monotonicity.ENTROPY_RISES)
-        if self.labelled:
-            self._add_labelled(seen)
-        quality = seen.label_probability if self.labelled else seen.final
-        self._add("quality", _over_inputs(quality))
-        concordance, moves = properties.concordance(quality, costs)
-        self._add("concordance", concordance.double().sum())  # 0 for inputs that do not move
-        self._add("moves", moves.sum())
-        self._add("concave", properties.is_concave(quality, costs).sum())
+        self._add_sums(
+            entropy=seen.entropy,
+            confidence=seen.confidence,
+            support=seen.support,
+            collapsed=seen.fell_back,
+            agree=seen.answer == seen.answer[-1],
+            quality=quality,
+            concordance=concordance,  # 0 for inputs that do not move
+            moves=moves,
+            concave=properties.is_concave(quality, costs),
+            **(self._labelled(seen) if self.labelled else {}),
+        )
 
     def add_sets(self, size: Tensor, covered: Tensor | None = None) -> None:
         """Add the sizes of prediction sets and whether they contain the label, each `(exits, batch)`."""
-        self._add("set_rows", torch.full((), size.shape[1], device=size.device))
-        self._add("set_size", _over_inputs(size))
+        self._add("set_rows", _count(size))
         self._reach("set_size_rise", monotonicity.rise(size), monotonicity.SIZE_RISES)
-        if covered is not None:
-            self._add("set_covered", _over_inputs(covered))
+        self._add_sums(set_size=size, **({} if covered is None else {"set_covered": covered}))
 
     def add_classes(self, seen: Trajectories, labels: Tensor, classes: int) -> None:
         """Add what the mean intersection over union counts per class: `labels` are those of the trajectories, `(batch,)`."""
@@ -82,7 +86,7 @@ class Summary:
     def metrics(self) -> RuleMetrics:
         """The metrics over all inputs added so far."""
         if any(value.device.type != "cpu" for value in self.sums.values()):
-            return self.cpu().metrics()
+            return metrics_of({"": self})[""]
         rows = float(self.sums["rows"]) if "rows" in self.sums else 0.0
         if rows == 0:
             raise OptionError("a summary of no inputs", expected="at least one input", fix="call add() first")
@@ -100,30 +104,27 @@ class Summary:
             **self._set_metrics(),
         )
 
-    def cpu(self) -> Summary:
-        """A copy with the sums on the CPU."""
-        copy = Summary(self.costs, labelled=self.labelled, strict=self.strict)
-        copy.sums = {name: value.cpu() for name, value in self.sums.items()}
-        return copy
-
-    def _add_labelled(self, seen: Trajectories) -> None:
+    def _labelled(self, seen: Trajectories) -> dict[str, Tensor]:
+        """Add what needs labels, but for the sums over inputs of these quantities."""
         assert seen.label is not None
         assert seen.correct is not None
         quality, correct = seen.label_probability, seen.correct
-        self._add("correct", _over_inputs(correct))
-        drops = monotonicity.drop(quality)
+        drops, improvable = monotonicity.drop(quality), monotonicity.improvable(correct)
         self._reach("label_drop", drops, monotonicity.DROPS)
-        self._add("label_drop_sum", drops.double().sum())
-        self._add("monotone", monotonicity.is_monotone(correct).sum())
-        self._add("ever", correct.any(0).sum())
-        self._add("improvable", _over_inputs(monotonicity.improvable(correct)))
-        self._add("learned", _over_inputs(monotonicity.learned(correct)))
-        self._add("forgot", _over_inputs(monotonicity.forgot(correct)))
-        self._add("nll", _over_inputs(calibration.nll(seen.label)))
-        self._add("brier", _over_inputs(calibration.brier(seen.square, quality)))
-        self._add("inside", _over_inputs(seen.label > -torch.inf))
         self._add("reliability", calibration.histogram(seen.confidence, correct, calibration.ECE_BINS))
         self._add("deferral", calibration.histogram(seen.confidence, correct, calibration.ORACLE_BINS))
+        return {
+            "correct": correct,
+            "label_drop_sum": drops,
+            "monotone": monotonicity.is_monotone(correct),
+            "ever": correct.any(0),
+            "improvable": improvable,
+            "learned": monotonicity.first(correct),
+            "forgot": monotonicity.first(improvable),
+            "nll": calibration.nll(seen.label),
+            "brier": calibration.brier(seen.square, quality),
+            "inside": seen.label > -torch.inf,
+        }
 
     def _labelled_metrics(self, rows: float) -> dict[str, Any]:
         sums = self.sums
@@ -187,6 +188,15 @@ class Summary:
         value, held = value.double(), self.sums.get(name)
         self.sums[name] = value if held is None else held + value.to(held.device)
 
+    def _add_sums(self, **quantities: Tensor) -> None:
+        """Add sums over inputs; quantities of the same shape and type take the operations of one."""
+        alike: dict[Any, dict[str, Tensor]] = {}
+        for name, value in quantities.items():
+            alike.setdefault((value.shape, value.dtype), {})[name] = value
+        for some in alike.values():
+            for name, value in zip(some, torch.stack(list(some.values())).double().sum(-1), strict=True):
+                self._add(name, value)
+
     def _reach(self, name: str, values: Tensor, thresholds: tuple[float, ...]) -> None:
         self._add(name, monotonicity.reach(values, thresholds, strict=self.strict))
 
@@ -198,8 +208,65 @@ class Summary:
         return {str(limit): 100 * count / rows for limit, count in zip(thresholds, counts, strict=True)}
 
 
-def _over_inputs(values: Tensor) -> Tensor:
-    return values.double().sum(1)
+def together(seen: Mapping[_Key, Trajectories]) -> list[list[_Key]]:
+    """The rules whose trajectories to join: on a GPU, where an operation takes long to start, all with numbers of one type."""
+    groups: dict[Any, list[_Key]] = {}
+    for name, each in seen.items():
+        values = each.entropy
+        groups.setdefault(name if is_read_at_once(values) else (values.dtype, values.device), []).append(name)
+    return list(groups.values())
+
+
+def joined(rules: Sequence[Any]) -> Any:
+    """Trajectories, or tensors `(exits, batch)`, of the same inputs under several rules as one, `(exits, rules, batch)`."""
+    first = rules[0]
+    if len(rules) == 1 or first is None:
+        return first
+    if isinstance(first, Tensor):
+        return torch.stack(list(rules), 1)
+    return type(first)(**{field.name: joined([getattr(each, field.name) for each in rules]) for field in fields(first)})
+
+
+@contextmanager
+def joint(rules: Sequence[Summary]) -> Iterator[Summary]:
+    """A summary to which to add what is joined of these rules; its sums are then added to theirs."""
+    whole = Summary(rules[0].costs, labelled=rules[0].labelled, strict=rules[0].strict)
+    yield whole
+    for name, value in whole.sums.items():
+        parts = [value] if len(rules) == 1 else value.unbind(min(value.ndim - 1, 1))
+        for rule, part in zip(rules, parts, strict=True):
+            rule._add(name, part)
+
+
+def pack(values: Iterable[Tensor]) -> Tensor:
+    """Tensors on one device as one float64 vector."""
+    return torch.cat([value.double().reshape(-1) for value in values])
+
+
+def unpack(packed: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The tensors of a vector from `pack`, with the shapes of `like`."""
+    parts = torch.split(packed, [value.numel() for value in like])
+    return (part.view(value.shape) for part, value in zip(parts, like, strict=True))
+
+
+def metrics_of(summaries: Mapping[_Key, Summary]) -> dict[_Key, RuleMetrics]:
+    """The metrics of each rule. Sums on a GPU are copied together: each copy would wait for it."""
+    known, sums = summaries, [value for summary in summaries.values() for value in summary.sums.values()]
+    if any(value.device.type != "cpu" for value in sums):
+        known, values = {name: copy(summary) for name, summary in summaries.items()}, unpack(pack(sums).cpu(), sums)
+        for summary in known.values():
+            summary.sums = dict(zip(summary.sums, values, strict=False))
+    return {name: summary.metrics() for name, summary in known.items()}
+
+
+def is_read_at_once(values: Tensor) -> bool:
+    """Whether reading a value does not wait for queued work, as it does on a GPU."""
+    return values.device.type == "cpu"
+
+
+def _count(values: Tensor) -> Tensor:
+    """The number of inputs, for each of several rules."""
+    return torch.full(values.shape[1:-1], values.shape[-1], dtype=torch.float64, device=values.device)
 
 
 def _reliability(table: Tensor) -> tuple[ReliabilityBins, ...]:

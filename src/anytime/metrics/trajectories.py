@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from anytime.errors import ShapeError
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Quantities per input at each exit; every tensor is `(exits, batch)`.
+    """Quantities per input at each exit; every tensor is `(exits, batch)`, or of joined rules `(exits, rules, batch)`.
 
     Attributes:
         answer: The rule's label.
@@ -42,7 +43,7 @@ class Trajectories:
     label: Tensor | None
     correct: Tensor | None
 
-    @property
+    @cached_property
     def label_probability(self) -> Tensor:
         """The paper's main measure of quality, γ^p."""
         if self.label is None:

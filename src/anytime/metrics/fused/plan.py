@@ -187,7 +187,7 @@ class FusedRules:
         """Evidence, weights and fractions of the products and mixtures."""
         experts = [each for each in self._slots if each.kind not in (LATEST, CACHING_EARLIER, CACHING_LATER)]
         lists = ([each.evidence for each in experts], [each.weights for each in experts], [each.fractions for each in experts])
-        made = [torch.tensor(each or [0.0], dtype=self.dtype, device=self.device) for each in lists]
+        made = [torch.tensor(each or [0.0], dtype=self.dtype).to(self.device, non_blocking=True) for each in lists]
         return made[0], made[1], made[2]
 
     def _limits(self, given: Mapping[Any, Tensor]) -> Tensor:
