@@ -19,7 +19,6 @@ from anytime.metrics import Metrics
 from anytime.metrics.fused import fused_rules
 
 pytest.importorskip("triton", reason="needs Triton, which CUDA builds of torch include")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of log(0) in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RULES = (
     "latest",

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from anytime import Budget, Runner, load, save
 from anytime.errors import AttachWarning, NonFiniteError, OptionError, StateError
-from anytime.models import attach_exits, measure_cost
+from anytime.models import attach_cascade, attach_exits, measure_cost
 from anytime.models.attach.heads import MixedPool, PooledHead
 
 X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
@@ -120,6 +120,9 @@ def test_heads_on_one_dimensional_convolutions_pool_over_the_length(end: str) ->
     features = torch.randn(4, 6, 18)
     torch.testing.assert_close(head(features), head(features[..., torch.randperm(18)]))
     same_everywhere(model, x)
+    cascade = attach_cascade(nn.Sequential(*layers), at=[end], example=x, classes=3).eval()
+    torch.testing.assert_close(cascade.heads[0](features), cascade.heads[0](features[..., torch.randperm(18)]))
+    same_everywhere(cascade, x)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

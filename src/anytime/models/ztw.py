@@ -28,21 +28,30 @@ class CascadeHead(nn.Module):
         reads_previous: Whether there is a head before this one.
         normalise: Whether to normalise its logits, without scale and shift, which the linear layer can learn.
         convolution: Whether feature maps first go through a 3×3 convolution of the same width and a ReLU.
+        channels_first: As for `anytime.models.attach.PooledHead`.
     """
 
     def __init__(
-        self, shape: Sequence[int], classes: int, *, reads_previous: bool, normalise: bool = True, convolution: bool = True
+        self,
+        shape: Sequence[int],
+        classes: int,
+        *,
+        reads_previous: bool,
+        normalise: bool = True,
+        convolution: bool = True,
+        channels_first: bool = False,
     ) -> None:
         super().__init__()
-        self.reads_previous = reads_previous
+        self.reads_previous, self.channels_first = reads_previous, channels_first and len(shape) == 2
         on_maps = convolution and len(shape) == 3
         self.features = nn.Sequential(nn.Conv2d(shape[0], shape[0], 3, padding=1), nn.ReLU()) if on_maps else nn.Identity()
-        self.pool, width = pooling(shape)
+        self.pool, width = pooling(tuple(reversed(shape)) if self.channels_first else shape)
         self.norm = nn.LayerNorm(classes, elementwise_affine=False) if normalise else nn.Identity()
         self.linear = nn.Linear(width + (classes if reads_previous else 0), classes)
 
     def forward(self, features: Tensor, previous: Tensor | None = None) -> Tensor:
-        pooled = self.pool(self.features(features)).flatten(1)
+        features = features.mT if self.channels_first else self.features(features)
+        pooled = self.pool(features).flatten(1)
         if self.reads_previous:
             assert previous is not None
             pooled = torch.cat((pooled, self.norm(previous.detach())), dim=1)
@@ -54,9 +63,9 @@ def cascade_heads(classes: int, *, normalise: bool = True, convolution: bool = T
     """A head factory for `attach_exits`: the first head reads features only, later ones also the head before."""
     made = count()
 
-    def make(shape: tuple[int, ...]) -> nn.Module:
-        later = next(made) > 0
-        return CascadeHead(shape, classes, reads_previous=later, normalise=normalise, convolution=convolution)
+    def make(shape: tuple[int, ...], channels_first: bool = False) -> nn.Module:
+        told = {"normalise": normalise, "convolution": convolution, "channels_first": channels_first}
+        return CascadeHead(shape, classes, reads_previous=next(made) > 0, **told)
 
     return make
 

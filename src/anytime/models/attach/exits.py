@@ -30,8 +30,9 @@ from anytime.models.base import Carry, MultiExit
 from anytime.models.input_spec import specs_that_run
 from anytime.models.modes import without_autocast
 
-Head = Callable[[tuple[int, ...]], nn.Module]
-"""Makes a head from the shape of the features of one input."""
+Head = Callable[..., nn.Module]
+"""Makes a head from the shape of the features of one input. A parameter `channels_first`, if there is one, says whether the
+features of a sequence are `(channels, length)`, as those of 1-D convolutions."""
 Method = Literal["auto", "trace", "replay", "thread"]
 Statistics = Literal["fixed", "moving"]
 _MASK = "attention_mask"
@@ -122,7 +123,7 @@ class AttachedExits(MultiExit):
         self._warn_of_places(reached)
         self.classes = known = _check_logits("the module returns", seen.output, count_rows(rows), classes)
         self.heads = nn.ModuleList(
-            _make_head(head or partial(PooledHead, classes=known, channels_first=seen.channels_first(visit)), module, visit)
+            _make_head(head or partial(PooledHead, classes=known), module, visit, seen.channels_first(visit))
             for visit in visits
         )
         self._check_heads(visits, known, self._mask_of(rows))
@@ -341,8 +342,9 @@ def _find_mask(module: nn.Module, x: Inputs) -> int | None:
     return names.index(_MASK) if _MASK in names else None
 
 
-def _make_head(make: Head, module: nn.Module, visit: Visit) -> nn.Module:
-    made = make(tuple(visit.output.shape[1:]))
+def _make_head(make: Head, module: nn.Module, visit: Visit, channels_first: bool) -> nn.Module:
+    told = {"channels_first": channels_first} if "channels_first" in inspect.signature(make).parameters else {}
+    made = make(tuple(visit.output.shape[1:]), **told)
     if not isinstance(made, nn.Module):
         raise OptionError(
             f"head(shape) returned a {type(made).__name__}",
