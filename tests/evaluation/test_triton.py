@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +174,11 @@ def test_a_product_whose_gradient_is_needed_takes_the_plain_operations() -> None
     assert combine_product(anytime.Product(), logits.to(DEVICE).requires_grad_()) is None
     assert combine_product(anytime.Product(Sigmoid()), logits.to(DEVICE)) is None
     assert combine_product(anytime.Product(), logits[:, :0].to(DEVICE)) is None
+
+
+@pytest.mark.long
+def test_the_kernels_compile_for_a_gpu() -> None:
+    script = Path(__file__).with_name("compile_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=250, env=environment)
+    assert ended.stdout.count("compiled") == 15, ended.stderr
