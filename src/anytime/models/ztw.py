@@ -28,7 +28,7 @@ class CascadeHead(nn.Module):
         reads_previous: Whether there is a head before this one.
         normalise: Whether to normalise its logits, without scale and shift, which the linear layer can learn.
         convolution: Whether feature maps first go through a 3×3 convolution of the same width and a ReLU.
-        channels_first: As for `anytime.models.attach.PooledHead`.
+        channels_first: Whether the features of a sequence are `(channels, length)`, as those of 1-D convolutions.
     """
 
     def __init__(
