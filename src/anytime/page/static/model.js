@@ -33,7 +33,8 @@ export class ModelView {
     const run = new AbortController(), stop = setTimeout(() => run.abort(), 11_000);
     byId("model-traffic").disabled = true;
     try {
-      await this.backend.startLoad({ rate: 50, deadline: Math.max(10 * this.info.milliseconds.at(-1), 20), seconds: 10 });
+      const deadline = Math.min(Math.max(10 * this.info.milliseconds.at(-1), 20), this.info.load.deadlines_ms[1]);
+      await this.backend.startLoad({ rate: 50, deadline, seconds: 10 });
       await this.backend.followLoad(() => {}, { signal: run.signal, onState: () => {} });
     } catch (error) {
       byId("model-status").textContent = error.message;
