@@ -39,7 +39,7 @@ class Summary:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, seen: Trajectories) -> None:
-        """Add the trajectories of some inputs, which do not wait for a GPU."""
+        """Add the trajectories of some inputs, without waiting for a GPU."""
         quality = seen.label_probability if self.labelled else seen.final
         costs = self.costs.to(quality.device, non_blocking=True)
         concordance, moves = properties.concordance(quality, costs)
@@ -105,7 +105,7 @@ class Summary:
         )
 
     def _labelled(self, seen: Trajectories) -> dict[str, Tensor]:
-        """Add what needs labels, but for the sums over inputs of these quantities."""
+        """Add the counts that need labels; returns the quantities to sum over inputs."""
         assert seen.label is not None
         assert seen.correct is not None
         quality, correct = seen.label_probability, seen.correct
