@@ -21,16 +21,16 @@ import numpy as np
 import anytime
 import anytime.evaluation
 
-EXITS, CLASSES, FILES = 3, 5, 40
+EXITS, CLASSES = 3, 5
 KEPT = "*.sums.safetensors"
 
 
-def write(folder: Path, seed: int) -> int:
+def write(folder: Path, count: int, seed: int) -> int:
     """Files of different lengths and kinds; returns the number of rows."""
     rng = np.random.default_rng(seed)
     folder.mkdir()
     total = 0
-    for number in range(FILES):
+    for number in range(count):
         rows = int(rng.integers(100, 300))
         labels = rng.integers(0, CLASSES, rows)
         logits = rng.normal(size=(EXITS, rows, CLASSES)).astype("f4") + 2 * np.eye(CLASSES, dtype="f4")[labels]
@@ -60,7 +60,7 @@ def run(kills: int, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
         files, work = Path(place) / "logits", Path(place) / "work"
-        rows = write(files, seed)
+        rows = write(files, max(40, 5 * kills), seed)
         plain, resumed = Path(place) / "plain.json", Path(place) / "resumed.json"
         os.waitpid(evaluation(files, None, plain, 1), 0)
         killed, kept, lost = 0, set[str](), 0
@@ -74,7 +74,7 @@ def run(kills: int, seed: int) -> dict[str, Any]:
             os.kill(child, signal.SIGKILL)
             killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
             now = {path.name for path in work.glob(KEPT)}
-            lost += len(kept - now)
+            lost += len(kept - now) if work.exists() else 0  # it is removed by an evaluation that ends before the signal
             kept = now
             resumed.unlink(missing_ok=True)
         status = os.waitpid(evaluation(files, work, resumed, 1), 0)[1]

@@ -116,7 +116,7 @@ def evaluate(
             request = replace(request, path=choose_path(engine, rows, request, samples=samples))
             count = 1 if mapper is not None else _processes(processes, parts, samples * exits * classes)
             others = on_processes(count) if count > 1 else nullcontext(mapper)
-            threads = max(len(setup.chunks(part.rows, exits, classes, "compiled")) for part in parts)
+            threads = max(len(setup.chunks(part.rows, exits, classes, request.path)) for part in parts)
             with _kept(work, plain) as results, workers(threads) as map_in_order, others as mapper:
                 run = partial(run_tasks, mapper=mapper, map_in_order=map_in_order, results=results)
                 if sets is not None and rows.labels is not None:

@@ -37,8 +37,15 @@ def one_torch_thread() -> Iterator[None]:
 
 @contextmanager
 def workers(most: int) -> Iterator[MapInOrder]:
-    """A `map` over at most so many threads that yields in order and never runs far ahead of its consumer."""
+    """A `map` over at most so many threads that yields in order and never runs far ahead of its consumer.
+
+    A single thread is the caller's.
+    """
     threads = max(1, min(cores(), most, _MAX_THREADS))
+    if threads == 1:
+        with one_torch_thread():
+            yield map
+        return
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def map_in_order(work: Callable[..., Any], *arguments: Iterable[Any]) -> Iterator[Any]:

@@ -85,8 +85,10 @@ class Summary:
 
     def metrics(self) -> RuleMetrics:
         """The metrics over all inputs added so far."""
-        if any(value.device.type != "cpu" for value in self.sums.values()):
-            return metrics_of({"": self})[""]
+        return metrics_of({"": self})[""]
+
+    def _metrics(self) -> RuleMetrics:
+        """The metrics from sums on the CPU that `metrics_of` prepared."""
         rows = float(self.sums["rows"]) if "rows" in self.sums else 0.0
         if rows == 0:
             raise OptionError("a summary of no inputs", expected="at least one input", fix="call add() first")
@@ -145,7 +147,7 @@ class Summary:
             "ece": tuple(calibration.ece(sums["reliability"]).tolist()),
             "nll": self._mean("nll", rows),
             "brier": self._mean("brier", rows),
-            "oracle_accuracy": tuple(calibration.oracle_accuracy(sums["deferral"]).tolist()),
+            "oracle_accuracy": tuple(sums["oracle_accuracy"].tolist()),
             "support_coverage": self._mean("inside", rows),
             "reliability": _reliability(sums["reliability"]),
         }
@@ -250,13 +252,18 @@ def unpack(packed: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def metrics_of(summaries: Mapping[_Key, Summary]) -> dict[_Key, RuleMetrics]:
-    """The metrics of each rule. Sums on a GPU are copied together: each copy would wait for it."""
-    known, sums = summaries, [value for summary in summaries.values() for value in summary.sums.values()]
+    """The metrics of each rule. Sums on a GPU are copied together, as each copy would wait for it, and only what is needed."""
+    known = {name: copy(summary) for name, summary in summaries.items()}
+    for summary in known.values():
+        summary.sums = dict(summary.sums)
+        if (table := summary.sums.pop("deferral", None)) is not None:
+            summary.sums["oracle_accuracy"] = calibration.oracle_accuracy(table)
+    sums = [value for summary in known.values() for value in summary.sums.values()]
     if any(value.device.type != "cpu" for value in sums):
-        known, values = {name: copy(summary) for name, summary in summaries.items()}, unpack(pack(sums).cpu(), sums)
+        values = unpack(pack(sums).cpu(), sums)
         for summary in known.values():
             summary.sums = dict(zip(summary.sums, values, strict=False))
-    return {name: summary.metrics() for name, summary in known.items()}
+    return {name: summary._metrics() for name, summary in known.items()}
 
 
 def is_read_at_once(values: Tensor) -> bool:
