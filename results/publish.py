@@ -1,8 +1,9 @@
 """Publish the small files of a training run: `python results/publish.py RUN results/NAME [--rows TEST VAL] [--weights]`.
 
-RUN is a folder of `anytime train`, or one of an earlier version with `config.json` and `model.safetensors`. Settings, log,
-split and summary are copied, metrics are computed on all rows, and the logits and labels of a random sample of rows are kept
-in float16. Weights, if requested, have matrices in float16, in parts under 3 MB. All files form one bundle with checksums.
+RUN is a folder of `anytime train`, or one of an earlier version with `config.json` and `model.safetensors`. Settings, log and
+summary are copied, of texts also the split, metrics are computed on all rows, and the logits and labels of a random sample of
+rows are kept in float16. Weights, if requested, have matrices in float16, in parts under 3 MB. All files form one bundle with
+checksums.
 
 For texts more rules are evaluated, such as the product fitted on the validation rows, and logits of out-of-scope queries are
 kept too. A network with a single head, which is published for its accuracy, has no logits here.
@@ -30,7 +31,7 @@ from anytime.reproduce.runs import document_of_one
 from anytime.reproduce.studies.text import text_rules
 from anytime.train.run import stored_config
 
-_PLAIN = ("log.csv", "split.json", "summary.json", "data.json", "epochs.json")
+_PLAIN = ("log.csv", "summary.json", "data.json", "epochs.json")
 _PART = 2_300_000
 _SAMPLE = 1_000_000
 """Bytes of logits per split that are kept for texts; for a few classes that is all of them."""
@@ -73,7 +74,8 @@ def publish(
         verify_bundle(run)
     config, texts = _config(run)
     files = {"config.json": json.dumps(config, indent=1).encode()}
-    files |= {name: (run / name).read_bytes() for name in _PLAIN if (run / name).is_file()}
+    copied = (*_PLAIN, "split.json") if texts else _PLAIN  # which rows of images were held out follows from the settings
+    files |= {name: (run / name).read_bytes() for name in copied if (run / name).is_file()}
     arrays = {name: dict(np.load(run / f"{name}.npz")) for name in ("test", "val", "oos") if (run / f"{name}.npz").is_file()}
     if "test" not in arrays:
         raise _missing(run, "test.npz")

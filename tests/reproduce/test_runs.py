@@ -13,7 +13,7 @@ import torch
 from anytime.errors import FormatError, IntegrityError, MissingFileError, NonFiniteError, ShapeError
 from anytime.reproduce.group import ECE, SET_SIZE, Group
 from anytime.reproduce.needs import FINETUNED, MSDNET, MSDNET_100, SEEDS_100, Need
-from anytime.reproduce.runs import Runs, network_of, on_shared_rows
+from anytime.reproduce.runs import Runs, network_of, on_shared_rows, read_run
 
 Publish = Callable[..., Path]
 RESULTS = Path(__file__).parents[2] / "results"
@@ -227,3 +227,14 @@ def test_the_published_runs_can_be_read() -> None:
         logits, labels = run.logits()
         assert logits.shape[0] == 7
         assert np.isclose(run.accuracy()[-1], (logits[-1].argmax(-1) == labels).double().mean(), atol=0.03)
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="no folder results beside the tests")
+def test_the_rows_held_out_follow_from_the_settings(publish: Publish) -> None:
+    run = read_run(RESULTS / "msdnet-cifar100-49500-seed0")
+    split = run.split(50_000)
+    assert torch.equal(split.held_out, torch.from_numpy(np.sort(np.random.RandomState(0).permutation(50_000)[:500])))
+    kept = read_run(RESULTS / "msdnet-cifar100-seed0")
+    assert set(kept.indices("val").tolist()) <= set(kept.split(50_000).held_out.tolist())
+    with pytest.raises(FormatError, match="cannot be read as the settings of a run"):
+        Runs.open(publish("a")).every[0].split(50_000)

@@ -8,6 +8,7 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,8 @@ from anytime.artifacts import open_bundle
 from anytime.calibrate.measure import measure
 from anytime.checks import check_labels, check_logits
 from anytime.combine import Latest
+from anytime.data.split import Split as RowSplit
+from anytime.data.split import hold_out
 from anytime.errors import FormatError, MissingFileError, MissingRunError, OptionError, ShapeError
 from anytime.evaluation import evaluate, open_logits
 from anytime.metrics import RuleMetrics
@@ -141,6 +144,14 @@ class Run:
             return self.costs
         network = self._network()  # stored costs may have any unit
         return tuple(float(cost) for cost in measure_cost(network, torch.zeros(1, *_IMAGE)).macs)
+
+    def split(self, rows: int) -> RowSplit:
+        """Which of the `rows` training rows of its data set it was trained on, and which were held out."""
+        if self.folder is None:
+            raise self.lacks("config.json")
+        config = read_config(self.folder)
+        with _reading_settings(self.folder):
+            return hold_out(rows, config["held_out"], seed=config["split_seed"])
 
     @property
     def has_weights(self) -> bool:
@@ -330,9 +341,13 @@ def read_run(folder: str | Path) -> Run:
     """A run that `results/publish.py` wrote."""
     folder = Path(folder).resolve()
     config = read_config(folder)
-    what = "cannot be read as the settings of a run"
-    with parsing(folder / "config.json", expected=CONFIG_EXPECTED, fix=PUBLISH_AGAIN, kind=FormatError, what=what):
+    with _reading_settings(folder):
         return Run(folder.name, network_of(config), data_of(config), config["recipe"]["seed"], folder, config["model"])
+
+
+def _reading_settings(folder: Path) -> AbstractContextManager[None]:
+    what = "cannot be read as the settings of a run"
+    return parsing(folder / "config.json", expected=CONFIG_EXPECTED, fix=PUBLISH_AGAIN, kind=FormatError, what=what)
 
 
 def _is_evaluation(document: object) -> bool:

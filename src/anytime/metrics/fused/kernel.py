@@ -91,13 +91,13 @@ def _set_size(
     most = (limit + slack + total * 0).to(masses.dtype)
     least, many, _ = _above(masses, 0.0)
     whole = _score(total / total, least / total, many, uniform, lam_reg, k_reg, randomised, original) <= most
-    low = (total * 0).to(bits, bitcast=True)
+    low = least.to(bits, bitcast=True) - 1
     high = tl.where(whole, low, (total * 0 + 1).to(bits, bitcast=True))
     inside, mass = tl.where(whole, many, 0), tl.where(whole, total, 0.0)
     reached = many
-    middle = (total * 0 + 0.0009765625).to(bits, bitcast=True)
     searching = (reached - inside > 1) & (high - low > 1)
     while tl.max(searching.to(tl.int32), 0) > 0:
+        middle = low + (high - low) // 2
         smallest, some, part = _above(masses, middle.to(masses.dtype, bitcast=True)[:, None])
         score = _score(part / total, smallest / total, some, uniform, lam_reg, k_reg, randomised, original)
         fits = (some == 0) | (score <= most)
@@ -105,7 +105,6 @@ def _set_size(
         high, inside, mass = tl.where(up, middle, high), tl.where(up, some, inside), tl.where(up, part, mass)
         low, reached, least = tl.where(down, middle, low), tl.where(down, some, reached), tl.where(down, smallest, least)
         searching = (reached - inside > 1) & (high - low > 1)
-        middle = low + (high - low) // 2
     going = inside < reached  # one is left, or equal ones
     while tl.max(going.to(tl.int32), 0) > 0:
         mass = mass + least

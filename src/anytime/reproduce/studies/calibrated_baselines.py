@@ -12,11 +12,9 @@ from torch import Tensor
 from anytime.calibrate import average_logits, fit_laplace, fit_temperature
 from anytime.combine import Caching, Latest, Product
 from anytime.data import ImageData, load_cifar, normalise
-from anytime.data.split import Split
 from anytime.errors import OverlapError
 from anytime.evaluation import evaluate
 from anytime.models.features import collect_features, last_layers
-from anytime.reading import read_file
 from anytime.reproduce.catalogue import Draft
 from anytime.reproduce.finding import Finding, at_most, listed
 from anytime.reproduce.group import ACCURACY, ECE, LABEL_DROPS, Group
@@ -113,8 +111,7 @@ def _average(runs: tuple[Run, ...]) -> Tensor:
 def _laplace(run: Run, images: Path) -> Tensor:
     """Log-probabilities of the kept test rows from last-layer Laplace."""
     model, data = run.load(), load_cifar("cifar100", images)
-    split = Split.from_json(read_file(run.files["split.json"]).decode(), path=run.files["split.json"])
-    train, _ = split.apply(data["train"])
+    train, _ = run.split(len(data["train"])).apply(data["train"])
     features, labels = collect_features(model, _batches(train.take(torch.arange(_FIT_ROWS))))
     tuning, tuning_labels = collect_features(model, _batches(data["train"].take(run.indices("val"))))
     test, _ = collect_features(model, _batches(data["test"].take(run.indices("test"))))
