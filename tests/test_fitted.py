@@ -31,6 +31,13 @@ class Sample(Fitted, kind="sample"):
     tensor: torch.Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Apart(Fitted, kind="apart"):
+    """A subclass that leaves comparisons to the base class."""
+
+    limit: float
+
+
 @dataclass(frozen=True)
 class Other(Fitted, kind="other"):
     """Another kind with fewer fields."""
@@ -83,6 +90,16 @@ def test_tensors_of_any_size_and_type_come_back_to_the_bit(tmp_path: Path, count
     assert after.dtype == dtype
     assert after.shape == tensor.shape
     assert torch.equal(after.nan_to_num(7.0), tensor.nan_to_num(7.0))
+
+
+def test_objects_are_equal_if_their_files_are() -> None:
+    assert sample() == sample()
+    assert hash(sample()) == hash(sample())
+    assert sample(tensor=torch.zeros(2)) != sample(tensor=torch.ones(2))
+    assert sample(number=math.nan) == sample(number=math.nan)
+    assert sample() != Other(exits=2, classes=None, limit=0.25)
+    assert Apart(exits=2, classes=None, limit=0.25) == Apart(exits=2, classes=None, limit=0.25)
+    assert Apart(exits=2, classes=None, limit=0.25) != Apart(exits=2, classes=None, limit=0.5)
 
 
 def test_a_tensor_that_cannot_be_kept_exactly_is_not_saved(tmp_path: Path) -> None:

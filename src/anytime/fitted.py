@@ -81,13 +81,25 @@ class Fitted:
         not have take their defaults.
         """
         super().__init_subclass__(**more)
-        if "__repr__" not in vars(cls):  # else dataclass would write one with every number
-            cls.__repr__ = Fitted.__repr__  # type: ignore[method-assign]
+        # Else dataclass would write them: a repr with every number, and comparisons of tensors, which have no single answer.
+        for name in ("__repr__", "__eq__", "__hash__"):
+            if name not in vars(cls):
+                setattr(cls, name, vars(Fitted)[name])
         cls.kind, cls.version, cls.oldest = kind or cls.kind, version, version if oldest is None else oldest
         cls.renamed = dict(renamed or {})
 
     def __repr__(self) -> str:
         return brief_repr(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other object is of the same kind and would be saved as the same file."""
+        if type(self) is not type(other):
+            return NotImplemented
+        assert isinstance(other, Fitted)
+        return self.document() == other.document()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.exits, self.classes))
 
     def __post_init__(self) -> None:
         for name, value in (("exits", self.exits), ("classes", self.classes)):

@@ -14,6 +14,7 @@ from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_produc
 from anytime.calibrate.tuning.figures import frontier_figures
 from anytime.cli import run
 from anytime.cli.rules import read_rule, split
+from anytime.conformal import ConformalSets
 from anytime.evaluation import open_logits
 from anytime.report.pages.frontier import render_frontier
 
@@ -90,6 +91,11 @@ def test_other_commands_take_the_saved_rule(folder: Path, capsys: pytest.Capture
     for verb, flag in (("certify", "--rule"), ("evaluate", "--rules")):
         assert run([verb, str(folder / "held-out.npz"), flag, rule]) == 2
         assert "300 of the 300 rows" in capsys.readouterr().err
+    cal, test = write(folder / "calibration.npz", 7), str(folder / "test.npz")
+    assert run(["conformal", str(cal), test, "--rule", rule, "--out", str(folder / "sets.json")]) == 0
+    assert ConformalSets.load(folder / "sets.json").rule == TunedRule.load(rule).rule
+    assert run(["conformal", str(folder / "held-out.npz"), test, "--rule", rule]) == 2
+    assert "300 of the 300 rows" in capsys.readouterr().err
     assert run(["evaluate", str(folder / "test.npz"), "--rules", f"{rule},{rule}"]) == 2
     assert "appears twice" in capsys.readouterr().err
 

@@ -307,3 +307,11 @@ def test_the_running_intersection_loses_coverage_unless_exits_are_calibrated_tog
     assert abs(found[True].coverage[-1] - 0.95) < 5 * (0.95 * 0.05 * (1 / 1400 + 1 / 3000)) ** 0.5
     assert found[True].nestedness == [1.0] * 7
     assert found[True].size[-1] < 9
+
+
+def test_a_rule_fitted_for_other_classes_is_refused() -> None:
+    logits, labels = torch.randn(3, 60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
+    fitted = anytime.fit_product(torch.randn(3, 60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 6)
+    for fit in (fit_conformal_sets, anytime.fit_temperature):
+        with pytest.raises(ShapeError, match="3 exits and 4 classes"):
+            fit(logits, labels, rule=fitted)

@@ -302,3 +302,19 @@ def test_rules_that_are_added_together_have_the_sums_of_each(monkeypatch: pytest
     monkeypatch.setattr("anytime.metrics.summary.is_read_at_once", lambda values: False)  # as on a GPU
     joined = anytime.evaluate(logits, known, rules=rules, costs=(1, 2.5, 3, 7)).to_json()
     assert joined == apart
+
+
+def test_labels_in_a_file_belong_to_logits_in_any_form(tmp_path: Path) -> None:
+    logits, labels = 2 * torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 5
+    np.save(tmp_path / "logits.npy", logits.numpy())
+    np.save(tmp_path / "labels.npy", labels.numpy())
+    wanted = anytime.evaluate(logits, labels).to_json()
+    for each in (logits, logits.numpy(), tmp_path / "logits.npy", anytime.open_logits(tmp_path / "logits.npy")):
+        assert anytime.evaluate(each, tmp_path / "labels.npy").to_json() == wanted
+
+
+def test_the_table_says_how_drops_are_counted() -> None:
+    logits, labels = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 5
+    for strict, sign in ((False, "≥"), (True, ">")):
+        names = [row[0] for row in anytime.evaluate(logits, labels, strict=strict).table().rows]
+        assert {f"label drops by {sign} .1, %", f"final answer drops by {sign} .1, %"} <= set(names)

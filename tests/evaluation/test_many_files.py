@@ -20,7 +20,7 @@ import anytime
 from anytime.artifacts import write_bundle
 from anytime.calibrate import tune
 from anytime.cli import run
-from anytime.errors import AnytimeError, IntegrityError, MissingExtraError, NonFiniteError, OverlapError
+from anytime.errors import AnytimeError, IntegrityError, MissingExtraError, NonFiniteError, OptionError, OverlapError
 from anytime.evaluation import files as listing
 from anytime.evaluation.blocks import rows_for_sets, some_rows, uniforms
 from anytime.evaluation.files import cut, paths_of
@@ -365,3 +365,8 @@ def test_kills_lose_no_row_and_change_no_byte(kills: int) -> None:
     assert found["same"]
     assert found["counted"] == [found["rows"]]
     assert not found["left"]
+
+
+def test_a_mapper_that_ends_early_is_named(folder: Path) -> None:
+    with pytest.raises(OptionError, match="the mapper returned nothing for"):
+        anytime.evaluate(folder, mapper=lambda work, tasks: iter(()))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import anytime
 from anytime.errors import AnytimeError, FormatError, MissingExtraError
 from anytime.integrations.ray_data import Predictor, evaluate_files, predict_files
 from anytime.loading.blocks import cut_files
@@ -163,3 +164,13 @@ def test_ray_gives_the_answers_of_one_process(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found == {"rows": 135, "same": ["labels", "confidence", "exit", "fell_back", "probabilities"], "mapped": True}
+
+
+def test_what_was_saved_with_the_model_is_used(folder: Path, inputs: Any, tmp_path: Path) -> None:
+    anytime.save(load(folder / "model"), tmp_path / "model", rule="caching")
+    predictor = Predictor(tmp_path / "model", probabilities=True)
+    with Runner.load(tmp_path / "model") as runner:
+        wanted = runner.predict(torch.from_numpy(inputs)).probs.numpy()
+    np.testing.assert_array_equal(predictor.predict(inputs)["probabilities"], wanted)
+    other = Predictor(tmp_path / "model", rule="product", probabilities=True)
+    assert not np.array_equal(other.predict(inputs)["probabilities"], wanted)

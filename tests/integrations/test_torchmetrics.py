@@ -129,3 +129,11 @@ def test_bad_batches_are_refused_and_not_counted() -> None:
     with pytest.raises(anytime.errors.ShapeError):
         metric.update(LOGITS[:2], LABELS)
     torch.testing.assert_close(metric.sums, before)
+
+
+def test_fitted_rules_are_taken() -> None:
+    fitted = anytime.fit_product(LOGITS, LABELS)
+    found = filled(slice(None), rules={"fitted": fitted}).by_rule()["fitted"]
+    expected = anytime.evaluate(LOGITS, LABELS, rules={"fitted": fitted}, sets=None).rules["fitted"]
+    assert found.learned == expected.learned
+    assert found.accuracy == pytest.approx(expected.accuracy)

@@ -52,6 +52,29 @@ def test_fitted_rules_and_lists_of_exits_are_taken() -> None:
     assert_same(metrics.compute(), anytime.evaluate(logits, labels, rules={"fitted": fitted}, sets=None).rules)
 
 
+def test_prepared_metrics_take_rules_that_were_fitted_for_some_classes() -> None:
+    logits, labels = some()
+    fitted = anytime.fit_product(*some(seed=1))
+    metrics = Metrics({"fitted": fitted}, class_dim=None).prepared(len(logits))
+    empty = metrics.pack()
+    metrics.update(logits, labels)
+    assert (empty == 0).all()
+    assert len(empty) == len(metrics.pack())
+    assert_same(metrics.compute(), anytime.evaluate(logits, labels, rules={"fitted": fitted}, sets=None).rules)
+    with pytest.raises(ShapeError, match="classes"):
+        metrics.update(logits[..., 1:], labels.clamp(max=2))
+    assert Metrics(class_dim=2, ignore_index=9).prepared(3).ignore_index == 9
+
+
+def test_a_rule_fitted_for_other_logits_leaves_the_metrics_as_they_were() -> None:
+    logits, labels = some()
+    metrics = Metrics({"fitted": anytime.fit_product(*some(seed=1))})
+    with pytest.raises(ShapeError, match="for which this"):
+        metrics.update(logits[1:], labels)
+    metrics.update(logits, labels)
+    assert metrics.rows == len(labels)
+
+
 def test_merging_equals_seeing_all_rows() -> None:
     logits, labels = some()
     whole, first, second, empty = (Metrics() for _ in range(4))

@@ -74,3 +74,17 @@ def test_nan_is_named_by_its_row(folder: Path) -> None:
     x[3, 0] = torch.nan
     with anytime.Runner.load(folder) as runner, pytest.raises(InputError, match="row 3"):
         runner.predict(x)
+
+
+def test_a_confidence_to_stop_at_is_heeded_by_exported_stages(folder: Path) -> None:
+    reached = anytime.Budget(confidence=0.1)
+    with anytime.Runner.load(folder) as runner:
+        for low in (runner.predict(X, budget=reached), *runner.stream(X, budget=reached)):
+            assert (low.exit, low.reason) == (1, "confidence")
+        high = runner.predict(X, budget=anytime.Budget(confidence=1.0))
+    assert (high.exit, high.reason) == (3, "finished")
+
+
+def test_a_confidence_to_stop_at_beside_a_policy_is_refused(folder: Path) -> None:
+    with anytime.Runner.load(folder, policy=Confidence(0.4)) as runner, pytest.raises(OptionError, match="decides itself"):
+        runner.predict(X, budget=anytime.Budget(confidence=0.9))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import anytime
 from anytime.combine import Cached, Rule, Scaled
-from anytime.errors import DeadlineTooShort, NonFiniteError, OptionError, ShapeError, StateError
+from anytime.errors import AnytimeError, DeadlineTooShort, NonFiniteError, OptionError, ShapeError, StateError
 from anytime.models import MLP, IntervalMLP, MLPConfig
 from anytime.run import Answer, Budget, Forecast, Runner, RunOptions, Task, profile_model
 from anytime.run.engines import make_engine
@@ -714,3 +714,11 @@ def test_the_repr_shows_the_engine_and_why_a_rule_is_not_run_as_graphs() -> None
     with Runner(model, anytime.Mixture(), "onnxruntime", example=x) as runner:
         assert "rule evaluated by torch: Mixture(" in repr(runner)
         assert "logaddexp" in repr(runner)
+
+
+def test_threads_and_seeds_out_of_range_are_refused() -> None:
+    with pytest.raises(OptionError, match="threads"):
+        RunOptions(threads=10**6)
+    for seed in (-1, "a"):
+        with pytest.raises(AnytimeError, match="seed"):
+            Runner(MLP(MLPConfig(classes=4, exits=3)), seed=seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gc
 import json
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from anytime.serve.limits import Admission, Limits
+from anytime.serve.problems import Problem
 
 PATH = b"/v2/models/digits/infer"
 SIZES = (1, 7, 100, 3000, 70_000)
@@ -213,3 +217,12 @@ def test_more_connections_than_allowed_are_closed(serving: Any, open_folder: Any
         other.close()
     live.wait_until_idle(live.tasks())
     assert live.get("/v2").status_code == 200
+
+
+@pytest.mark.parametrize("length", ["²", "-1", "1e3", ""])
+def test_a_length_that_is_not_a_number_is_refused_and_not_read(length: str) -> None:
+    async def receive() -> Any:
+        raise AssertionError
+
+    with pytest.raises(Problem):
+        asyncio.run(Admission(Limits()).read(receive, {"content-length": length}, lambda count: None))

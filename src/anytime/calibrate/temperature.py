@@ -113,7 +113,7 @@ def fit_temperature(
             fix="pass bounds=(0.01, 100.0), the default",
         )
     low, high = bounds
-    inner = Latest() if rule is None else as_rule(rule)
+    inner = Latest() if rule is None else as_rule(rule, exits=exits, classes=classes)
     scores = given if _scales_logits(inner) else inner.combine(given).log_probs
     found = [_fit_exit(now, wanted, 1 / high, 1 / low, exit) for exit, now in enumerate(scores)]
     return Temperature(

@@ -175,9 +175,8 @@ def answers(file: Path | None, labels: Path | None, rule: str) -> tuple[np.ndarr
     exits, samples, classes = source.logits.shape
     check_memory(12 * exits * samples * classes, f"{samples:,} rows", fix="save fewer rows: a few thousand are enough")
     predictions = rule_from(rule, source)(torch.as_tensor(source.logits[...]).float())
-    confidence, chosen = predictions.probs.max(-1)
     about = {"file": source.path.name, "exits": exits, "samples": samples, "classes": classes}
-    return (chosen == known).numpy(), confidence.numpy(), about
+    return (predictions.labels == known).numpy(), predictions.confidence.numpy(), about
 
 
 def stage_times(path: Path | None, exits: int) -> LinearTimes:

@@ -38,7 +38,8 @@ def conformal(
         calibration: `.npz` or `.safetensors` with `logits` (exits, samples, classes) and `labels`, held out from training.
         test: The same for other rows.
         alpha: Fraction of labels that the sets may miss.
-        rule: The rule that the sets are fitted for, such as `caching` or `product(softplus, weights=ones)`; default `product`.
+        rule: The rule that the sets are fitted for, such as `caching`, `product(softplus, weights=ones)` or the file of a
+            fitted rule; default `product`.
         variant: RAPS as in the paper's code; the original with temperature, λ and k_reg chosen on 30 % of CALIBRATION; APS,
             without penalty; or sets that are nested over the exits, which need no rule.
         simultaneous: Calibrate all exits together, so that the label is in the sets of all exits, and intersect the sets.
@@ -48,7 +49,9 @@ def conformal(
         seed: Of the tuning split and all random numbers.
     """
     from anytime.cli.logits import leave_out_shared, refuse_same_file
+    from anytime.cli.rules import rule_from
     from anytime.conformal import fit_nested_sets, measure_sets
+    from anytime.evaluation import open_logits
     from anytime.fitted import check_saving
 
     given = {"--rule": rule is not None, "--simultaneous": simultaneous, "--shared": shared}
@@ -68,7 +71,8 @@ def conformal(
     if variant == "nested":
         fitted = fit_nested_sets(*fit_rows, alpha=alpha, seed=seed)
     else:
-        fitted = _fit(variant, *fit_rows, alpha, rule or "product", simultaneous=simultaneous, shared=shared, seed=seed)
+        known = rule_from(rule or "product", open_logits(calibration), purpose="calibration")
+        fitted = _fit(variant, *fit_rows, alpha, known, simultaneous=simultaneous, shared=shared, seed=seed)
     logits, labels = test_rows
     fitted.check_fits(logits.shape[0], logits.shape[2])
     metrics = measure_sets(_members(fitted, logits, seed), labels)
@@ -94,13 +98,12 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _fit(
-    variant: Variant, logits: Tensor, labels: Tensor, alpha: float, rule: str, *, simultaneous: bool, shared: bool, seed: int
+    variant: Variant, logits: Tensor, labels: Tensor, alpha: float, rule: Any, *, simultaneous: bool, shared: bool, seed: int
 ) -> ConformalSets:
     from anytime.calibrate import fit_temperature
-    from anytime.combine import parse_rule
     from anytime.conformal import Raps, fit_conformal_sets, tuning_split
 
-    used, tune = parse_rule(rule), variant == "original"
+    used, tune = rule, variant == "original"
     raps = Raps(alpha, lam_reg=0.0) if variant == "aps" else Raps(alpha)
     if tune:
         # The rows that choose λ and k_reg also fit the temperature: those of the quantile must be unseen.

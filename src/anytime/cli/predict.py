@@ -63,8 +63,8 @@ def predict(
         deadline: Time limit, such as 5ms; none by default.
         exits: Largest number of exits.
         macs: Largest number of MACs (multiply-accumulates) per input, such as 60e6.
-        rule: How the exits are combined, such as latest or product; by default the saved rule or the one that the calibration
-            was fitted for, or else the product, with fewer than five classes caching.
+        rule: How the exits are combined, such as latest, product or the file of a fitted rule; by default the saved rule or the
+            one that the calibration was fitted for, or else the product, with fewer than five classes caching.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the fastest here.
         calibration: A file of a fitted object: temperatures, a fitted product, a tuned rule, prediction sets; repeatable.
         data: The training data, if the model's folder does not name it: cifar10, cifar100, imagenet or a run's data.json.
@@ -79,8 +79,9 @@ def predict(
 
     import anytime
     from anytime.checks import check_count
-    from anytime.combine import parse_rule
+    from anytime.cli.rules import read_rule
     from anytime.combine.advice import advise, default_rule
+    from anytime.combine.named import as_rule
     from anytime.conformal import ConformalSets
     from anytime.data.description import Description
     from anytime.errors import FewClassesWarning
@@ -90,7 +91,7 @@ def predict(
     from anytime.run import Budget, open_folder
     from anytime.run.export import ExportedModel
 
-    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else parse_rule(rule)
+    budget, named = Budget(time=deadline, macs=macs, exits=exits), None if rule is None else as_rule(read_rule(rule))
     check_count(top, "--top", fix="pass a whole number such as --top 3")
     opened = open_folder(model, data, build=import_function(build), threads=threads, trusted=trust)
     x, note = read_input(input, opened)

@@ -122,6 +122,7 @@ def open_runs(folder: Path | None, scale: Scale) -> Runs:
 
 def list_studies(*, json: bool) -> int:
     """Print every study with the paper's figure and the runs it needs."""
+    from anytime.cli.console import print_table
     from anytime.reproduce import CATALOGUE
 
     if json:
@@ -129,38 +130,25 @@ def list_studies(*, json: bool) -> int:
         print_json([{**{key: getattr(each, key) for key in keys}, "needs": list(map(str, each.needs))} for each in CATALOGUE])
         return 0
     cells = [(each.name, each.figure, each.shows, ", ".join(map(str, each.needs)) or "none") for each in CATALOGUE]
-    print_table("", ("study", "in the paper", "shows", "runs"), cells)
+    print_table(("study", "in the paper", "shows", "runs"), cells, numeric=False)
     return 0
 
 
 def print_finding(found: Finding) -> None:
     """Print a finding: numbers beside the paper's, claims, the note."""
+    from anytime.cli.console import print_table
     from anytime.reproduce.finding import HEADINGS
 
     title = f"{found.study}: {found.title} ({found.figure})"
     if found.comparisons:
-        print_table(title, HEADINGS, [row.cells() for row in found.comparisons])
+        print_table(HEADINGS, [row.cells() for row in found.comparisons], title=title, numeric=False)
     else:
         print(title)
     if found.table:
-        print_table("", found.headings, found.table)
+        print_table(found.headings, found.table, numeric=False)
     for claim in found.claims:
         print(f"  {claim}")
     print(f"  {found.verdict}. Measured on {found.rows}.\n  {found.note}\n")
-
-
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout."""
-    from rich.table import Table
-
-    from anytime.cli.console import make_console
-
-    table = Table(title=title or None, title_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index == 0 else "default", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    make_console().print(table)
 
 
 def write(folder: Path, found: Finding) -> None:

@@ -36,15 +36,15 @@ def rule_files(text: str) -> list[Path]:
     return [Path(part) for part in split(text) if part.endswith(".json")]
 
 
-def rule_from(text: str, source: LogitsFile | None) -> Rule[Any] | TunedRule:
-    """One rule, by name or from a file; see `rules_from`."""
+def rule_from(text: str, source: LogitsFile | None, *, purpose: str = "this test") -> Rule[Any] | TunedRule:
+    """One rule, by name or from a file; see `rules_from`. A tuned rule must not know the rows that serve this purpose."""
     from anytime.calibrate import TunedRule
     from anytime.evaluation.blocks import LogitRows
 
     loaded = read_rule(text)
     if isinstance(loaded, TunedRule) and source is not None and source.logits.ndim == 3:
         loaded.check_fits(source.logits.shape[0], source.logits.shape[2])
-        new = loaded.unseen(LogitRows(source.logits, None).fingerprints(), purpose=f"this test (in {source.path.name})")
+        new = loaded.unseen(LogitRows(source.logits, None).fingerprints(), purpose=f"{purpose} (in {source.path.name})")
         if count := int((~new).sum()):
             print(f"anytime: {text} was tuned on {count} of the rows of {source.path.name}", file=sys.stderr)
     return loaded

@@ -52,7 +52,8 @@ def serve(
         port: The port; 0 for any free one.
         deadline: Time limit of requests that state none, such as 20ms.
         name: The name of the model in addresses; by default that of its folder.
-        rule: How the exits are combined, such as latest or product; by default as for `anytime predict`.
+        rule: How the exits are combined, such as latest, product or the file of a fitted rule; by default as for `anytime
+            predict`.
         calibration: A file of a fitted object: temperatures, a fitted product, a tuned rule, prediction sets; repeatable.
         data: The training data, if the model's folder does not name it: cifar10, cifar100, imagenet or a run's data.json.
         engine: What runs the stages: eager, folded, onnxruntime, cuda-graphs, or auto for the fastest here.
@@ -79,6 +80,8 @@ def serve(
     """
     import anytime
     from anytime.checks import check_count
+    from anytime.cli.rules import read_rule
+    from anytime.combine.named import as_rule
     from anytime.errors import MissingExtraError
     from anytime.loading.models import import_function
     from anytime.run import RunOptions
@@ -106,7 +109,7 @@ def serve(
             deadline=seconds_left,
             longest=max(limits.deadline_seconds, seconds_left),
             name=name,
-            rule=rule,
+            rule=None if rule is None else as_rule(read_rule(rule)),
             calibration=[anytime.load(path) for path in calibration or ()],
             data=data,
             engine=engine,

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from anytime.cli.options import Flag
+
 if TYPE_CHECKING:
     from anytime.train.log import EpochLog
 
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 # As `anytime.train.settings.DataName`, which imports torch.
 Images = Literal["cifar10", "cifar100", "digits", "imagenet", "tiny-imagenet"]
 Texts = Literal["imdb", "sst2", "agnews", "trec", "banking77", "clinc150"]

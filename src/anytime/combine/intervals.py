@@ -18,7 +18,7 @@ from anytime.checks import as_tensor, check_count
 from anytime.errors import DtypeError, InputError, ShapeError, StateError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Interval:
     """The answer at one exit, or at all of them with one more dimension in front.
 

@@ -14,7 +14,7 @@ _FAR = 1e-30
 _MANY = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """What a rule answers at one exit, or at all of them with one more dimension in front.
 

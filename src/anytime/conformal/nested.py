@@ -44,7 +44,7 @@ class NestedState:
     inside: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NestedAnswer:
     """The sets at one exit, or at all of them with one more dimension in front.
 

@@ -33,7 +33,7 @@ _INITIAL = 1e-5
 _UNINFORMATIVE = 1e-8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearLayer:
     """A Bayesian linear layer: posterior of the weights (the last is the intercept) and the noise.
 
@@ -98,7 +98,7 @@ def fit_linear(features: Any, targets: Any) -> LinearLayer:
     return LinearLayer(basis @ (precision * turned * spread), basis * spread.sqrt(), 1 / precision)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NestedInterval:
     """The intervals at one exit, or at all of them with one more dimension in front.
 

@@ -175,8 +175,9 @@ def fit_conformal_sets(
     if rule is None:
         log_probs, text = check_log_probs(logits), None
     else:
-        known = as_rule(rule)
-        log_probs, text = known(check_logits(logits)).log_probs, name_of(known)
+        given = check_logits(logits)
+        known = as_rule(rule, exits=given.shape[0], classes=given.shape[2])
+        log_probs, text = known(given).log_probs, name_of(known)
     exits, rows, classes = log_probs.shape
     wanted = check_labels(labels, batch=rows, classes=classes, device=log_probs.device)
     uniform = _uniform(log_probs, seed, _CALIBRATION, shared=shared)

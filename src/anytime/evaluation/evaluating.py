@@ -84,8 +84,9 @@ def evaluate(
         class_dim: The dimension of the classes in dense logits: 2 for segmentation, -1 for `(exits, samples, length, classes)`.
         ignore_index: The label of positions to leave out, such as 255 or -100.
         progress: Called with the number of rows done and the total.
-        engine: `compiled` for compiled code (extra `fast`), `plain` for PyTorch, `auto` for compiled code where it saves time:
-            for large logits on the CPU, if numba is installed. Both give the same numbers up to rounding.
+        engine: `compiled` for compiled code (extra `fast`), `triton` for a kernel on a GPU, `plain` for PyTorch; `auto` for the
+            kernel on a GPU, and for compiled code where it saves time: for large logits on the CPU, if numba is installed. All
+            give the same numbers up to rounding.
         processes: How many processes read files; None for one per core if the files are large. Scripts that use several need
             `if __name__ == "__main__":`. The metrics are the same to the last bit.
         work: A folder for the sums of the parts that are done: after an interruption, the same call continues there. It is

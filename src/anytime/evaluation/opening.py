@@ -14,22 +14,23 @@ from anytime.combine.dense import DenseRows, Layout, check_ignored, used_positio
 from anytime.errors import OptionError, ShapeError
 from anytime.evaluation.blocks import LogitRows
 from anytime.evaluation.files import scale_rows
-from anytime.evaluation.source import CollectedLogits, LogitsFile, Mapped, open_logits
+from anytime.evaluation.source import CollectedLogits, LogitsFile, Mapped, open_labels, open_logits
 
 
 def open_rows(
     logits: Any, labels: Any, probabilities: bool, *, class_dim: int | None = None, ignore_index: int | None = None
 ) -> LogitRows:
     """Open and check logits and labels in any form that `evaluate` takes."""
+    path = labels if isinstance(labels, str | Path) else None
     if isinstance(logits, str | Path):
-        logits = open_logits(logits, labels if isinstance(labels, str | Path) else None)
+        logits, labels = open_logits(logits, path), None if path is not None else labels
     if isinstance(logits, LogitsFile | CollectedLogits):
-        if labels is None or isinstance(labels, str | Path):
-            labels = logits.labels
-        logits = logits.logits
+        labels, logits = logits.labels if labels is None else labels, logits.logits
     if isinstance(logits, np.ndarray):  # possibly mapped, possibly larger than memory
         logits = Mapped(logits)
     values: Tensor | Mapped = logits if isinstance(logits, Mapped) else as_tensor(logits, "logits").detach()
+    if isinstance(labels, str | Path):
+        labels = open_labels(labels, tuple(values.shape))
     device = values.device if isinstance(values, Tensor) else None
     check_ignored(class_dim, ignore_index)
     given: Tensor | Mapped | DenseRows = values

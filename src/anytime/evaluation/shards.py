@@ -302,7 +302,13 @@ def _elsewhere(
     done = total - sum(tasks[index].part.rows for index in missing)
     for index, (task, key) in enumerate(zip(tasks, keys, strict=True)):
         while index in missing:
-            which, worked, answer = next(arriving)
+            if (arrived := next(arriving, None)) is None:
+                raise OptionError(
+                    f"the mapper returned nothing for {len(missing)} of {len(tasks)} tasks",
+                    expected="one result per task, in any order",
+                    fix="pass a mapper that yields the result of every task",
+                )
+            which, worked, answer = arrived
             if not worked:
                 raise pickle.loads(answer)
             results.put(keys[which], answer)

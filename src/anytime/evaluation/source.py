@@ -76,7 +76,7 @@ class Mapped:
         return values.view(torch.bfloat16) if self.bfloat16 else values
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LogitsFile:
     """Logits, `(exits, samples, classes)`, which are not loaded yet, and labels if there are any."""
 
@@ -85,7 +85,7 @@ class LogitsFile:
     labels: Tensor | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CollectedLogits:
     """The result of `anytime.collect_logits`; `anytime.evaluate` takes it.
 
@@ -140,19 +140,24 @@ def _named(file: Path, arrays: dict[str, Any], labels: Path | None) -> tuple[Any
             fix=f"save it as {_SAVE}",
             path=file,
         )
-    found = arrays.get("labels")
-    if labels is not None:
-        more = _open(labels, ("labels", "logits"))
-        # A .npy file has no names: its only array is the labels.
-        found = more.get("labels", more.get("logits") if labels.suffix == ".npy" else None)
-        if found is None:
-            raise FormatError(
-                f"{labels} has no 'labels' (it contains {_listing(more)})",
-                expected="an array named 'labels', or a .npy file",
-                fix="save it with numpy.save('labels.npy', labels)",
-                path=labels,
-            )
-    return arrays["logits"], found
+    return arrays["logits"], arrays.get("labels") if labels is None else _labels_in(labels)
+
+
+def open_labels(path: str | Path, shape: tuple[int, ...]) -> Tensor:
+    """The labels in a file, for logits of a shape."""
+    return _labels(_labels_in(Path(path)), shape)
+
+
+def _labels_in(path: Path) -> Mapped:
+    arrays = _open(path, ("labels", "logits"))
+    if (found := arrays.get("labels")) is None:
+        raise FormatError(
+            f"{path} has no 'labels' (it contains {_listing(arrays)})",
+            expected="an array named 'labels', or a .npy file",
+            fix="save it with numpy.save('labels.npy', labels)",
+            path=path,
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def _labels(found: Mapped, shape: tuple[int, ...]) -> Tensor:

@@ -53,7 +53,7 @@ def overview(evaluation: Evaluation) -> Table:
     """The metrics to look at first, one column per rule."""
     inputs = f"{evaluation.samples:,} inputs" + ("" if evaluation.rows is None else f" ({evaluation.rows:,} positions)")
     labels = "" if evaluation.labelled else ", no labels"
-    columns = [_cells(metrics) for metrics in evaluation.rules.values()]
+    columns = [_cells(metrics, sign(evaluation)) for metrics in evaluation.rules.values()]
     return Table(
         f"{evaluation.exits} exits, {inputs}, {evaluation.classes} classes{labels}",
         ("", *evaluation.rules),
@@ -94,7 +94,7 @@ def _exit_rows(evaluation: Evaluation, found: RuleMetrics) -> Iterator[tuple[str
         yield ("Cumulative cost", *(number(cost) for cost in evaluation.costs))
 
 
-def _cells(metrics: RuleMetrics) -> dict[str, str]:
+def _cells(metrics: RuleMetrics, sign: str) -> dict[str, str]:
     """The metrics to show, by their names; those that need labels or sets only if there are any."""
     cells: dict[str, str] = {}
     if metrics.accuracy and metrics.label_drop_percent and metrics.ece:
@@ -102,14 +102,14 @@ def _cells(metrics: RuleMetrics) -> dict[str, str]:
             "accuracy, first exit %": f"{100 * metrics.accuracy[0]:.2f}",
             "accuracy, last exit %": f"{100 * metrics.accuracy[-1]:.2f}",
             **({} if metrics.mean_iou is None else {"mean IoU, last exit %": f"{100 * metrics.mean_iou[-1]:.2f}"}),
-            "label drops by ≥ .1, %": f"{metrics.label_drop_percent['0.1']:.2f}",
-            "label drops by ≥ .5, %": f"{metrics.label_drop_percent['0.5']:.2f}",
+            f"label drops by {sign} .1, %": f"{metrics.label_drop_percent['0.1']:.2f}",
+            f"label drops by {sign} .5, %": f"{metrics.label_drop_percent['0.5']:.2f}",
             "correct stays correct, %": f"{metrics.correct_monotone_percent:.2f}",
             "overthinking, %": f"{metrics.overthinking_percent:.2f}",
             "ECE, mean": f"{sum(metrics.ece) / len(metrics.ece):.3f}",
         }
     cells |= {
-        "final answer drops by ≥ .1, %": f"{metrics.final_drop_percent['0.1']:.2f}",
+        f"final answer drops by {sign} .1, %": f"{metrics.final_drop_percent['0.1']:.2f}",
         "entropy, first → last": f"{metrics.entropy[0]:.2f} → {metrics.entropy[-1]:.2f}",
         "collapsed, last exit %": f"{metrics.collapsed_percent[-1]:.2f}",
     }

@@ -25,7 +25,7 @@ from anytime.loading.blocks import Block, cut_files
 from anytime.loading.inputs import array_batch
 from anytime.loading.models import input_shape, make_batch, reads_texts
 from anytime.models.given import names_of
-from anytime.run import Budget, Runner, RunOptions, open_folder
+from anytime.run import Budget, Runner, open_folder
 
 Columns = dict[str, NDArray[Any]]
 
@@ -36,10 +36,10 @@ class Predictor:
     Args:
         model: A folder, as `anytime predict` takes it.
         column: The column with the inputs. For a model that takes several tensors, each is the column of its name.
-        rule: How the exits are combined; by default that of the calibration, or as `Runner` chooses.
+        rule: How the exits are combined; by default what was saved with the model, or as `Runner` chooses.
         engine: What runs the stages.
-        calibration: Files of fitted objects.
-        policy: The file of a fitted policy that lets inputs stop early.
+        calibration: Files of fitted objects; by default those saved with the model.
+        policy: The file of a fitted policy that lets inputs stop early; by default the one saved with the model.
         exits: The largest number of exits.
         data: What the model was trained on, if its folder does not say so.
         probabilities: Whether to return those of all classes.
@@ -67,10 +67,10 @@ class Predictor:
         chosen: Any = None if policy is None else anytime.load(policy)
         names = names_of(network)
         self._several = names if len(names) > 1 else ()
-        example = make_batch(network, 1)
-        self._runner = Runner(
-            network, rule, engine, calibration=fitted or None, policy=chosen, example=example, options=RunOptions()
-        )
+        asked = {"rule": rule, "calibration": fitted or None, "policy": chosen}
+        given = {argument: value for argument, value in asked.items() if value is not None}
+        arguments = self._opened.runner_arguments(engine=engine, example=make_batch(network, 1), **given)
+        self._runner = Runner(network, **arguments)
 
     def __call__(self, batch: Columns) -> Columns:
         """The columns `labels`, `confidence`, `exit` and `fell_back` in place of the inputs."""

@@ -24,7 +24,7 @@ from anytime.checks import (
     not_finite,
     stack_exits,
 )
-from anytime.combine import Rule
+from anytime.combine import Latest, Rule
 from anytime.combine.dense import check_ignored, labelled_rows
 from anytime.combine.named import DEFAULT_RULES, name_rules, plain_rules
 from anytime.errors import DtypeError, LabelError, OptionError, ShapeError
@@ -107,9 +107,7 @@ class Metrics:
         if self.class_dim is not None:
             values, labels = labelled_rows(values, labels, self.class_dim, self.ignore_index)
         values, known = self._checked(values, labels)
-        if not self._summaries:
-            self._start(values, labelled=known is not None)
-        self._check_same(values, labelled=known is not None)
+        self._start(values, labelled=known is not None)
         if is_read_at_once(values) or self.class_dim is not None:
             self._follow(values, known)
         else:
@@ -195,10 +193,10 @@ class Metrics:
             return
         self._follow_waiting()
         other._follow_waiting()
-        like = other._some if other._some is not None else torch.zeros(other._exits, 0, other._classes)
         if not self._summaries:
-            self._start(like, labelled=bool(other._labelled))
-        self._check_same(like, labelled=bool(other._labelled))
+            self._begin(other._exits, labelled=bool(other._labelled))
+        self._check_same(other._exits, other._classes, labelled=bool(other._labelled))
+        self._classes = self._classes or other._classes
         for name, summary in self._summaries.items():
             summary.merge(other._summaries[name])
         if other._faults is not None:
@@ -221,9 +219,10 @@ class Metrics:
 
     def prepared(self, exits: int, *, labelled: bool = True) -> Metrics:
         """A new object with these settings that has seen no rows and takes only batches like these."""
-        fresh = Metrics(self.rules, costs=self.costs, strict=self.strict)
-        fresh._start(torch.zeros(exits, 0, 2), labelled=labelled)
-        fresh._classes = 0
+        fresh = Metrics(
+            self.rules, costs=self.costs, strict=self.strict, class_dim=self.class_dim, ignore_index=self.ignore_index
+        )
+        fresh._begin(exits, labelled=labelled)
         return fresh
 
     def pack(self) -> Tensor:
@@ -249,8 +248,10 @@ class Metrics:
         """The sums of each rule, zero if there were no rows."""
         self._follow_waiting()
         if not all(summary.sums for summary in self._summaries.values()):
-            self.update(torch.zeros(self._exits, 0, 2), torch.zeros(0, dtype=torch.int64) if self._labelled else None)
-            self._classes = 0
+            labels = torch.zeros(0, dtype=torch.int64) if self._labelled else None
+            nothing = follow(Latest()(torch.zeros(self._exits, 0, 2)), labels)  # no rows are the same under any rule
+            for summary in self._summaries.values():
+                summary.add(nothing)
         return self._summaries
 
     def raise_faults(self) -> None:
@@ -276,6 +277,7 @@ class Metrics:
         return values, None if labels is None else check_label_shape(labels, batch=values.shape[1], device=values.device)
 
     def _start(self, values: Tensor, *, labelled: bool) -> None:
+        """Prepare for a batch, or refuse one that is unlike those before."""
         exits, _, classes = values.shape
         if exits < 2 or classes < 2:
             raise ShapeError(
@@ -283,15 +285,22 @@ class Metrics:
                 expected="at least two exits and two classes, (exits, batch, classes)",
                 fix="pass the logits of all exits: torch.stack(list_of_exits)",
             )
-        plain = plain_rules(self.rules, exits, classes)
-        costs = exit_costs(self.costs, exits)
-        self._combiners = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
-        self._summaries = {name: Summary(costs, labelled=labelled, strict=self.strict) for name in plain}
-        self._exits, self._classes, self._labelled = exits, classes, labelled
+        if self._summaries:
+            self._check_same(exits, classes, labelled=labelled)
+        if not self._combiners:
+            plain = plain_rules(self.rules, exits, classes)
+            self._combiners = {name: each.combine if isinstance(each, Rule) else each for name, each in plain.items()}
+        if not self._summaries:
+            self._begin(exits, labelled=labelled)
+        self._classes = classes
 
-    def _check_same(self, values: Tensor, *, labelled: bool) -> None:
-        exits, _, classes = values.shape
-        if exits != self._exits or self._classes not in (0, classes):
+    def _begin(self, exits: int, *, labelled: bool) -> None:
+        costs = exit_costs(self.costs, exits)
+        self._summaries = {name: Summary(costs, labelled=labelled, strict=self.strict) for name in self.rules}
+        self._exits, self._labelled = exits, labelled
+
+    def _check_same(self, exits: int, classes: int, *, labelled: bool) -> None:
+        if exits != self._exits or (0 not in (classes, self._classes) and classes != self._classes):
             raise ShapeError(
                 f"a batch with {exits} exits and {classes} classes",
                 expected=f"{self._exits} exits" + (f" and {self._classes} classes, as before" if self._classes else ""),
@@ -303,7 +312,6 @@ class Metrics:
                 expected="labels with every batch or with none",
                 fix="call reset() first, or use one Metrics for each",
             )
-        self._classes = classes
 
     def _note_not_finite(self, values: Tensor) -> None:
         """Note the first logit that is not finite on a device that must not be waited for."""

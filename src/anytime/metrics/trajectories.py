@@ -17,7 +17,7 @@ from anytime.combine import Prediction
 from anytime.errors import ShapeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectories:
     """Quantities per input at each exit; every tensor is `(exits, batch)`, or of joined rules `(exits, rules, batch)`.
 

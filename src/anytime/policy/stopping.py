@@ -34,7 +34,7 @@ Scale = Literal["probability", "log-odds"]
 Otherwise = Literal["last", "most_confident"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stopped:
     """Where each input stopped and its answer; every tensor has the batch first.
 

@@ -47,18 +47,18 @@ def check_dense(class_dim: Any, engine: str | Engine, *, rule: Any, policy: Any,
         return None
     name = engine if isinstance(engine, str) else engine.name
     refused = {
-        f"the engine {name!r}": name != "eager",
-        "a regression": isinstance(rule, Intersection),
-        "a policy": policy is not None,
-        "prediction sets": sets is not None,
-        "on_too_short='prior'": on_too_short == "prior",
+        f"the engine {name!r}": (name != "eager", "omit the engine, which is eager by default"),
+        "a regression": (isinstance(rule, Intersection), "omit class_dim: bounds have no classes"),
+        "a policy": (policy is not None, "omit the policy"),
+        "prediction sets": (sets is not None, "omit the calibration with prediction sets"),
+        "on_too_short='prior'": (on_too_short == "prior", "pass on_too_short='raise', the default"),
     }
-    for what, given in refused.items():
+    for what, (given, fix) in refused.items():
         if given:
             raise OptionError(
                 f"class_dim is {class_dim!r}, with {what}",
                 expected="a classifier of positions in the eager engine, without policy, prediction sets or prior",
-                fix="omit the engine, which is eager by default" if name != "eager" else f"omit {what}",
+                fix=fix,
             )
     check = check_count(class_dim, "class_dim", low=-(1 << 10), fix="pass class_dim=1 for (batch, classes, height, width)")
     if check == 0:

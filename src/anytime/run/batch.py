@@ -178,8 +178,11 @@ class Batch:
 
     def _publish_one(self, task: Task, run: Stages, output: Any, now: float, ended: list[Task], *, contended: bool) -> None:
         prediction = None
-        if (contended or task.needs_prediction()) and isinstance(self._setup.combiner, ByRule) and self._setup.policy is None:
-            prediction = self._setup.predict([*task.outputs, output])
+        if (contended or task.needs_prediction()) and self._setup.policy is None:
+            if isinstance(self._setup.combiner, ByRule):
+                prediction = self._setup.predict([*task.outputs, output])
+            elif isinstance(output, Prediction):  # of stages with their rule inside
+                prediction = output
         confidence = None if prediction is None else confidences(prediction)
         if task.exit == 0 and isinstance(run, Joinable):
             task.group = (task.group, run.kind) if self._setup.merges else object()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from anytime.checks import check_choice, check_count, check_flag
+from anytime.checks import check_choice, check_count, check_flag, check_threads
 from anytime.errors import OptionError
 from anytime.run.budget import Duration, seconds
 from anytime.run.scheduler import POLICIES, SchedulingPolicy
@@ -21,7 +21,7 @@ class RunOptions:
 
     Attributes:
         schedule: What runs next if several requests wait: a policy of `anytime.run.scheduler`, or its name.
-        largest_batch: How many requests may share a batch; fewer do where a larger batch saves little time per request.
+        largest_batch: How many inputs a shared batch may have; it has fewer where a larger one saves little time per request.
         queue: How many requests may wait; further ones are refused.
         workers: How many threads may run stages, including those whose stages were given up. No more stages run at once than
             there are cores for, with `threads` each, and one on a GPU.
@@ -64,7 +64,7 @@ class RunOptions:
         for name in ("largest_batch", "queue", "workers"):
             check_count(getattr(self, name), name)
         if self.threads is not None:
-            check_count(self.threads, "threads")
+            check_threads(self.threads)
         check_count(self.nice, "nice", low=0, most=19)
         check_flag(self.preempt, "preempt")
         check_choice(self.on_too_short, "on_too_short", ("raise", "prior"))

@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 
 import torch
 
-from anytime.checks import Inputs, check_inputs, count_rows, repeat_rows
+from anytime.checks import Inputs, check_inputs, check_seed, count_rows, repeat_rows
 from anytime.combine import Intersection, Rule
 from anytime.combine.advice import warn_of_few_classes
 from anytime.errors import OptionError, StateError
@@ -151,7 +151,7 @@ class Runner:
         self._macs = make_macs(macs, self._profile, self._exits)
         self._forecast = options.forecast or Forecast()
         self._clock = options.clock
-        self._generator, self._seed = torch.Generator().manual_seed(seed), seed
+        self._generator, self._seed = torch.Generator().manual_seed(check_seed(seed)), seed
         self._engine, self._probabilities = engine, probabilities
         self._example: Inputs | None = None
         self._setup: RunSetup | None = None
@@ -381,6 +381,11 @@ class Runner:
         return self._rule
 
     @property
+    def policy(self) -> Policy | FittedPolicy | None:
+        """What lets inputs stop early, if anything does."""
+        return self._policy
+
+    @property
     def load_status(self) -> LoadStatus:
         """How many requests wait and run."""
         return self._executor.load
@@ -437,6 +442,13 @@ class Runner:
                 f"a request with a time budget, but the engine {self._engine!r} is not built yet",
                 expected="an engine built beforehand, which can take seconds",
                 fix="call runner.warm_up(x) first, or make the Runner with example=x",
+            )
+        if budget.confidence is not None and (self._policy is not None or isinstance(self._rule, Intersection)):
+            what = "a policy, which decides itself when an input stops" if self._policy is not None else "a regression"
+            raise OptionError(
+                f"a budget with confidence={budget.confidence:g}, and the runner has {what}",
+                expected="a confidence only for a classifier without a policy",
+                fix="omit confidence, or make a Runner without the policy",
             )
         if budget.macs is not None and self._macs is None:
             self._macs = measure_macs(self._model, inputs)

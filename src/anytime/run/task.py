@@ -324,7 +324,7 @@ class Task:
         return self._outputs
 
     def needs_prediction(self) -> bool:
-        """Whether whether to stop depends on the prediction after each stage."""
+        """Whether stopping depends on the prediction after each stage."""
         return self.budget.confidence is not None
 
     def take(self, output: Any, prediction: Any, confidence: Sequence[float] | None, run: Stages, now: float) -> bool:

@@ -98,7 +98,7 @@ class Admission:
     async def read(self, receive: Receive, headers: Mapping[str, str], add: Callable[[int], None]) -> bytes:
         """Read a body, no further than the limits."""
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length[:20]) > self.limits.body:
+        if not length.isdecimal() or int(length[:20]) > self.limits.body:
             raise closing(_too_large(self.limits.body))
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise closing(Problem(415, "compressed", "a compressed body", expected="a plain one", fix="do not compress it"))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anytime.checks import Inputs, check_inputs
+from anytime.combine import Rule
 from anytime.data.description import Description
 from anytime.data.text import load_tokenizer
 from anytime.errors import AnytimeError, FewClassesWarning, InputError, OptionError
@@ -230,7 +231,7 @@ def open_service(
     deadline: float,
     longest: float,
     name: str | None = None,
-    rule: str | None = None,
+    rule: str | Rule[Any] | None = None,
     calibration: Sequence[Fitted] = (),
     data: str | None = None,
     engine: str = "auto",

@@ -34,7 +34,7 @@ NETWORK = MSDNetConfig(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DigitsRun:
     """A trained network and its logits on the images it was not trained on.
 

@@ -77,7 +77,8 @@ class SyncBatchNorm(nn.Module):
 
     def __init__(self, norm: _BatchNorm, size: int) -> None:
         super().__init__()
-        self.size, self.eps, self.momentum = size, norm.eps, 0.1 if norm.momentum is None else norm.momentum
+        assert norm.momentum is not None  # `sync_norms` refuses it
+        self.size, self.eps, self.momentum = size, norm.eps, norm.momentum
         self.weight, self.bias = norm.weight, norm.bias
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
@@ -126,6 +127,12 @@ def sync_norms(network: nn.Module, size: int) -> None:
     for module in list(network.modules()):
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm) and child.training and child.running_mean is not None:
+                if child.momentum is None:
+                    raise OptionError(
+                        f"the batch norm {name} has momentum=None, and several processes train",
+                        expected="a momentum, since statistics of all processes are averaged with it",
+                        fix="set its momentum, such as 0.1, or train with one process",
+                    )
                 setattr(module, name, SyncBatchNorm(child, size))
 
 

@@ -52,7 +52,7 @@ export class ModelView {
       return;
     }
     const inputs = cards.reduce((sum, card) => sum + card.inputs, 0);
-    byId("model-status").textContent = cards[0].inside ? "The rule is inside the exported stages, so there are no logits to compare."
+    byId("model-status").textContent = cards[0].inside ? "The answers come without logits, from exported stages or under a policy: there is nothing to compare."
       : inputs ? `${inputs} ${inputs === 1 ? "input" : "inputs"} so far.` : "No requests were seen yet: press Go in the first view, or send some.";
     const link = byId("report"), target = this.backend.report;
     link.hidden = !inputs || !target;

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anytime.artifacts import bundle_reader
-from anytime.checks import Inputs, check_count, check_flag
+from anytime.checks import Inputs, check_flag, check_threads
 from anytime.combine import Prediction
 from anytime.errors import AnytimeError, FormatError, InputError, ShapeError, UntrustedError
 from anytime.models.base import Carry
@@ -155,7 +155,7 @@ def load_exported(folder: str | Path, *, threads: int = 1, trusted: bool = False
         trusted: Whether to read `.pt2` files of `torch.export`, too. They can run any code while they are read: use True only
             for files from sources whose programs you would run. ONNX files need no trust.
     """
-    check_count(threads, "threads")
+    check_threads(threads)
     check_flag(trusted, "trusted")
     path = Path(folder) / NAME
     with bundle_reader(folder) as read:

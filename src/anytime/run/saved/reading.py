@@ -139,8 +139,8 @@ def load(
     """Load a model from a folder, on the CPU and in eval mode, or a fitted object from its file.
 
     Args:
-        path: A folder that `anytime.save`, `anytime train`, `anytime export` or `results/publish.py` wrote, or the file of a
-            fitted object: temperatures, prediction sets, a rule, a policy.
+        path: A folder that `anytime.save`, `anytime train` or `anytime export` wrote, or the file of a fitted object:
+            temperatures, prediction sets, a rule, a policy.
         build: For a model of your own: a function without arguments that makes it, with any weights; of attached exits the bare
             backbone, of an ensemble one member. Several functions make one part each. Names, shapes and exits are compared
             with the folder.

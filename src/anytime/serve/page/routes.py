@@ -189,7 +189,7 @@ class Page:
         after = request.headers.get("last-event-id", "0")
         with ExitStack() as stack:
             stack.enter_context(self._admission.request(stream=True))
-            number = int(after) if after.isdigit() and len(after) < 18 else 0
+            number = int(after) if after.isdecimal() and len(after) < 18 else 0
             return NumberedEvents(self._traffic.follow(number), stack.pop_all())
 
     async def model(self, request: Request) -> Response:
@@ -234,7 +234,7 @@ class Page:
         if "source" in query:
             found = next((each for each in self._sources() if each.id == query["source"]), None)
             row = query.get("row", "")
-            if found is None or not row.isdigit() or len(row) > 9 or int(row) >= found.rows:
+            if found is None or not row.isdecimal() or len(row) > 9 or int(row) >= found.rows:
                 raise Problem(404, "not_found", "there is no such example", fix="see /page/info")
             return found.part(int(row), int(row) + 1), found.label(int(row))
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

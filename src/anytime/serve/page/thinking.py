@@ -41,7 +41,7 @@ class Thinking:
 
     @cached_property
     def rules(self) -> Mapping[str, Rule[Any]]:
-        """The latest exit alone, and the server's rule, or the product if that is the same; one if the rule is inside."""
+        """The latest exit alone, and the server's rule, or the product if that is the same; its rule alone without logits."""
         own = self._service.runner.rule
         if not isinstance(own, Rule):
             raise OptionError("a regression", expected="a classification", fix="serve a model with classes to use the page")
@@ -52,8 +52,8 @@ class Thinking:
 
     @property
     def inside(self) -> bool:
-        """Whether the stages have their rule inside, so that there are no logits."""
-        return isinstance(self._service.opened.model, ExportedModel)
+        """Whether the stages have their rule inside, or a policy lets inputs stop, so that answers have no logits."""
+        return isinstance(self._service.opened.model, ExportedModel) or self._service.runner.policy is not None
 
     @property
     def own(self) -> str:
