@@ -175,13 +175,13 @@ class Fitted:
             raise FormatError(f"{path}: {error.got}", expected=error.expected, fix="fit it again", path=path) from None
 
 
-def check_saving(path: str | Path, kind: str, *, inputs: Iterable[str | Path | None] = ()) -> None:
-    """Refuse to save an object of this kind to a path that holds something else, or is one of `inputs`."""
+def check_saving(path: str | Path, *kinds: str, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuse to save to a path that holds something else than an object of these kinds, or is one of `inputs`."""
     begins = re.compile(rb'\{\s*"format": "%s",\s*"version": \d+,\s*"kind": "([^"]*)"' % _FORMAT.encode())
 
     def ours(head: bytes) -> bool:
         found = begins.match(head)
-        return found is not None and _current_kind(found[1].decode(errors="replace")) == kind
+        return found is not None and _current_kind(found[1].decode(errors="replace")) in kinds
 
     check_file(path, ours=ours, inputs=inputs)
 
@@ -209,6 +209,10 @@ def fitted_from(document: Mapping[str, Any], *, path: str | Path) -> Fitted:
 def read_document(path: str | Path) -> dict[str, Any]:
     """The document of a file, after checking its checksum; `kind` says what it describes."""
     expected, fix = "the file of a fitted object, or for anytime.load a folder with a model", "check the path"
+    if Path(path).suffix.lower() in (".npz", ".npy", ".safetensors", ".parquet"):
+        raise FormatError(
+            f"{path} is a file of arrays", expected=expected, fix="logits are read by anytime.evaluate(path)", path=path
+        )
     return document_from(read_file(path, most=LARGEST_FILE, expected=expected, fix=fix), path)
 
 

@@ -65,6 +65,10 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
     if exists(place, Path.is_dir):
         raise FileError(f"{place} is a folder", expected="the path of a file", fix=f"use {place / 'NAME'}", path=place)
     if not exists(place, Path.is_file):
+        if os.path.lexists(place):
+            raise FileError(
+                f"{place} is no ordinary file, or a link to nowhere", expected="a new path", fix="use another", path=place
+            )
         return
     try:
         with place.open("rb") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import anytime
 from anytime.cli import run
 from anytime.conformal import ConformalSets, NestedSets
 
@@ -139,3 +140,10 @@ def test_a_single_shared_row_is_left_out_with_a_message(tmp_path: Path, capsys: 
     assert run(["conformal", calibration, test, "--out", str(tmp_path / "sets.json")]) == 0
     assert "left out 1 rows of cal.npz" in capsys.readouterr().err
     assert ConformalSets.load(tmp_path / "sets.json").rows == len(labels) - 1
+
+
+def test_sets_of_one_kind_replace_those_of_the_other(files: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "sets.json"
+    for variant, kind in (("nested", NestedSets), ("paper", ConformalSets), ("nested", NestedSets)):
+        assert run(["conformal", *files, "--variant", variant, "--out", str(out)]) == 0
+        assert isinstance(anytime.load(out), kind)

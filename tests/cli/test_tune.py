@@ -13,7 +13,8 @@ from anytime.artifacts import verify_bundle
 from anytime.calibrate import ChoiceCertificate, Frontier, TunedRule, fit_product, fit_temperature
 from anytime.calibrate.tuning.figures import frontier_figures
 from anytime.cli import run
-from anytime.cli.rules import read_rule, split
+from anytime.cli.rules import read_rule
+from anytime.combine.named import split_rules as split
 from anytime.conformal import ConformalSets
 from anytime.evaluation import open_logits
 from anytime.report.pages.frontier import render_frontier

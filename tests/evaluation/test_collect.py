@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import anytime
-from anytime.errors import FormatError, LockedError, NonFiniteError, OverwriteError, ShapeError, StateError
+from anytime.errors import FileError, FormatError, LockedError, NonFiniteError, OverwriteError, ShapeError, StateError
 from anytime.evaluation import collect
 from anytime.models import MLP, MLPConfig
 from anytime.outputs import lock_run
@@ -346,3 +346,32 @@ def test_memory_is_bounded_by_the_block(model: MLP, tmp_path: Path, monkeypatch:
     )
     anytime.collect_logits(model, loader(), tmp_path / "a.npz")
     assert written == [16, 16, 16, 2]
+
+
+def test_an_interruption_between_two_lines_counts_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = MLP(MLPConfig(classes=3, exits=2)).eval(), torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    batches, calls = [(x, torch.zeros(10, dtype=torch.long))] * 4, 0
+    real = collect._Batch.without_inputs
+
+    def interrupted(batch: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return real(batch)
+
+    monkeypatch.setattr(collect._Batch, "without_inputs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        anytime.collect_logits(model, batches, out=tmp_path / "a.npz")
+    monkeypatch.undo()
+    assert anytime.collect_logits(model, batches, out=tmp_path / "a.npz", resume=True).logits.shape[1] == 40
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a pipe")
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    (tmp_path / "loop.npz").symlink_to(tmp_path / "loop.npz")
+    (tmp_path / "gone.npz").symlink_to(tmp_path / "nowhere" / "a.npz")
+    for name in ("pipe.npz", "loop.npz", "gone.npz"):
+        with pytest.raises(FileError):
+            anytime.collect_logits(lambda x: pytest.fail("ran"), [torch.zeros(2, 2)], out=tmp_path / name)

@@ -119,3 +119,16 @@ def test_a_mapped_file_is_read_block_by_block(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < mapped.nbytes / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.int8, torch.uint8])
+def test_a_label_to_ignore_is_not_wrapped_into_the_type_of_the_labels(dtype: torch.dtype) -> None:
+    logits = torch.randn(2, 3, 120, 4, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.full((3, 4, 4), 100)
+    labels[:, 0] = 3
+    for ignored in (-156, 356):  # which 8 bits turn into 100
+        found = anytime.evaluate(logits, labels.to(dtype), class_dim=2, ignore_index=ignored, sets=None)
+        assert found.rows == labels.numel()
+        metrics = anytime.metrics.Metrics(class_dim=2, ignore_index=ignored)
+        metrics.update(logits, labels.to(dtype))
+        assert metrics.rows == labels.numel()

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import anytime
 from anytime.combine import Prediction
-from anytime.errors import OptionError
+from anytime.errors import AnytimeError, DtypeError, IntegrityError, OptionError
 from anytime.metrics import RuleMetrics
 
 
@@ -318,3 +318,39 @@ def test_the_table_says_how_drops_are_counted() -> None:
     for strict, sign in ((False, "≥"), (True, ">")):
         names = [row[0] for row in anytime.evaluate(logits, labels, strict=strict).table().rows]
         assert {f"label drops by {sign} .1, %", f"final answer drops by {sign} .1, %"} <= set(names)
+
+
+def test_a_mapped_file_that_changes_is_noticed_on_every_path(tmp_path: Path) -> None:
+    logits, labels = 2 * torch.randn(3, 400, 5, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 5
+    path = tmp_path / "logits.npy"
+    np.save(tmp_path / "labels.npy", labels.numpy())
+
+    def change(done: int, total: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(-4, 2)
+            file.write(b"\0\0\0\0")
+
+    for opened in (lambda: (path, labels), lambda: (anytime.open_logits(path, tmp_path / "labels.npy"), None)):
+        np.save(path, logits.numpy())
+        with pytest.raises(IntegrityError, match="has changed"):
+            anytime.evaluate(*opened(), progress=change)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.ma.masked_array(np.ones((2, 3, 4)), mask=False), np.ones((2, 3, 4), np.longdouble), torch.ones(2, 3, 4).to_sparse()],
+    ids=["masked", "long double", "sparse"],
+)
+def test_arrays_without_plain_numbers_are_refused(values: Any) -> None:
+    with pytest.raises(DtypeError):
+        anytime.evaluate(values)
+    with pytest.raises(DtypeError):
+        anytime.Product()(values)
+
+
+def test_trajectories_check_their_labels() -> None:
+    prediction = anytime.Product()(torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)))
+    assert anytime.metrics.follow(prediction, np.array([0, 1, 2, 0], np.uint8)).correct is not None
+    for wrong in (torch.tensor([0, 1, 2, 3]), torch.tensor([0.0, 1, 2, 0]), torch.tensor(1)):
+        with pytest.raises(AnytimeError):
+            anytime.metrics.follow(prediction, wrong)

@@ -501,3 +501,15 @@ def test_the_reason_is_the_forecast_if_a_policy_decides_the_depth(fakes: Any, lo
     with Runner(engine, engine=engine, options=RunOptions(schedule=OneStage(), workers=1)) as runner:
         answers = [runner.submit(engine.rows).result(20) for _ in range(2)]
     assert [(answer.exit, answer.reason) for answer in answers] == [(1, "forecast")] * 2
+
+
+def test_an_until_that_raises_fails_its_own_request_alone() -> None:
+    model, x = MLP(MLPConfig(classes=3, exits=3)).eval(), torch.zeros(1, 2)
+    with anytime.Runner(model, options=RunOptions(workers=1), example=x) as runner:
+        good = [runner.submit(x) for _ in range(20)]
+        bad = [runner.submit(x, budget=Budget(time=10.0, until=lambda: 1 / 0)) for _ in range(5)]
+        good += [runner.submit(x) for _ in range(20)]
+        assert all(task.result().exit == 3 for task in good)
+        for task in bad:
+            with pytest.raises(ZeroDivisionError):
+                task.result()

@@ -135,11 +135,12 @@ def answers() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("percent", [30, 70, 100, 150, 300])
 def test_expected_gain_is_within_three_percent_of_the_fluid_bound(answers: dict[str, np.ndarray], percent: int) -> None:
     rate = CAPACITY * percent / 100
-    found = simulate(ExpectedGain(), Load(rate, 0.02, 4000), MSDNET, **answers)
+    load = Load(rate, 0.02, 4000)
+    found = simulate(ExpectedGain(), load, MSDNET, **answers)
     rows = np.random.default_rng(0)  # the rows that the simulation picks
     rows.exponential(1 / rate, 4000)
     picked = rows.integers(answers["correct"].shape[1], size=4000)
-    bound = fluid_bound(rate, MSDNET, answers["correct"][:, picked].mean(1).tolist())
+    bound = fluid_bound(load, MSDNET, answers["correct"][:, picked].mean(1).tolist())
     assert found.late == 0
     assert found.correct >= 0.97 * bound
 

@@ -320,3 +320,33 @@ def test_an_outcome_is_short_to_read() -> None:
     outcome = fit(MLP(MLPConfig(classes=3, exits=2)), (torch.randn(16, 2), torch.arange(16) % 3), epochs=30, batch=8)
     assert len(repr(outcome)) < 200
     assert "epochs=30" in repr(outcome)
+
+
+class _LateNaN(nn.Module):
+    """Its loss is finite, and the gradient of its second exit NaN."""
+
+    num_exits = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def exits(self, x: torch.Tensor) -> Any:
+        yield self.first(x)
+        yield self.second(x) + (0 * self.second.weight.sum()).abs().sqrt()
+
+
+def test_weights_that_become_nan_are_not_kept(tmp_path: Path) -> None:
+    data = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
+    with pytest.raises(DivergedError, match="the weights are NaN"):
+        fit(_LateNaN(), data, epochs=1, batch=64, folder=tmp_path)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_training_within_inference_mode_trains() -> None:
+    data = torch.randn(64, 2, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
+    model = MLP(MLPConfig(classes=2, exits=2))
+    before = [parameter.clone() for parameter in model.parameters()]
+    with torch.inference_mode():
+        assert fit(model, data, epochs=1, batch=16).finished
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -37,6 +37,7 @@ from anytime.errors import OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import Trajectories, is_monotone, reach
 from anytime.metrics import drop as largest_drop
+from anytime.threads import one_thread_for_few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,6 +214,7 @@ class DropTally:
         )
 
 
+@one_thread_for_few
 def certify(
     logits: Any,
     labels: Any,
@@ -248,6 +250,7 @@ def certify(
     return tally.certificate(text, rows.shape[0], rows.shape[2], confidence)
 
 
+@one_thread_for_few
 def certify_choice(
     logits: Any,
     labels: Any,

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from anytime.checks import check_count, check_labelled, check_number, check_seed
 from anytime.combine.learned import Arithmetic, Geometric, Rows
+from anytime.threads import one_thread_for_few
 
 Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Log-probabilities `(exits, rows, classes)` of each exit's ensemble from those of the exits, v `(exits, exits)` and b."""
@@ -22,6 +23,7 @@ Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
 _FLOOR = 1e-6
 
 
+@one_thread_for_few
 def fit_geometric(
     logits: Any, labels: Any, *, epochs: int = 501, batch: int = 512, lr: float = 5e-4, biases: bool = True, seed: int = 0
 ) -> Geometric:
@@ -39,6 +41,7 @@ def fit_geometric(
     return Geometric(*_fit(_geometric, logits, labels, epochs, batch, lr, biases, seed))
 
 
+@one_thread_for_few
 def fit_arithmetic(
     logits: Any, labels: Any, *, epochs: int = 501, batch: int = 512, lr: float = 5e-4, biases: bool = True, seed: int = 0
 ) -> Arithmetic:

@@ -26,6 +26,7 @@ from anytime.combine.dense import check_labelled_rows
 from anytime.combine.powers import Powers, held, multiply
 from anytime.fitted import Fitted
 from anytime.metrics import drop
+from anytime.threads import one_thread_for_few
 
 _BLOCK = 4096
 _LOWEST = -1e4
@@ -78,6 +79,7 @@ class FittedProduct(Fitted, kind="fitted-product", version=3, oldest=1, renamed=
         return self.nll + self.penalty * self.drop
 
 
+@one_thread_for_few
 def fit_product(
     logits: Any,
     labels: Any,
@@ -221,7 +223,7 @@ def _log_odds(log_prob: Tensor) -> Tensor:
 
 def _first_powers(temperatures: tuple[float, ...]) -> Tensor:
     """Logarithms of the initial powers, `(2, exits)`: the first exit calibrated, then a little of each further one."""
-    scale = torch.tensor(temperatures)
+    scale = torch.tensor(temperatures, dtype=torch.float32, device="cpu")
     weight = torch.full_like(scale, _FIRST_NOW)
     weight[0] = 1.0
     return torch.stack((torch.full_like(scale, _FIRST_PAST), weight / scale)).log()

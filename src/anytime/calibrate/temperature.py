@@ -22,6 +22,7 @@ from anytime.combine.named import as_rule
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
 from anytime.metrics import nll
+from anytime.threads import one_thread_for_few
 
 _BLOCK = 4096
 _STEPS = 100
@@ -77,6 +78,7 @@ class Temperature(Fitted, kind="temperature"):
         return Tempered(fitted, self.temperatures)
 
 
+@one_thread_for_few
 def fit_temperature(
     logits: Any,
     labels: Any,

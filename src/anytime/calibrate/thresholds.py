@@ -24,6 +24,7 @@ from anytime.combine.activations import TOP, Gate
 from anytime.combine.rules import Weights
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
+from anytime.threads import one_thread_for_few
 
 THRESHOLDS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 _STEPS = 20
@@ -119,6 +120,7 @@ class AdaptiveThreshold(Fitted, kind="adaptive-threshold"):
         return found
 
 
+@one_thread_for_few
 def fit_adaptive_threshold(
     logits: Any,
     labels: Any,

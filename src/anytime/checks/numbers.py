@@ -73,7 +73,9 @@ def check_number(
 
 def check_fraction(value: Any, name: str, *, fix: str | None = None) -> float:
     """A number strictly between 0 and 1."""
-    return check_number(value, name, above=0, below=1, fix=fix or f"pass a fraction such as {name}=0.1")
+    percent = isinstance(value, int | float) and 1 < value < 100
+    example = f"{value / 100:g}" if percent else "0.1"
+    return check_number(value, name, above=0, below=1, fix=fix or f"pass a fraction such as {name}={example}")
 
 
 def check_choice(value: Any, name: str, choices: Sequence[Any], *, fix: str | None = None) -> None:

@@ -29,13 +29,17 @@ def as_tensor(values: Any, name: str, *, fix: str = _STACK) -> Tensor:
     torch.Size([3])
     """
     if isinstance(values, Tensor):
-        return values
+        return _dense(values, name)
+    if isinstance(values, np.ma.MaskedArray):
+        raise DtypeError(
+            f"{name} is a masked NumPy array", expected="a number everywhere", fix="leave masked rows out, or pass .filled(...)"
+        )
     if isinstance(values, np.ndarray):
-        if values.dtype.kind not in "fiub":
+        if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
             raise DtypeError(
                 f"{name} is a NumPy array of {values.dtype}",
                 expected="an array of numbers",
-                fix="convert it, e.g. with .astype('float32')",
+                fix="convert it, e.g. with .astype('float32')" if fix == _STACK else fix,
             )
         # torch refuses foreign byte orders and negative strides, and warns about read-only memory.
         native = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -46,6 +50,18 @@ def as_tensor(values: Any, name: str, *, fix: str = _STACK) -> Tensor:
         expected="a torch.Tensor or a numpy.ndarray",
         fix=_conversion(values) or fix,
     )
+
+
+def _dense(values: Tensor, name: str) -> Tensor:
+    """Refuse tensors that do not hold all their numbers one after the other."""
+    if values.is_nested:
+        raise DtypeError(
+            f"{name} is a nested tensor", expected="rows of one length", fix="pad them: values.to_padded_tensor(0.0)"
+        )
+    if values.layout is not torch.strided:
+        kind = str(values.layout).removeprefix("torch.")
+        raise DtypeError(f"{name} is a tensor of layout {kind}", expected="a dense tensor", fix="pass values.to_dense()")
+    return values
 
 
 def as_float(logits: Tensor, name: str) -> Tensor:
@@ -66,6 +82,12 @@ Place = Callable[[int], str]
 def check_logits(values: Any, *, name: str = "logits", first_row: int = 0, place: Place | None = None) -> Tensor:
     """Logits of all exits, `(exits, batch, classes)`, as float32 or float64; errors count rows from `first_row`."""
     logits = as_float(check_logits_shape(values, name=name), name)
+    if logits.is_meta and logits.numel():
+        raise DeviceError(
+            f"{name} are on the device meta, which keeps no numbers",
+            expected="a device with memory",
+            fix="compute them on the CPU",
+        )
     _check_finite(logits, name, first_exit=0, first_row=first_row, place=place)
     return logits
 
@@ -201,7 +223,8 @@ def check_label_shape(values: Any, *, batch: int, device: torch.device | None = 
         raise LabelError(
             f"{labels.shape[0]} labels for the logits of {batch} inputs",
             expected=f"{batch} labels",
-            fix="pass labels and logits of the same rows, in the same order",
+            fix="pass labels and logits of the same rows, in the same order; logits are (exits, rows, classes), so if the rows "
+            "come first, pass logits.swapaxes(0, 1)",
         )
     if device is not None and labels.device != device:
         raise DeviceError(
@@ -214,7 +237,7 @@ def check_label_shape(values: Any, *, batch: int, device: torch.device | None = 
 
 def check_labelled(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """Logits `(exits, rows, classes)` and labels `(rows,)` to fit on: at least one row."""
-    values = check_logits(logits)
+    values = check_logits(logits).detach()
     known = check_labels(labels, batch=values.shape[1], classes=values.shape[2], device=values.device)
     if not len(known):
         raise LabelError("there are no rows", expected="at least one row", fix="pass held-out logits with their labels")

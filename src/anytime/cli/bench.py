@@ -119,7 +119,7 @@ def simulate_cell(
     from anytime.run.simulation import draw_requests, fluid_bound, simulate
 
     rows = [request.row for request in draw_requests(load, *correct.shape)]
-    bound = fluid_bound(load.rate, times, correct[:, rows].mean(1).tolist(), workers=workers)
+    bound = fluid_bound(load, times, correct[:, rows].mean(1).tolist(), workers=workers)
     found = {}
     for name in names:
         policy = AllExits(batched=False, drop=False) if name == PLAIN else POLICIES[name]()

@@ -48,6 +48,7 @@ def conformal(
         json: Print one JSON document instead of the table.
         seed: Of the tuning split and all random numbers.
     """
+    from anytime.artifacts import json_text, write_text
     from anytime.cli.logits import leave_out_shared, refuse_same_file
     from anytime.cli.rules import rule_from
     from anytime.conformal import fit_nested_sets, measure_sets
@@ -63,7 +64,7 @@ def conformal(
             fix=f"drop {extra}",
         )
     if out is not None:
-        check_saving(out, "nested-sets" if variant == "nested" else "conformal-sets", inputs=(calibration, test))
+        check_saving(out, "conformal-sets", "nested-sets", inputs=(calibration, test))
     fit_rows, test_rows = _read(calibration), _read(test)
     refuse_same_file(calibration, fit_rows[1], test, test_rows[1])
     fit_rows = leave_out_shared(fit_rows, test_rows, calibration.name)
@@ -77,7 +78,8 @@ def conformal(
     fitted.check_fits(logits.shape[0], logits.shape[2])
     metrics = measure_sets(_members(fitted, logits, seed), labels)
     if out is not None:
-        print(f"sets: {fitted.save(out)}", file=sys.stderr)
+        write_text(out, json_text(fitted.document()))
+        print(f"sets: {out}", file=sys.stderr)
     if json:
         print_json(_document(fitted, metrics, variant, seed, len(labels)))
     else:

@@ -128,7 +128,7 @@ def show(
     from anytime.cli.console import show_table
     from anytime.report.folder import document, write_folder
     from anytime.report.pages.guarantees import dropped
-    from anytime.report.pages.verdict import advice_on_few_classes
+    from anytime.report.pages.verdict import advice_on_few_classes, verdict
 
     if guaranteed is not None and guaranteed.dropped_rows:
         print(f"anytime: {dropped(guaranteed, str(calibration))}", file=sys.stderr)
@@ -153,6 +153,7 @@ def show(
         print_json(document(found, guaranteed))
     else:
         show_table(found.table())
+        print(f"\n{verdict(found).sentences[0]}")
         if guaranteed is not None:
             print_guarantees(guaranteed, str(calibration))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from anytime.cli.options import Flag, print_json
-from anytime.errors import DeadlineTooShort
+from anytime.errors import DeadlineTooShort, Overloaded
 from anytime.safe_text import print_safely as print
 from anytime.safe_text import printable
 
@@ -119,7 +119,10 @@ def predict(
                 policy=saved.get("policy"),
                 costs=costs,
             )
-    except DeadlineTooShort as error:
+    except (DeadlineTooShort, Overloaded) as error:  # by when it is noticed: there are no other requests
+        if isinstance(error, Overloaded):
+            least = f"{1e3 * (error.retry_after + (budget.time or 0.0)):.3g} ms"
+            error.got, error.expected = f"a deadline of {deadline}", f"about {least}: the first exit does not fit"
         error.fix = "allow more time with --deadline, or use a smaller network"
         print(f"anytime: {error}", file=sys.stderr)
         return 1

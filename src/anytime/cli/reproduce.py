@@ -129,7 +129,9 @@ def list_studies(*, json: bool) -> int:
         keys = ("name", "shows", "figure")
         print_json([{**{key: getattr(each, key) for key in keys}, "needs": list(map(str, each.needs))} for each in CATALOGUE])
         return 0
-    cells = [(each.name, each.figure, each.shows, ", ".join(map(str, each.needs)) or "none") for each in CATALOGUE]
+    cells = [
+        (each.name, each.figure, each.shows, ", ".join(dict.fromkeys(map(str, each.needs))) or "none") for each in CATALOGUE
+    ]
     print_table(("study", "in the paper", "shows", "runs"), cells, numeric=False)
     return 0
 

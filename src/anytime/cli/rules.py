@@ -23,8 +23,10 @@ def rules_from(text: str, source: LogitsFile | None) -> dict[str, Rule[Any] | Tu
         source: The logits they are for: a tuned rule refuses another model's, and the rows it was tuned on. None leaves that
             to the evaluation.
     """
+    from anytime.combine.named import split_rules
+
     found: dict[str, Rule[Any] | TunedRule] = {}
-    for part in split(text):
+    for part in split_rules(text):
         if part in found:
             raise OptionError(f"rule {part!r} appears twice", expected="each rule once", fix=f"remove one {part!r}")
         found[part] = rule_from(part, source)
@@ -33,7 +35,9 @@ def rules_from(text: str, source: LogitsFile | None) -> dict[str, Rule[Any] | Tu
 
 def rule_files(text: str) -> list[Path]:
     """The files among the rules of a comma-separated list."""
-    return [Path(part) for part in split(text) if part.endswith(".json")]
+    from anytime.combine.named import split_rules
+
+    return [Path(part) for part in split_rules(text) if part.endswith(".json")]
 
 
 def rule_from(text: str, source: LogitsFile | None, *, purpose: str = "this test") -> Rule[Any] | TunedRule:
@@ -68,23 +72,3 @@ def read_rule(text: str) -> Rule[Any] | TunedRule:
             path=text,
         )
     return loaded if isinstance(loaded, TunedRule) else found
-
-
-def split(text: str) -> list[str]:
-    """The parts of a comma-separated list; commas inside brackets or quotes do not separate.
-
-    >>> split("latest, product(clipped(2), weights=ones),tuned/rule.json")
-    ['latest', 'product(clipped(2), weights=ones)', 'tuned/rule.json']
-    """
-    parts, depth, quote = [""], 0, ""
-    for char in text:
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        depth += 0 if quote else (char in "([") - (char in ")]")
-        if char == "," and depth == 0 and not quote:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [part.strip() for part in parts if part.strip()]

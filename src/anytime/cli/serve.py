@@ -130,7 +130,7 @@ def serve(
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         print(f"{service.name}: {service.exits} exits, rule {service.runner.rule!r}, engine {service.runner.engine.name}")
         listening.listen(limits.connections)  # from here on connections wait instead of being refused
-        print(f"a page to see it think: {address}/")
+        print(f"web page: {address}/")
         print(f"listening on {address}", flush=True)
         server.run(server.make_server(app, limits, drain=drained), listening)
     return 0

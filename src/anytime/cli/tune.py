@@ -170,7 +170,7 @@ def print_frontier(found: Frontier, shown: Sequence[Candidate], chosen: TunedRul
     sign = ">" if found.strict else "≥"
     measured = f"fitted on {found.fitting_rows:,} rows, measured on {found.choosing_rows:,} others"
     print_table(
-        ("rule", "accuracy %", *(f"drops {sign}{limit:g} %" for limit in found.drops), "ECE", "NLL"),
+        ("rule", "accuracy %", *(f"drops by {sign} {limit:g}, %" for limit in found.drops), "ECE", "NLL"),
         rows,
         title=f"{found.exits} exits, {found.classes} classes; {measured}",
         section=len(names),

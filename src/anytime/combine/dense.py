@@ -229,7 +229,9 @@ def used_positions(
         )
     flat, kept = given.reshape(-1), None
     if ignore_index is not None:
-        ignored = flat == check_count(ignore_index, "ignore_index", low=-(2**63), fix="pass a label such as ignore_index=255")
+        ends = {"low": -(2**63), "most": 2**63 - 1}
+        number = check_count(ignore_index, "ignore_index", **ends, fix="pass a label such as ignore_index=255")
+        ignored = flat.long() == number  # labels of 8 bits would turn -100 into 156
         if bool(ignored.any()):
             kept = (~ignored).nonzero()[:, 0]
             flat = flat[kept]

@@ -107,7 +107,7 @@ def name_rules(rules: Any) -> dict[str, Any]:
         named = {name: parse_rule(each) if isinstance(each, str) else each for name, each in rules.items()}
     else:
         named = {}
-        several = [rules] if isinstance(rules, str | Rule | Fitted) else rules
+        several = split_rules(rules) if isinstance(rules, str) else [rules] if isinstance(rules, Rule | Fitted) else rules
         if not isinstance(several, Iterable):
             raise OptionError(
                 f"rules is {rules!r}", expected="rules or their names", fix="pass a list, such as rules=['latest', 'product']"
@@ -120,6 +120,26 @@ def name_rules(rules: Any) -> dict[str, Any]:
     if not named:
         raise OptionError("no rules", expected="at least one rule", fix="pass at least one, such as rules=['product']")
     return named
+
+
+def split_rules(text: str) -> list[str]:
+    """The parts of a comma-separated list; commas inside brackets or quotes do not separate.
+
+    >>> split_rules("latest, product(clipped(2), weights=ones),tuned/rule.json")
+    ['latest', 'product(clipped(2), weights=ones)', 'tuned/rule.json']
+    """
+    parts, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        depth += 0 if quote else (char in "([") - (char in ")]")
+        if char == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip()]
 
 
 def plain_rules(named: Mapping[str, Any], exits: int, classes: int) -> dict[str, Any]:
@@ -206,6 +226,9 @@ def _unknown(text: str, name: str, among: Mapping[str, Any]) -> OptionError:
 
 
 def _unreadable(text: str) -> OptionError:
+    balanced = all(text.count(left) == text.count(right) for left, right in ("()", "[]"))
     return OptionError(
-        f"rule {text!r} cannot be parsed", expected=f"a name or a name with arguments, {_HELP}", fix="balance the brackets"
+        f"rule {text!r} cannot be parsed",
+        expected=f"a name or a name with arguments, {_HELP}",
+        fix="write it as in docs/rules.md" if balanced else "balance the brackets",
     )

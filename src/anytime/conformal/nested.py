@@ -24,6 +24,7 @@ from torch import Tensor
 from anytime.checks import check_fraction, check_labelled, check_logits, check_number, check_seed, check_step
 from anytime.errors import OptionError, StateError
 from anytime.fitted import Fitted
+from anytime.threads import one_thread_for_few
 
 _CALIBRATION, _USE = range(2)  # random streams of a seed
 
@@ -116,6 +117,7 @@ class NestedSets(Fitted, kind="nested-sets"):
         return NestedAnswer(torch.stack([a.members for a in answers]), torch.stack([a.empty for a in answers]))
 
 
+@one_thread_for_few
 def fit_nested_sets(
     logits: Any, labels: Any, *, alpha: float = 0.05, first: float = 1.0, raise_by: float = 0.5, seed: int = 0
 ) -> NestedSets:

@@ -25,6 +25,7 @@ from anytime.conformal.nesting import SetMetrics, measure_sets
 from anytime.conformal.raps import Quantile, Raps, members_of, rank_of, sort_rows, warn_of_few_rows
 from anytime.errors import OptionError, ShapeError
 from anytime.fitted import Fitted
+from anytime.threads import one_thread_for_few
 
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 """The values of λ that the original chooses from."""
@@ -112,7 +113,7 @@ class ConformalSets(Fitted, kind="conformal-sets", version=2, oldest=1, renamed=
                 fix="keep one generator, or fit with Raps(randomised=False)",
             )
         if isinstance(draw, torch.Generator):
-            draw = torch.rand(len(log_probs), generator=draw, device=draw.device)
+            draw = torch.rand(len(log_probs), generator=draw, dtype=torch.float32, device=draw.device)
         uniform = torch.as_tensor(0.0 if draw is None else draw).to(log_probs).expand(len(log_probs))
         ascending = sort_rows(log_probs)
         limit = log_probs.new_tensor(self.thresholds[exit - 1 : exit])
@@ -141,6 +142,7 @@ class ConformalSets(Fitted, kind="conformal-sets", version=2, oldest=1, renamed=
         )
 
 
+@one_thread_for_few
 def fit_conformal_sets(
     logits: Any,
     labels: Any,

@@ -78,7 +78,7 @@ def digest(inputs: Inputs, labels: Tensor | None) -> str:
     found = hashlib.blake2b(digest_size=16)
     names = sorted(inputs) if isinstance(inputs, Mapping) else ()
     for tensor in (*tensors_of(inputs, names), *(() if labels is None else (labels,))):
-        values = tensor.detach().cpu().contiguous()
+        values = (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().cpu().contiguous()
         found.update(f"{names}{values.dtype}{tuple(values.shape)}".encode())
         found.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

@@ -40,6 +40,10 @@ ComputePath = Literal["plain", "compiled", "triton"]
 _KERNELS = {"compiled": "anytime.evaluation.compiled.plan", "triton": "anytime.evaluation.triton_rows"}
 
 
+def unchecked() -> None:
+    """Nothing that can change has to be checked."""
+
+
 @dataclass(frozen=True)
 class LogitRows:
     """Logits of all rows, possibly mapped from a file, and their labels if there are any.
@@ -51,6 +55,7 @@ class LogitRows:
         ignore_index: The label of positions of dense logits that are not among the rows.
         start: The number of the first of these rows in their file.
         file: The name of the file, if there are several.
+        check: Raises if the file has changed since it was opened.
     """
 
     logits: Tensor | Mapped | DenseRows
@@ -59,6 +64,7 @@ class LogitRows:
     ignore_index: int | None = None
     start: int = 0
     file: str | None = None
+    check: Callable[[], None] = unchecked
 
     @property
     def layout(self) -> Layout | None:
@@ -205,7 +211,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 def rows_within(chosen: Tensor, rows: slice) -> Tensor:
     """Those of the chosen rows, in order, that are among `rows`, counted from the first of these."""
-    first, last = torch.searchsorted(chosen, torch.tensor([rows.start, rows.stop])).tolist()
+    first, last = torch.searchsorted(chosen, chosen.new_tensor([rows.start, rows.stop])).tolist()
     inside: Tensor = chosen[first:last] - rows.start
     return inside
 

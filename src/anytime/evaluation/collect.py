@@ -189,9 +189,8 @@ class _File:
 
     def __init__(self, store: LogitsStore, *, resume: bool) -> None:
         self._store, self._resume = store, resume
-        self._waiting: list[_Batch] = []
+        self._waiting: list[_Batch] = []  # the last one with its inputs
         self._first: _Batch | None = None
-        self._last: _Batch | None = None  # the only one whose inputs are kept
         self._since = time.monotonic()
         self._checked = False
 
@@ -226,8 +225,9 @@ class _File:
         self._begin(batch)
         assert self._first is not None
         _check_same_kind(self._first, batch)
-        self._waiting.append(batch.without_inputs())
-        self._last = batch
+        self._waiting.append(batch)
+        if len(self._waiting) > 1:
+            self._waiting[-2] = self._waiting[-2].without_inputs()
         full = sum(each.logits.nbytes for each in self._waiting) >= _BLOCK_BYTES
         if full or time.monotonic() - self._since >= _BLOCK_SECONDS:
             self._write()
@@ -257,16 +257,13 @@ class _File:
 
     def _write(self) -> None:
         self._since = time.monotonic()
-        if self._last is None:
+        if not self._waiting:
             return
-        labels = [batch.labels for batch in self._waiting if batch.labels is not None]
-        self._store.append(
-            torch.cat([batch.logits for batch in self._waiting], 1),
-            torch.cat(labels) if labels else None,
-            batches=self._last.number,
-            digest=digest(self._last.inputs, self._last.labels),
-        )
-        self._waiting, self._last = [], None
+        last, labels = self._waiting[-1], [batch.labels for batch in self._waiting if batch.labels is not None]
+        logits, known = torch.cat([batch.logits for batch in self._waiting], 1), torch.cat(labels) if labels else None
+        found = digest(last.inputs, last.labels)
+        self._waiting = []  # before, as an interruption here leads to another call
+        self._store.append(logits, known, batches=last.number, digest=found)
 
     def _changed(self, got: str) -> StateError:
         return StateError(

@@ -39,9 +39,10 @@ from anytime.evaluation.opening import open_rows
 from anytime.evaluation.processes import on_processes
 from anytime.evaluation.shards import Mapper, Part, Results, ScoreTask, SumTask, check_keepable, check_results, run_tasks
 from anytime.evaluation.sums import Sums
-from anytime.evaluation.threads import cores, one_torch_thread, workers
+from anytime.evaluation.threads import cores, workers
 from anytime.metrics import RuleMetrics
 from anytime.outputs import lock_run
+from anytime.threads import torch_threads
 
 _MANY = 1 << 27
 """Logits from which on several processes save time: each takes seconds to start."""
@@ -99,7 +100,7 @@ def evaluate(
         ['caching', 'latest', 'product']
     """
     check_seed(seed)
-    with one_torch_thread():
+    with torch_threads(1):
         parts = _parts(logits, labels, probabilities, class_dim, ignore_index)
         _check_used(parts, processes, work, mapper)
         try:
@@ -151,7 +152,8 @@ class _Given:
         return self.given
 
     def check(self) -> None:
-        """They are in memory, or in a file that the caller opened."""
+        """Raise if they are in a file that has changed."""
+        self.given.check()
 
     def identity(self) -> list[Any]:
         raise NotImplementedError

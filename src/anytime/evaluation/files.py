@@ -86,17 +86,12 @@ class FilePart:
     def check(self) -> None:
         """Raise if a file has changed since it was listed."""
         for path, stamp in zip(_both(self.file, self.labels), self.stamps, strict=True):
-            if stamp_of(path) != stamp:
-                raise IntegrityError(
-                    f"{path} has changed while it was evaluated",
-                    expected="files that stay as they are until the evaluation ends",
-                    fix="wait until the files are written, and evaluate again",
-                    path=path,
-                )
+            check_stamp(path, stamp)
 
     def identity(self) -> list[Any]:
         """What tells this part from another, or from the same one after a change of its file."""
-        return [str(self.file.absolute()), str(self.labels), self.name, self.start, self.stop, self.first, self.stamps]
+        place = [str(self.file.absolute()), str(self.labels), self.name, self.start, self.stop, self.first]
+        return [*place, self.probabilities, self.stamps]
 
 
 def scale_rows(shape: Sequence[int]) -> slice:
@@ -153,6 +148,17 @@ def cut(files: Sequence[Path], labels: Sequence[Path] | None, *, probabilities: 
     return parts
 
 
+def check_stamp(path: Path, stamp: Stamp) -> None:
+    """Raise if a file has changed since `stamp_of` looked at it."""
+    if stamp_of(path) != stamp:
+        raise IntegrityError(
+            f"{path} has changed while it was evaluated",
+            expected="files that stay as they are until the evaluation ends",
+            fix="wait until the files are written, and evaluate again",
+            path=path,
+        )
+
+
 def stamp_of(path: Path) -> Stamp:
     """What changes when a file is written: its size, and the times of its content and of its entry."""
     found = stat_file(path, expected="a file with logits or labels")
@@ -174,7 +180,7 @@ def _read(part: FilePart) -> tuple[Mapped, Any]:
         raise LabelError(
             f"{part.labels or part.file} has {found.shape[0]} labels for the {mapped.shape[1]} rows of {part.file}",
             expected="one label per row",
-            fix="save the labels of these logits",
+            fix="save the labels of these logits; if their rows come first, save logits.swapaxes(0, 1): (exits, rows, classes)",
         )
     if part.rows < mapped.shape[1]:
         return Mapped(mapped.array[:, whole], mapped.bfloat16), None if found is None else found[whole]

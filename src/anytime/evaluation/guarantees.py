@@ -203,7 +203,11 @@ def measure_guarantees(
         )
 
     found, shared = attempt(torch.arange(held_samples))
-    return attempt((~shared).nonzero()[:, 0])[0] if shared.any() else found
+    if shared.any():
+        found, _ = attempt((~shared).nonzero()[:, 0])
+    rows.check()
+    held.check()
+    return found
 
 
 def _measure(

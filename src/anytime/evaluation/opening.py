@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anytime.checks import as_tensor, check_labels, check_logits, check_scale
 from anytime.combine.dense import DenseRows, Layout, check_ignored, used_positions
-from anytime.errors import OptionError, ShapeError
-from anytime.evaluation.blocks import LogitRows
-from anytime.evaluation.files import scale_rows
+from anytime.errors import DtypeError, OptionError, ShapeError
+from anytime.evaluation.blocks import LogitRows, unchecked
+from anytime.evaluation.files import check_stamp, scale_rows, stamp_of
 from anytime.evaluation.source import CollectedLogits, LogitsFile, Mapped, open_labels, open_logits
 
 
@@ -21,12 +23,19 @@ def open_rows(
     logits: Any, labels: Any, probabilities: bool, *, class_dim: int | None = None, ignore_index: int | None = None
 ) -> LogitRows:
     """Open and check logits and labels in any form that `evaluate` takes."""
+    if isinstance(logits, nn.Module):
+        raise DtypeError(
+            f"the logits are a {type(logits).__name__}, a model",
+            expected="logits, (exits, rows, classes)",
+            fix="run it first: anytime.collect_logits(model, batches)",
+        )
     path = labels if isinstance(labels, str | Path) else None
     if isinstance(logits, str | Path):
         logits, labels = open_logits(logits, path), None if path is not None else labels
+    check = _unchanged(logits)
     if isinstance(logits, LogitsFile | CollectedLogits):
         labels, logits = logits.labels if labels is None else labels, logits.logits
-    if isinstance(logits, np.ndarray):  # possibly mapped, possibly larger than memory
+    if isinstance(logits, np.ndarray) and not isinstance(logits, np.ma.MaskedArray):  # may exceed the memory
         logits = Mapped(logits)
     values: Tensor | Mapped = logits if isinstance(logits, Mapped) else as_tensor(logits, "logits").detach()
     if isinstance(labels, str | Path):
@@ -50,10 +59,17 @@ def open_rows(
         )
     if class_dim is None and labels is not None:
         known = check_labels(labels, batch=samples, classes=classes, device=device)
-    rows = LogitRows(given, known, probabilities, ignore_index)
+    rows = LogitRows(given, known, probabilities, ignore_index, check=check)
     if not probabilities:
         check_scale(rows.block(scale_rows(given.shape), 0))
     return rows
+
+
+def _unchanged(logits: Any) -> Callable[[], None]:
+    """A check that the file of mapped logits stays as it is."""
+    if isinstance(logits, LogitsFile) and isinstance(logits.logits.array, np.memmap):
+        return partial(check_stamp, logits.path, stamp_of(logits.path))
+    return unchecked
 
 
 def _dense_rows(

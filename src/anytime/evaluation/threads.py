@@ -1,7 +1,4 @@
-"""The threads of an evaluation, with one torch thread each.
-
-On a busy machine torch's own threads wait for each other after every small operation.
-"""
+"""The threads of an evaluation, with one torch thread each (see `anytime.threads`)."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ from typing import Any
 
 import torch
 
+from anytime.threads import torch_threads
+
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 
 MapInOrder = Callable[..., Iterator[Any]]
@@ -25,17 +24,6 @@ def cores() -> int:
 
 
 @contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Inside, torch's operations on a CPU use one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def workers(most: int) -> Iterator[MapInOrder]:
     """A `map` over at most so many threads that yields in order and never runs far ahead of its consumer.
 
@@ -43,7 +31,7 @@ def workers(most: int) -> Iterator[MapInOrder]:
     """
     threads = max(1, min(cores(), most, _MAX_THREADS))
     if threads == 1:
-        with one_torch_thread():
+        with torch_threads(1):
             yield map
         return
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -58,7 +46,7 @@ def workers(most: int) -> Iterator[MapInOrder]:
             yield waiting.popleft().result()
 
     try:
-        with one_torch_thread():
+        with torch_threads(1):
             yield map_in_order
     finally:
         pool.shutdown(cancel_futures=True)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from anytime.checks import INDICES, as_tensor, check_label_shape, check_labels
 from anytime.combine import Prediction
 from anytime.errors import ShapeError
 
@@ -51,7 +53,7 @@ class Trajectories:
         return self.label.exp()
 
 
-def follow(prediction: Prediction, labels: Tensor | None = None, *, ignore_index: int | None = None) -> Trajectories:
+def follow(prediction: Prediction, labels: Any = None, *, ignore_index: int | None = None) -> Trajectories:
     """Trajectories of a rule's prediction at all exits.
 
     Args:
@@ -60,10 +62,11 @@ def follow(prediction: Prediction, labels: Tensor | None = None, *, ignore_index
         labels: `(batch,)` class indices, if there are any; of a dense prediction `(batch, ...)`.
         ignore_index: The label of rows to leave out.
     """
+    labels = None if labels is None else as_tensor(labels, "labels", fix=INDICES)
     if prediction.log_probs.ndim > 3:
         prediction, labels = prediction.flat, None if labels is None else labels.reshape(-1)
     if ignore_index is not None and labels is not None:
-        used = labels != ignore_index
+        used = labels.long() != ignore_index
         prediction, labels = prediction.at(slice(None), used), labels[used]
     log_probs = prediction.log_probs
     if log_probs.ndim != 3:
@@ -72,6 +75,11 @@ def follow(prediction: Prediction, labels: Tensor | None = None, *, ignore_index
             expected="a prediction at all exits, (exits, batch, classes)",
             fix="call the rule on the logits of all exits: rule(logits)",
         )
+    _, batch, classes = log_probs.shape
+    if labels is not None and log_probs.device.type == "cpu":
+        labels = check_labels(labels, batch=batch, classes=classes, device=log_probs.device)
+    elif labels is not None:  # without waiting for a GPU
+        labels = check_label_shape(labels, batch=batch, device=log_probs.device)
     answer = prediction.labels
     label = None if labels is None else _pick(log_probs, labels.expand(answer.shape))
     floored = above_zero(log_probs)

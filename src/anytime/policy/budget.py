@@ -19,6 +19,7 @@ from torch import Tensor
 from anytime.checks import check_costs, check_count, check_disjoint, check_labels
 from anytime.errors import OptionError, ShapeError
 from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_probability, check_prediction
+from anytime.threads import one_thread_for_few
 
 QS = tuple(point / 20 for point in range(1, 40))
 """The values of q along a budget curve, as in the MSDNet papers."""
@@ -171,6 +172,7 @@ def fraction_thresholds(log_odds: Tensor, fractions: Any) -> tuple[float, ...]:
     return (*limits, -math.inf)
 
 
+@one_thread_for_few
 def fit_budget_policy(log_probs: Any, labels: Any = None, *, costs: Any, budget: float) -> BudgetPolicy:
     """Find thresholds that spend at most `budget` per row on these rows, and nearly all of it.
 

@@ -28,6 +28,7 @@ from anytime.combine import Rule, parse_rule
 from anytime.errors import LabelError, OptionError, ShapeError
 from anytime.metrics import brier
 from anytime.policy.stopping import Confidence, FittedPolicy, Policy, as_log_odds, check_prediction
+from anytime.threads import one_thread_for_few
 
 Loss = Literal["gap", "consistency", "brier-gap", "brier-consistency", "hellinger"]
 Method = Literal["naive", "crc", "ucb", "ltt"]
@@ -117,6 +118,7 @@ class RiskControl(FittedPolicy, kind="risk-control", version=2, oldest=1):
         return f"With probability {1 - (self.delta or 0):g} over the sample of {self.rows} calibration rows, {risk}."
 
 
+@one_thread_for_few
 def fit_risk_control(
     log_probs: Any,
     labels: Any = None,

@@ -16,6 +16,7 @@ from torch import Tensor
 from anytime.checks import check_choice, check_count, check_labels, check_number
 from anytime.errors import LabelError
 from anytime.policy.stopping import DecisionWindow, FittedPolicy, Policy, as_probability, check_prediction
+from anytime.threads import one_thread_for_few
 
 Aim = Literal["risk", "coverage", "fpr"]
 
@@ -58,6 +59,7 @@ class WindowPolicy(FittedPolicy, kind="window-policy"):
         return tuple(as_probability(odds) for odds in self.decision_log_odds)
 
 
+@one_thread_for_few
 def fit_window_policy(
     log_probs: Any, labels: Any = None, *, aim: Aim, level: float, width: float = 0.1, skip: int = 500
 ) -> WindowPolicy:

@@ -96,7 +96,7 @@ class Batch:
         now = self._setup.clock.now()
         self.running, self.tasks = self.tasks, []
         live = self.running
-        ended = [task for task in live if task.stops(now)]
+        ended = [task for task in live if _stops(task, now)]
         if ended:
             live = [task for task in live if task not in ended]
         if live:
@@ -220,6 +220,15 @@ class Batch:
                 self._fail([task], error, ended)
             else:
                 (self.tasks if more else ended).append(task)
+
+
+def _stops(task: Task, now: float) -> bool:
+    """Whether a request takes no further stage; an error of its own `until` is its alone."""
+    try:
+        return task.stops(now)
+    except Exception as error:
+        task.fail(error)
+        return True
 
 
 def _join(parts: Sequence[Any]) -> Any:

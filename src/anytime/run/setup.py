@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -76,7 +77,8 @@ class RunSetup:
         """Random numbers for randomised prediction sets."""
         if self.sets is None or not self.sets.randomised:
             return None
-        return torch.rand(batch, 1 if self.sets.shared else self.sets.exits, generator=self.generator)
+        shape = batch, 1 if self.sets.shared else self.sets.exits
+        return torch.rand(shape, generator=self.generator, dtype=torch.float32, device="cpu")
 
     @never_forked()
     def from_prior(self, batch: int) -> Prediction:
@@ -127,8 +129,8 @@ def limit_exits(budget: Budget, exits: int, macs: tuple[float, ...] | None) -> i
         if affordable == 0:
             raise OptionError(
                 f"a budget of {budget.macs:g} MACs",
-                expected=f"at least {macs[0]:g}, the MACs of the first exit",
-                fix=f"allow Budget(macs={macs[0]:g}) or more, or use a smaller network",
+                expected=f"at least {math.ceil(macs[0])}, the MACs of the first exit",
+                fix=f"allow {math.ceil(macs[0])} MACs or more (Budget(macs=...), --macs), or use a smaller network",
             )
         limit = min(limit, affordable)
     if budget.min_exits is not None and budget.min_exits > limit:

@@ -232,18 +232,21 @@ def run_requests(
     return sizes
 
 
-def fluid_bound(rate: float, times: StageTimes, accuracy: Sequence[float], *, workers: int = 1) -> float:
+def fluid_bound(load: Load, times: StageTimes, accuracy: Sequence[float], *, workers: int = 1) -> float:
     """The largest fraction of correct answers for a load, if time could be split freely between requests and batches were full.
 
+    There is time from the first arrival to the deadline of the last. Requests are alike: a policy that knows which answers are
+    still unsure can be slightly better.
+
     Args:
-        rate: Requests per second.
+        load: The requests.
         times: How long stages take.
         accuracy: The accuracy of each exit.
         workers: How many batches run at once.
     """
     size = times.largest_batch
     costs = np.cumsum([times.seconds(stage, size) / size for stage in range(1, len(accuracy) + 1)])
-    share = workers / rate
+    share = workers * (1 / load.rate + load.deadline / load.requests)
     points = [(0.0, 0.0), *zip(costs.tolist(), accuracy, strict=True)]
     best = 0.0
     for (cost, value), (other, more) in itertools.combinations_with_replacement(points, 2):

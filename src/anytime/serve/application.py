@@ -322,7 +322,7 @@ class _Routes:
             outcome = problem.code
             raise
         except AnytimeError as error:
-            answered = problem_of(error)
+            answered = problem_of(error, **({"time": "the parameter deadline"} if endpoint == "predict" else {}))
             outcome = answered.code
             raise answered from None
         finally:

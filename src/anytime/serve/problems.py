@@ -74,10 +74,10 @@ def overloaded(seconds: float, *, error: str, fix: str) -> Problem:
     return Problem(429, "overloaded", error, expected=expected, fix=fix, headers=headers, retry_after_ms=milliseconds)
 
 
-def problem_of(error: AnytimeError) -> Problem:
-    """The answer to an error of this library."""
+def problem_of(error: AnytimeError, *, time: str = "the parameter timeout, in microseconds") -> Problem:
+    """The answer to an error of this library; `time` says how a request asks for more."""
     if isinstance(error, Overloaded):
-        fix = "wait for Retry-After, or allow more time with the parameter timeout"
+        fix = f"wait for Retry-After, or allow more time with {time}"
         return overloaded(error.retry_after, error="the first exit does not fit behind the requests admitted before", fix=fix)
     if isinstance(error, DeadlineTooShort):
         return Problem(
@@ -85,7 +85,7 @@ def problem_of(error: AnytimeError) -> Problem:
             "deadline_too_short",
             f"not even the first exit fits into {1e3 * error.budget:.3g} ms",
             expected=f"about {1e3 * error.forecast:.3g} ms or more",
-            fix="allow more time with the parameter timeout, in microseconds",
+            fix=f"allow more time with {time}",
             forecast_us=round(1e6 * error.forecast),
         )
     if isinstance(error, MissingExtraError):

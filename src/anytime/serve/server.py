@@ -13,6 +13,7 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from anytime.checks import check_count
 from anytime.errors import OptionError
 from anytime.run.timing.scheduling_hints import request_prompt_wakeups
 from anytime.serve.limits import Limits
@@ -96,6 +97,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens to an address; port 0 is any free one."""
+    check_count(port, "port", low=0, most=65_535, fix="pass a port from 1 to 65535, or 0 for any free one")
     try:
         family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, number)

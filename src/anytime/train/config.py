@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args
 
-from anytime.checks import check_choice, check_count, check_flag, check_number, check_seed
+from anytime.checks import check_choice, check_count, check_flag, check_number, check_seed, check_threads
 from anytime.errors import OptionError
 
 Schedule = Literal["step", "cosine", "linear"]
@@ -20,6 +20,7 @@ Centring = Literal["mat", "col", "row"]
 Precision = Literal["float32", "bfloat16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 _EXACT_IN_FLOAT64 = 2**53
+_LARGEST_RATE = 1e30
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class L2W:
 
     def __post_init__(self) -> None:
         for name in ("strength", "meta_lr", "meta_weight_decay"):
-            check_number(getattr(self, name), name, low=0)
+            check_number(getattr(self, name), name, low=0, most=_LARGEST_RATE, fix=f"pass a number such as {name}=0.0001")
         check_choice(self.centring, "centring", get_args(Centring))
         check_number(self.ratio, "ratio", above=0)
         check_count(self.meta_every, "meta_every")
@@ -177,7 +178,7 @@ class TrainConfig:
             check_count(self.steps_per_epoch, "steps_per_epoch", most=_EXACT_IN_FLOAT64)
         check_seed(self.seed)
         for name in ("lr", "head_rate", *(() if self.clip_norm is None else ("clip_norm",))):
-            check_number(getattr(self, name), name, above=0)
+            check_number(getattr(self, name), name, above=0, most=_LARGEST_RATE, fix=f"pass a number such as {name}=0.1")
         check_number(self.weight_decay, "weight_decay", low=0)
         for name, most in (("momentum", 1), ("warmup", self.epochs), ("product_from", 1)):
             check_number(getattr(self, name), name, low=0, most=most)
@@ -233,6 +234,7 @@ class Hardware:
         graph: Whether the step is captured as a CUDA graph.
         compile: Whether `torch.compile` fuses the forward and backward pass.
         streams: Whether independent parts of an MSDNet run on parallel CUDA streams.
+        threads: Torch's threads on a CPU; by default one per core, which a small network does not need.
     """
 
     device: str = "cpu"
@@ -241,11 +243,14 @@ class Hardware:
     graph: bool = False
     compile: bool = False
     streams: bool = False
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         check_choice(self.precision, "precision", get_args(Precision))
         for name in ("channels_last", "graph", "compile", "streams"):
             check_flag(getattr(self, name), name)
+        if self.threads is not None:
+            check_threads(self.threads)
         if (self.graph or self.streams) and not self.device.startswith("cuda"):
             raise OptionError(
                 f"graph or streams is true with device {self.device}",

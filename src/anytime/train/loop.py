@@ -16,6 +16,7 @@ from anytime.data.text import TokenData
 from anytime.errors import DivergedError
 from anytime.models.base import check_network
 from anytime.progress import Progress
+from anytime.threads import torch_threads
 from anytime.train import checkpoint
 from anytime.train.checkpoint import TrainState
 from anytime.train.config import Hardware, TrainConfig
@@ -111,7 +112,14 @@ def fit(
     steps = max(1, len(data) // config.batch) if ours else len(rows)
     plan = phases(config, exits=network.num_exits, steps_per_epoch=steps)
     rank_zero = ranks is None or ranks.rank == 0
-    with keeping_modes(model), torch.random.fork_rng(_gpus(hardware), enabled=not ours), _fastest_kernels():
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch_threads(hardware.threads),
+        keeping_modes(model),
+        torch.random.fork_rng(_gpus(hardware), enabled=not ours),
+        _fastest_kernels(),
+    ):
         training = _step_type(rows, config)(network, rows, plan[0].objective, config, hardware, ranks)
         evaluation = measure(training.model, val, graph=hardware.graph) if val is not None and rank_zero else None
         return _Loop(training, plan, evaluation, options).run()
@@ -207,13 +215,8 @@ class _Loop:
         losses = self.training.mean_losses().tolist()
         bad = [exit for exit, loss in enumerate(losses, 1) if not math.isfinite(loss)]
         if bad:
-            kept = self.checkpoints is not None and checkpoint.exists(self.checkpoints)
-            where = f"; the last good weights are in {self.checkpoints}" if kept else ""
-            raise DivergedError(
-                f"the loss of exit {bad[0]} is {losses[bad[0] - 1]} by step {step} (epoch {(step - 1) // self.per_epoch + 1})",
-                expected="finite losses",
-                fix=f"check the inputs for NaN, lower lr (now {self.config.lr:g}) or add warmup epochs; start a new run{where}",
-            )
+            epoch = (step - 1) // self.per_epoch + 1
+            raise self._diverged(f"the loss of exit {bad[0]} is {losses[bad[0] - 1]} by step {step} (epoch {epoch})")
 
     def _end_epoch(self, step: int, rate: float, seconds: float) -> None:
         epoch = step // self.per_epoch
@@ -237,7 +240,23 @@ class _Loop:
         self.training.publish(step)
         return self.evaluation.accuracy(learnt_rule(self.config))
 
+    def _check_weights(self, step: int) -> None:
+        """Refuse to keep weights that an update made NaN: the losses are of before it."""
+        finite = torch.stack([weight.isfinite().all() for weight in self.training.weights.parameters])
+        if not bool(finite.all()):
+            raise self._diverged(f"the weights are NaN or infinite by step {step}")
+
+    def _diverged(self, what: str) -> DivergedError:
+        kept = self.checkpoints is not None and checkpoint.exists(self.checkpoints)
+        where = f"; the last good weights are in {self.checkpoints}" if kept else ""
+        return DivergedError(
+            what,
+            expected="finite losses and weights",
+            fix=f"check the inputs for NaN, lower lr (now {self.config.lr:g}) or add warmup epochs; start a new run{where}",
+        )
+
     def _save(self, state: TrainState) -> None:
+        self._check_weights(state.step)
         self.training.publish(state.step)
         losses = self.training.mean_losses()
         if self.checkpoints is not None and self.rank_zero:

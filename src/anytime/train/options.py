@@ -117,6 +117,7 @@ class Settings(TypedDict, total=False):
     graph: bool
     compile: bool
     streams: bool
+    threads: int | None
     folder: str | PathLike[str] | None
     resume: bool
     checkpoint_every: int
@@ -147,7 +148,7 @@ def settle(
     names = {kind: [part.name for part in fields(kind)] for kind in kinds}
     known = sorted(name for part in names.values() for name in part)
     for name in values:
-        check_choice(name, "the name of a setting", known)
+        check_choice(name, "the name of a setting", known, fix="did you mean 'lr'?" if name == "learning_rate" else None)
     if "device" in values:
         values["device"] = str(values["device"])
     own = {kind: {name: values[name] for name in names[kind] if name in values} for kind in kinds}

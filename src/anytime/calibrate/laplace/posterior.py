@@ -36,6 +36,7 @@ from anytime.fitted import Fitted
 from anytime.models.attach.probe import evaluating
 from anytime.models.base import ExitModel
 from anytime.models.features import exit_features, last_layers
+from anytime.threads import one_thread_for_few
 
 Prior = float | Literal["evidence", "grid"]
 Method = Literal["probit", "sampled"]
@@ -220,6 +221,7 @@ class Laplace(Fitted, kind="laplace"):
         )
 
 
+@one_thread_for_few
 def fit_laplace(
     features: Sequence[Any],
     labels: Any,

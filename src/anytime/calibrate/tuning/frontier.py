@@ -26,6 +26,7 @@ from anytime.display.plot import plot_chart
 from anytime.display.table import Displayed, Table
 from anytime.errors import LabelError, OptionError
 from anytime.fitted import Fitted
+from anytime.threads import one_thread_for_few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -316,6 +317,7 @@ class Frontier(Displayed, Fitted, kind="frontier", version=2):
         return found
 
 
+@one_thread_for_few
 def tune(
     logits: Any,
     labels: Any,

@@ -25,9 +25,11 @@ def visit_places(module: nn.Module, at: Sequence[Location], rows: Inputs) -> tup
     The last result has for each fraction in `at` that of the place.
     """
     if not isinstance(at, Sequence) or isinstance(at, str):
-        raise OptionError(f"at is {at!r}", expected="a list of names or fractions", fix=f"pass at=[{at!r}]")
+        name = str(at) if isinstance(at, int) else at
+        raise OptionError(f"at is {at!r}", expected="a list of names or fractions", fix=f"pass at=[{name!r}]")
     first = None if all(isinstance(place, str) for place in at) else probe(module, rows)
-    fractions = [_check_fraction(place) for place in at if not isinstance(place, str)]
+    known = {name for name, _ in module.named_modules()}
+    fractions = [_check_fraction(place, known) for place in at if not isinstance(place, str)]
     nearest: dict[float, Visit] = {}
     for fraction in sorted(fractions):
         nearest[fraction] = _by_fraction(module, first, fraction, [visit.flops for visit in nearest.values()])
@@ -70,12 +72,14 @@ def _by_name(module: nn.Module, place: str) -> tuple[nn.Module, int | None]:
     )
 
 
-def _check_fraction(fraction: Any) -> float:
+def _check_fraction(fraction: Any, names: set[str]) -> float:
     if not isinstance(fraction, float) or not 0 < fraction < 1:
         raise OptionError(
             f"an exit is at {fraction!r}",
             expected="the name of a submodule, or a fraction of the MACs above 0 and below 1",
-            fix="remove it: the module's own output is always the last exit"
+            fix=f"pass the name of the submodule in quotes: {str(fraction)!r}"
+            if str(fraction) in names
+            else "remove it: the module's own output is always the last exit"
             if fraction in (1, 1.0)
             else "pass 0.5 for half of the MACs, or a name in quotes, such as 'blocks.3'",
         )

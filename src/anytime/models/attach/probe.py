@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from anytime.checks import LABELS, Inputs, check_inputs, tensors_of
 from anytime.errors import AnytimeError, AttachWarning, InputError, OptionError, ShapeError
@@ -296,6 +295,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._overloadpacket is _LSTM:
             steps, into, across = args[:3]
             self.flops += 2 * steps.shape[0] * steps.shape[1] * (into.numel() + across.numel())
+        from torch.utils.flop_counter import flop_registry  # imports triton
+
         count = flop_registry.get(_SAME_COST.get(func._overloadpacket, func._overloadpacket))
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=output)

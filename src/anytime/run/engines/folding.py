@@ -225,6 +225,7 @@ def _consecutive_calls(model: nn.Module, example: Inputs) -> Iterator[tuple[_Cal
         makers[id(second.output)] = second
 
 
+@torch.inference_mode(False)  # whose tensors do not say whether they were changed
 @torch.no_grad()
 def _calls(model: nn.Module, example: Inputs) -> list[_Call]:
     """The calls of layers in a forward pass, in order, except for layers that are called twice.
@@ -251,7 +252,7 @@ def _calls(model: nn.Module, example: Inputs) -> list[_Call]:
             )
     try:
         assert isinstance(model, StagedModel)
-        logits_of_stages(model, example)
+        logits_of_stages(model, map_inputs(torch.clone, example))
     finally:
         for handle in handles:
             handle.remove()

@@ -1,0 +1,5 @@
+"""`python -m anytime` is `anytime`."""
+
+from anytime.cli import main
+
+main()
