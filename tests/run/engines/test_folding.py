@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+import anytime
 from anytime.errors import OptionError
 from anytime.models import Carry, MultiExit
 from anytime.run.engines.folding import ConvReLU, allow_tf32, difference, folded_copy, logits_of_stages
@@ -104,3 +105,14 @@ def test_tf32_is_set_inside_and_restored_outside() -> None:
     with pytest.raises(ValueError, match="inside"), allow_tf32(True):
         raise ValueError("inside")
     assert (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark) == before
+
+
+@pytest.mark.parametrize("engine", ["folded", "eager"])
+def test_an_engine_can_be_built_within_inference_mode(engine: str) -> None:
+    model = anytime.create_model("msdnet-cifar", classes=10).eval()
+    with torch.inference_mode():
+        x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        with anytime.Runner(model, engine=engine, example=x) as runner:
+            inside = runner.predict(x).probs
+    with anytime.Runner(model, engine=engine, example=x.clone()) as runner:
+        torch.testing.assert_close(runner.predict(x.clone()).probs, inside)
