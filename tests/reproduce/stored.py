@@ -31,7 +31,7 @@ def seeds(prefix: str) -> list[str]:
 C10, C100, IMTA = seeds("msdnet-cifar10"), seeds("msdnet-cifar100"), seeds("imta-cifar100")
 MOST = seeds("msdnet-cifar100-49500")
 """MSDNet on 49,500 images of CIFAR-100, of which few logits were kept; `C100` are those on 45,000."""
-GROUPS = {"MSDNet, CIFAR-10": C10, "MSDNet, CIFAR-100": MOST, "IMTA, CIFAR-100": IMTA}
+GROUPS = {"MSDNet, CIFAR-10": C10, "MSDNet, CIFAR-100": MOST, "IMTA, CIFAR-10": seeds("imta-cifar10"), "IMTA, CIFAR-100": IMTA}
 
 
 @cache

@@ -109,7 +109,7 @@ def test_accuracy() -> None:
     for title, names in GROUPS.items():
         each = {rule: 100 * published(names, rule, "accuracy") for rule in RULES}
         for rule, values in each.items():
-            if (title, rule) != ("IMTA, CIFAR-100", "caching"):
+            if rule not in {"IMTA, CIFAR-100": ["caching"], "IMTA, CIFAR-10": ["product", "caching"]}.get(title, []):
                 expected |= over_exits(f"{title}, {rule}", values, first=1 if rule == "latest" else 2)
         last = [mean(each[rule])[-1] for rule in ("product", "latest", "caching")]
         check(claim("accuracy", f"{title}: the product is at least as accurate as the backbone at the last exit"), last)
@@ -127,7 +127,7 @@ def test_label_and_final_answer_drops() -> None:
     for title, names in GROUPS.items():
         each = {rule: published(names, rule, "label_drop_percent") for rule in RULES}
         for rule, values in each.items():
-            if (title, rule) != ("IMTA, CIFAR-100", "caching"):
+            if title != "IMTA, CIFAR-10" and (title, rule) != ("IMTA, CIFAR-100", "caching"):
                 expected |= {f"{title}, {rule}, ≥ {by}": values[:, at] for at, by in enumerate(plain.DROPS)}
         product, cached, base = (mean(each[rule]) for rule in ("product", "caching", "latest"))
         for rule, ours in (("the product", product), ("caching", cached)):
@@ -136,7 +136,7 @@ def test_label_and_final_answer_drops() -> None:
         pairs = [(by, product[at], cached[at]) for at, by in enumerate(plain.DROPS)]
         what = (
             "on par with caching at thresholds up to 0.1 (within 2.5 points; the paper's own differ by up to 2.3)"
-            if names is C10
+            if title.endswith("CIFAR-10")
             else "fewer drops of any size under the product than under caching"
         )
         check(claim("label-drops", f"{title}: {what}"), pairs)
