@@ -161,16 +161,15 @@ def environment() -> dict[str, Any]:
 def _machine() -> tuple[MachineReport, list[str]]:
     threads, interop_threads, devices, notes = _torch()
     memory = _memory()
-    cores = os.cpu_count() or 1
     machine = MachineReport(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        processor=_processor(),
-        cores=cores,
-        usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores,
+        processor=processor_name(),
+        cores=os.cpu_count() or 1,
+        usable_cores=count_cores(),
         memory=memory,
         threads=threads,
         interop_threads=interop_threads,
-        devices=(Device("cpu", _processor(), memory), *devices),
+        devices=(Device("cpu", processor_name(), memory), *devices),
     )
     return machine, notes
 
@@ -199,7 +198,13 @@ def _torch() -> tuple[int | None, int | None, list[Device], list[str]]:
     return threads, interop_threads, devices, notes
 
 
-def _processor() -> str:
+def count_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The name of the processor."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

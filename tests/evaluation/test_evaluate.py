@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import anytime
 from anytime.combine import Prediction
 from anytime.errors import AnytimeError, DtypeError, IntegrityError, OptionError
+from anytime.evaluation import figures as charts
 from anytime.metrics import RuleMetrics
 
 
@@ -316,7 +317,10 @@ def test_labels_in_a_file_belong_to_logits_in_any_form(tmp_path: Path) -> None:
 def test_the_table_says_how_drops_are_counted() -> None:
     logits, labels = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 5
     for strict, sign in ((False, "≥"), (True, ">")):
-        names = [row[0] for row in anytime.evaluate(logits, labels, strict=strict).table().rows]
+        found = anytime.evaluate(logits, labels, strict=strict)
+        words = {figure.chart.x.title for figure in charts.figures(found)} & {"drops by at least", "drops by more than"}
+        assert words == {"drops by more than" if strict else "drops by at least"}
+        names = [row[0] for row in found.table().rows]
         assert {f"label drops by {sign} .1, %", f"final answer drops by {sign} .1, %"} <= set(names)
 
 

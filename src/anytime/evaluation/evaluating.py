@@ -39,7 +39,8 @@ from anytime.evaluation.opening import open_rows
 from anytime.evaluation.processes import on_processes
 from anytime.evaluation.shards import Mapper, Part, Results, ScoreTask, SumTask, check_keepable, check_results, run_tasks
 from anytime.evaluation.sums import Sums
-from anytime.evaluation.threads import cores, workers
+from anytime.evaluation.threads import workers
+from anytime.installed import count_cores
 from anytime.metrics import RuleMetrics
 from anytime.outputs import lock_run
 from anytime.threads import torch_threads
@@ -196,7 +197,7 @@ def _check_used(parts: Sequence[Part], processes: Any, work: Any, mapper: Any) -
 def _processes(given: int | None, parts: Sequence[Part], numbers: int) -> int:
     if given is not None:
         return min(given, len(parts))
-    return min(cores(), len(parts)) if numbers >= _MANY else 1
+    return min(count_cores(), len(parts)) if numbers >= _MANY else 1
 
 
 @contextmanager

@@ -119,7 +119,7 @@ def by_threshold(evaluation: Evaluation, key: str) -> Figure | None:
         )
         for rule, look in looks(evaluation.rules, found).items()
     )
-    x = Axis(x_title, linear((0.0, *series[0].x)))
+    x = Axis(x_title if sign(evaluation) == "≥" else x_title.replace("at least", "more than"), linear((0.0, *series[0].x)))
     y = Axis("% of inputs", symlog(values(series)))
     guide = Guide((0.0, 0.0), (series[0].x[-1], 0.0), "ideal")
     words = "; ".join(f"{line.name} from {percent(line.y[0])} to {percent(line.y[-1])}" for line in series)

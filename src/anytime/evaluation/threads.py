@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,16 +10,12 @@ from typing import Any
 
 import torch
 
+from anytime.installed import count_cores
 from anytime.threads import torch_threads
 
 _MAX_THREADS = 8  # each keeps about 100 MB of freed memory
 
 MapInOrder = Callable[..., Iterator[Any]]
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
@@ -29,7 +24,7 @@ def workers(most: int) -> Iterator[MapInOrder]:
 
     A single thread is the caller's.
     """
-    threads = max(1, min(cores(), most, _MAX_THREADS))
+    threads = max(1, min(count_cores(), most, _MAX_THREADS))
     if threads == 1:
         with torch_threads(1):
             yield map

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-import torch
-
 from anytime.checks import join_inputs
 from anytime.combine import Prediction
 from anytime.run.combining import ByRule, confidences
 from anytime.run.engines.base import NOTHING, Stages
-from anytime.run.engines.running import Joinable
+from anytime.run.engines.running import Joinable, join_rows
 from anytime.run.forks import never_forked
 from anytime.run.setup import RunSetup
 from anytime.run.task import Task
@@ -172,7 +169,7 @@ class Batch:
         if len(live) == 1:
             return live[0].open(), live
         if live[0].exit == 0:
-            return self._setup.begin(join_inputs(_join, [task.inputs for task in live])), live
+            return self._setup.begin(join_inputs(join_rows, [task.inputs for task in live])), live
         runs: list[Any] = [task.run for task in live]
         return runs[0].join(runs[1:]), live
 
@@ -193,7 +190,7 @@ class Batch:
         setup = self._setup
         prediction: Prediction | None = None
         if isinstance(setup.combiner, ByRule) and setup.policy is None:
-            before = [_join([task.outputs[exit] for task in order]) for exit in range(order[0].exit)]
+            before = [join_rows([task.outputs[exit] for task in order]) for exit in range(order[0].exit)]
             prediction = setup.predict_or_none([*before, output])
         elif isinstance(output, Prediction):
             prediction = output
@@ -229,7 +226,3 @@ def _stops(task: Task, now: float) -> bool:
     except Exception as error:
         task.fail(error)
         return True
-
-
-def _join(parts: Sequence[Any]) -> Any:
-    return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(tuple(parts))

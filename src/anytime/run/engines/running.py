@@ -92,7 +92,7 @@ class Joinable(Running[T]):
             with run._moving():
                 carries.append(run._carry)
         with self._moving():
-            return self._like([_join(parts) for parts in zip(*carries, strict=True)], sum(run._batch for run in runs))
+            return self._like([join_rows(parts) for parts in zip(*carries, strict=True)], sum(run._batch for run in runs))
 
     def split(self, sizes: Sequence[int]) -> list[Self]:
         """One run per part of so many rows each, in their order; this one is not used afterwards."""
@@ -122,7 +122,8 @@ class Joinable(Running[T]):
         self._carry = ()
 
 
-def _join(parts: Sequence[Any]) -> Any:
+def join_rows(parts: Sequence[Any]) -> Any:
+    """Rows of several batches as one."""
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else torch.cat(tuple(parts))
 
 

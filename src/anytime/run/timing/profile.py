@@ -20,6 +20,7 @@ from anytime.display.plot import plot_chart
 from anytime.display.table import Displayed, Table
 from anytime.errors import OptionError
 from anytime.fitted import Fitted
+from anytime.installed import count_cores, processor_name
 from anytime.models.base import ExitModel
 from anytime.run.engines.base import Engine
 from anytime.run.engines.choose import make_engine
@@ -180,7 +181,7 @@ def profile_model(
 def describe_machine() -> dict[str, Any]:
     """Processor, system, versions and current load of this machine."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": count_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -188,11 +189,6 @@ def describe_machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
-
-
-def count_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @torch.inference_mode()
@@ -210,12 +206,3 @@ def _run_once(engine: Engine, x: Inputs, clock: Clock) -> tuple[list[float], int
     finally:
         stages.close()
     return times, classes
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
+from anytime.installed import count_cores
 from anytime.run.engines import Engine
-from anytime.run.timing.profile import count_cores
 
 _ROUNDS = 3
 _PAYS = 1.25
