@@ -22,7 +22,8 @@ RANK = {name: -depth for depth, names in enumerate(LAYERS) for name in names}
 
 
 def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+    own = PACKAGE / "__init__.py", PACKAGE / "__main__.py"
+    return sorted(path for path in PACKAGE.rglob("*.py") if path not in own)
 
 
 def part_of(path: Path) -> str:

@@ -70,8 +70,12 @@ def count_exits(model: Any, engine: str | Engine) -> int:
     """The number of exits of a model that an engine can run."""
     exits = check_runnable(model)
     if engine not in (*ENGINES, "auto") if isinstance(engine, str) else not hasattr(engine, "begin"):
-        names = ", ".join(ENGINES)
-        raise OptionError(f"engine is {engine!r}", expected=f"an engine, auto, or one of {names}", fix="use 'auto'")
+        close = next(
+            (name for name in ENGINES if isinstance(engine, str) and engine and name.startswith(engine.lower())), "auto"
+        )
+        raise OptionError(
+            f"engine is {engine!r}", expected=f"an engine, auto, or one of {', '.join(ENGINES)}", fix=f"use {close!r}"
+        )
     if not isinstance(engine, str) and engine.num_exits != exits:
         raise OptionError(
             f"the engine has {engine.num_exits} exits and the model {exits}",
