@@ -67,7 +67,7 @@ def check_file(path: str | Path, *, ours: Callable[[bytes], bool], inputs: Itera
     if not exists(place, Path.is_file):
         if os.path.lexists(place):
             raise FileError(
-                f"{place} is no ordinary file, or a link to nowhere", expected="a new path", fix="use another", path=place
+                f"{place} is not a file, or a link that leads to none", expected="a new path", fix="use another", path=place
             )
         return
     try:

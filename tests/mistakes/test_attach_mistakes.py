@@ -150,7 +150,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a list of logits": (named(lambda logits: [logits, logits]), ShapeError, "from_outputs(module, example=x)"),
     "inputs by position for names": (lambda: exits(Named(list), ["blocks.0"], (IDS, MASK)), InputError, "a dict by name"),
     "a percentage as a place": (lambda: exits(at=[50]), OptionError, "0.5 for half of the MACs"),
-    "an index as a place": (lambda: exits(at=[3]), OptionError, "a name in quotes"),
+    "an index as a place": (lambda: exits(at=[3]), OptionError, "in quotes: '3'"),
     "more fractions than blocks": (lambda: exits(at=[0.2, 0.4, 0.6, 0.8]), OptionError, "no block is left for the fraction"),
     "an encoder with a mask of another shape": (
         lambda: encoder()({"input_ids": IDS, "attention_mask": MASK[:, :2]}),

@@ -108,7 +108,7 @@ CALLS: dict[str, tuple[Callable[[], object], type[AnytimeError], str]] = {
     "a runner of pixels with a policy": (
         lambda: runner(class_dim=1, policy=anytime.policy.Confidence(0.9)),
         OptionError,
-        "omit a policy",
+        "omit the policy",
     ),
     "a runner with the batch as classes": (lambda: runner(class_dim=0), OptionError, "class_dim=1"),
     "a runner with a dimension that is not there": (lambda: runner(class_dim=5), OptionError, "pass class_dim=1 for (batch,"),
