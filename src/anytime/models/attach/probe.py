@@ -277,8 +277,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # imports triton, where that is installed
+
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
+        self.flops, self._known = 0, flop_registry
 
     def __enter__(self) -> Self:
         self._fused = torch.backends.mha.get_fastpath_enabled()
@@ -295,9 +297,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._overloadpacket is _LSTM:
             steps, into, across = args[:3]
             self.flops += 2 * steps.shape[0] * steps.shape[1] * (into.numel() + across.numel())
-        from torch.utils.flop_counter import flop_registry  # imports triton
-
-        count = flop_registry.get(_SAME_COST.get(func._overloadpacket, func._overloadpacket))
+        count = self._known.get(_SAME_COST.get(func._overloadpacket, func._overloadpacket))
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=output)
         return output
