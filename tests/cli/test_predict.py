@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from anytime.artifacts import seal
-from anytime.cli import run
+from anytime.cli import predict, run
 from anytime.cli.predict import reason
 from anytime.combine import Caching, Prediction
 from anytime.conformal import fit_conformal_sets
@@ -20,6 +20,7 @@ from anytime.data import load_digits
 from anytime.data.description import KNOWN
 from anytime.data.images import decode_image, read_image
 from anytime.data.text import collect_vocabulary, save_tokenizer
+from anytime.errors import Overloaded
 from anytime.loading.inputs import fit_image, read_input
 from anytime.loading.models import open_model
 from anytime.models import create, load, save
@@ -127,6 +128,18 @@ def test_a_deadline_too_short_leaves_with_one_and_its_words(folder: Path, capsys
     out, err = capsys.readouterr()
     assert out == ""
     assert "the forecast for the first exit" in err
+
+
+def test_a_deadline_refused_by_the_queue_is_too_short(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise Overloaded("a request behind others", expected="room", fix="try again", retry_after=0.002)
+
+    monkeypatch.setattr(predict, "answer_stream", refuse)
+    assert run(["predict", str(folder), str(folder / "pet.png"), "--deadline", "1ms", "--engine", "eager"]) == 1
+    err = capsys.readouterr().err
+    assert "a deadline of 1ms, too short for the first exit" in err
+    assert "about 3 ms or more" in err
+    assert "allow more time with --deadline" in err
 
 
 def test_a_stream_that_ends_early_was_stopped_by_its_deadline() -> None:

@@ -177,6 +177,10 @@ def test_too_short_a_deadline_is_the_caller_s_error(live: Any, digits: Any, requ
         response = live.post(path, json=request_of(digits[0][:1], timeout=1))
         assert response.status_code == 422
         assert response.json()["code"] == "deadline_too_short"
+        assert "the parameter timeout" in response.json()["fix"]
+    response = live.post("/predict?deadline=1us", json={"input": digits[0][:1].tolist()})
+    assert response.status_code == 422
+    assert "the parameter deadline" in response.json()["fix"]
 
 
 def test_an_overload_says_when_to_come_back(live: Any, digits: Any, request_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

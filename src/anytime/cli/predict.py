@@ -119,10 +119,10 @@ def predict(
                 policy=saved.get("policy"),
                 costs=costs,
             )
-    except (DeadlineTooShort, Overloaded) as error:  # by when it is noticed: there are no other requests
+    except (DeadlineTooShort, Overloaded) as error:  # the queue refuses a deadline that only just fails
         if isinstance(error, Overloaded):
             least = f"{1e3 * (error.retry_after + (budget.time or 0.0)):.3g} ms"
-            error.got, error.expected = f"a deadline of {deadline}", f"about {least}: the first exit does not fit"
+            error.got, error.expected = f"a deadline of {deadline}, too short for the first exit", f"about {least} or more"
         error.fix = "allow more time with --deadline, or use a smaller network"
         print(f"anytime: {error}", file=sys.stderr)
         return 1

@@ -15,16 +15,21 @@ import numpy as np
 import pytest
 import torch
 
+import anytime
 from anytime.cli import run
 from anytime.combine import Prediction
 from anytime.errors import FormatError, IntegrityError, MissingFileError, OptionError
+from anytime.models import MLP, MLPConfig
 from anytime.page import index, is_page, make_page, script_files, style, write_page
 from anytime.page.assets import MODULES, joined_script
 from anytime.page.card import increasing
 from anytime.page.recorded import choose_rows, cifar100, class_names
 from anytime.page.simulated import simulated_load
+from anytime.policy import Confidence
 from anytime.run import Answer
+from anytime.serve import open_service
 from anytime.serve.page.examples import read_examples
+from anytime.serve.page.thinking import Thinking
 from anytime.serve.page.traffic import Counts, Settings, draw
 
 STATIC = Path(__file__).parents[3] / "src" / "anytime" / "page" / "static"
@@ -393,3 +398,14 @@ def test_exported_stages_have_one_rule_and_no_card(tmp_path: Path, serving: Any,
     assert live.get("/page/model").json()["inside"] is True
     live.post("/page/load?rate=5&deadline=400ms&seconds=1")
     assert events(live.get("/page/load").text)[-1][1] == "end"
+
+
+def test_under_a_policy_only_the_server_s_own_answers_are_shown(tmp_path: Path) -> None:
+    anytime.save(MLP(MLPConfig(classes=6, exits=3)).eval(), tmp_path / "model", rule="product", policy=Confidence(0.4))
+    service = open_service(tmp_path / "model", deadline=1.0, longest=10.0)
+    try:
+        shown = Thinking(service)
+        assert (list(shown.rules), shown.own, shown.inside) == (["product"], "product", True)
+        shown.close()
+    finally:
+        service.runner.close()
